@@ -1,0 +1,40 @@
+# Everything runs inside $(VENV), which the first target that needs it creates.
+VENV   ?= .venv
+PYTHON ?= python3
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+export LGMML_DATA ?= $(wildcard $(abspath ../shared/data))
+# One BLAS thread per test process: two processes with two threads each would fight over two cores.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+JOBS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-fast lint format clean
+
+help: ## show this help
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create the environment with the tested versions
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: $(STAMP) ## run every test
+	$(TEST_ENV) $(PY) -m pytest -n $(JOBS) --dist loadgroup
+
+test-fast: $(STAMP) ## run the tests that take seconds
+	$(TEST_ENV) $(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
+
+lint: $(STAMP) ## ruff, formatting and strict types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(STAMP) ## let ruff rewrite what it can
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean: ## remove caches and run folders, keep the environment
+	rm -rf outputs multirun logs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Speed, memory and quality, side by side with peers: `python -m benchmarks.<name>`."""

@@ -1,0 +1,1 @@
+"""The systems L-GMML is compared with, behind one small interface."""

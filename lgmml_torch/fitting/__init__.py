@@ -1,0 +1,1 @@
+"""Ways to build a bank of local metrics from training data."""

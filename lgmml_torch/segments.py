@@ -1,0 +1,117 @@
+"""Operations on ragged rows: flat values plus ``offsets``, one segment per query.
+
+``offsets`` has one entry more than there are segments; segment ``q`` is ``values[offsets[q]:offsets[q + 1]]``.
+Segments may be empty. Nothing here pads unless its name says so.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def segment_ids(
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (N,)
+    """The segment each row belongs to.
+
+    >>> segment_ids(torch.tensor([0, 2, 2, 5]))
+    tensor([0, 0, 2, 2, 2])
+    """
+    return torch.repeat_interleave(torch.arange(len(offsets) - 1, device=offsets.device), offsets.diff())
+
+
+def offsets_from_sizes(
+    sizes: Tensor,  # (Q,)
+) -> Tensor:  # (Q+1,)
+    """Boundaries of consecutive segments with the given sizes.
+
+    >>> offsets_from_sizes(torch.tensor([2, 0, 3]))
+    tensor([0, 2, 2, 5])
+    """
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+def segment_sum(
+    values: Tensor,  # (N, ...)
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (Q, ...)
+    """Sum over each segment; an empty segment sums to zero.
+
+    >>> segment_sum(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 2, 3]))
+    tensor([3., 0., 5.])
+    """
+    out = values.new_zeros((len(offsets) - 1, *values.shape[1:]))
+    return out.index_add(0, segment_ids(offsets), values)
+
+
+def segment_max(
+    values: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    empty: float = float("-inf"),
+) -> Tensor:  # (Q,)
+    """Maximum of each segment; ``empty`` where there is nothing to compare.
+
+    >>> segment_max(torch.tensor([1.0, 2.0, -5.0]), torch.tensor([0, 2, 3]))
+    tensor([ 2., -5.])
+    """
+    out = values.new_full((len(offsets) - 1,), empty)
+    return out.scatter_reduce(0, segment_ids(offsets), values, reduce="amax", include_self=False)
+
+
+def segment_min(
+    values: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    empty: float = float("inf"),
+) -> Tensor:  # (Q,)
+    """Minimum of each segment; ``empty`` where there is nothing to compare."""
+    out = values.new_full((len(offsets) - 1,), empty)
+    return out.scatter_reduce(0, segment_ids(offsets), values, reduce="amin", include_self=False)
+
+
+def positions(
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (N,)
+    """Place of each row within its segment, from 0.
+
+    >>> positions(torch.tensor([0, 2, 2, 5]))
+    tensor([0, 1, 0, 1, 2])
+    """
+    total = int(offsets[-1])
+    return torch.arange(total, device=offsets.device) - offsets[:-1].repeat_interleave(offsets.diff())
+
+
+def gather_segments(
+    offsets: Tensor,  # (Q+1,)
+    chosen: Tensor,  # (C,)
+) -> tuple[Tensor, Tensor]:  # (M,), (C+1,)
+    """Row indices of the chosen segments, in the order chosen, and the offsets of the result.
+
+    >>> gather_segments(torch.tensor([0, 2, 2, 5]), torch.tensor([2, 0]))
+    (tensor([2, 3, 4, 0, 1]), tensor([0, 3, 5]))
+    """
+    sizes = offsets.diff()[chosen]
+    new_offsets = offsets_from_sizes(sizes)
+    rows = offsets[:-1][chosen].repeat_interleave(sizes) + positions(new_offsets)
+    return rows, new_offsets
+
+
+def argsort_segments(
+    values: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    descending: bool = False,
+    tie_order: Tensor | None = None,  # (N,)
+) -> Tensor:  # (N,)
+    """Row indices that sort the values within every segment; segments keep their places.
+
+    Equal values keep the order of ``tie_order`` (smaller first), or of the rows when it is not given.
+
+    >>> argsort_segments(torch.tensor([1.0, 3.0, 2.0, 2.0]), torch.tensor([0, 3, 4]), descending=True)
+    tensor([1, 2, 0, 3])
+    """
+    order = torch.arange(len(values), device=values.device) if tie_order is None else tie_order.argsort(stable=True)
+    order = order[values[order].argsort(stable=True, descending=descending)]
+    return order[segment_ids(offsets)[order].argsort(stable=True)]

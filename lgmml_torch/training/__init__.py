@@ -1,0 +1,1 @@
+"""The Lightning side: the module that trains Φ, and its callbacks."""

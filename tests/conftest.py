@@ -1,0 +1,26 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with the research data sets; the test skips without it, and fails where CI demands it."""
+    folder = os.environ.get("LGMML_DATA", "")
+    if folder and Path(folder).is_dir():
+        return Path(folder)
+    reason = f"real data not found: LGMML_DATA={folder!r}"
+    if os.environ.get("LGMML_REQUIRE_DATA"):
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -1,0 +1,1 @@
+"""Naive, obviously right versions of the fast functions: the oracles of the tests."""
