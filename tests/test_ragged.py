@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.ragged import RankingData
+
+
+def random_arrays(seed: int, rows: int = 60, features: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    # Few distinct values on purpose: duplicate rows and ties.
+    X = rng.integers(0, 3, (rows, features)).astype(np.float32)
+    return X, rng.integers(0, 3, rows).astype(np.float32), rng.integers(0, 9, rows)
+
+
+def same(a: RankingData, b: RankingData) -> bool:
+    return (
+        torch.equal(a.features, b.features)
+        and torch.equal(a.labels, b.labels)
+        and torch.equal(a.offsets, b.offsets)
+        and a.qids == b.qids
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shuffled_rows_give_the_same_canonical_data(seed: int, dtype: torch.dtype) -> None:
+    X, y, qid = random_arrays(seed)
+    shuffled = np.random.default_rng(seed + 100).permutation(len(y))
+    one = RankingData.from_arrays(X, y, qid=qid, dtype=dtype)
+    other = RankingData.from_arrays(X[shuffled], y[shuffled], qid=qid[shuffled], dtype=dtype)
+    assert same(one, other)
+    assert np.array_equal(one.in_caller_order(one.features).numpy(), X)
+    assert np.array_equal(other.in_caller_order(other.features).numpy(), X[shuffled])
+
+
+def test_canonical_order_is_by_query_then_label() -> None:
+    X, y, qid = random_arrays(1)
+    data = RankingData.from_arrays(X, y, qid=qid)
+    assert list(data.qids) == sorted(set(qid.tolist()))
+    for q in range(data.num_queries):
+        labels = data.labels[data.offsets[q] : data.offsets[q + 1]]
+        assert (labels.diff() >= 0).all()
+
+
+def test_negative_zero_is_zero() -> None:
+    one = RankingData.from_arrays([[0.0, 1.0], [0.0, 2.0]], [0, 0], qid=[1, 1])
+    other = RankingData.from_arrays([[-0.0, 2.0], [-0.0, 1.0]], [0, 0], qid=[1, 1])
+    assert torch.equal(one.features, other.features)
+
+
+@pytest.mark.parametrize(
+    "qid", [["b", "a", "b"], [("x", 2), ("x", 1), ("x", 2)], [2**60, 1, 2**60], [2.5, -1.0, 2.5], ["b", 1, "b"]]
+)
+def test_any_hashable_query_id(qid: list) -> None:
+    data = RankingData.from_arrays(np.eye(3), [0, 1, 2], qid=qid)
+    assert set(data.qids) == set(qid)
+    assert data.sizes.tolist() == [1, 2]
+
+
+def test_sources_agree() -> None:
+    pd = pytest.importorskip("pandas")
+    X, y, qid = random_arrays(2)
+    base = RankingData.from_arrays(X, y, qid=qid)
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    assert same(base, RankingData.from_arrays(frame, pd.Series(y), qid=pd.Series(qid)))
+    assert same(base, RankingData.from_arrays(sparse.csr_matrix(X), y.tolist(), qid=qid.tolist()))
+    assert same(base, RankingData.from_arrays(torch.from_numpy(X), torch.from_numpy(y), qid=torch.from_numpy(qid)))
+
+
+def test_group_sizes() -> None:
+    data = RankingData.from_arrays(np.eye(4), [0, 1, 0, 1], group=[3, 1], query_weights=[2.0, 5.0])
+    assert data.qids == (0, 1)
+    assert data.offsets.tolist() == [0, 3, 4]
+    assert data.query_weights is not None
+    assert data.query_weights.tolist() == [2.0, 5.0]
+
+
+def test_weights_follow_first_appearance() -> None:
+    data = RankingData.from_arrays(np.eye(3), [0, 1, 2], qid=["b", "a", "b"], query_weights=[7.0, 3.0])
+    assert data.query_weights is not None
+    assert dict(zip(data.qids, data.query_weights.tolist(), strict=True)) == {"b": 7.0, "a": 3.0}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_splits_never_share_a_query(seed: int) -> None:
+    X, y, qid = random_arrays(seed, rows=200)
+    data = RankingData.from_arrays(X, y, qid=qid, doc_ids=[f"d{i}" for i in range(200)])
+    parts = data.split((0.5, 0.25, 0.25), seed=seed)
+    ids = [set(part.qids) for part in parts]
+    assert set().union(*ids) == set(data.qids)
+    assert sum(map(len, ids)) == data.num_queries
+    assert same(RankingData.merge(parts), data)
+    held: set = set()
+    for rest, fold in data.kfold(3, seed=seed):
+        assert not set(rest.qids) & set(fold.qids)
+        held |= set(fold.qids)
+    assert held == set(data.qids)
+
+
+def test_split_depends_on_the_seed_only() -> None:
+    X, y, qid = random_arrays(0, rows=200)
+    data = RankingData.from_arrays(X, y, qid=qid)
+    assert [p.qids for p in data.split((1, 1), seed=3)] == [p.qids for p in data.split((1, 1), seed=3)]
+    assert [p.qids for p in data.split((1, 1), seed=3)] != [p.qids for p in data.split((1, 1), seed=4)]
+
+
+def test_select_keeps_the_callers_order() -> None:
+    X, y, qid = random_arrays(3)
+    data = RankingData.from_arrays(X, y, qid=qid, doc_ids=[str(i) for i in range(len(y))])
+    part = data.select([4, 1])
+    wanted = np.flatnonzero(np.isin(qid, [data.qids[4], data.qids[1]]))
+    assert np.array_equal(part.in_caller_order(part.features).numpy(), X[wanted])
+    assert part.doc_ids is not None
+    by_row = part.in_caller_order(torch.tensor([int(d) for d in part.doc_ids]))
+    assert by_row.tolist() == wanted.tolist()
+
+
+def test_statistics_and_repr() -> None:
+    data = RankingData.from_arrays([[1, 0], [1, 2], [1, 3]], [0, 2, 0], qid=[1, 1, 2])
+    stats = data.statistics()
+    assert stats["labels"] == {0.0: 2, 2.0: 1}
+    assert stats["queries without a relevant document"] == 1
+    assert stats["constant features"] == 1
+    assert repr(data) == "RankingData(2 queries, 3 documents, 2 features, labels 0–2, 1–2 documents per query)"
+    empty = RankingData.from_arrays(np.zeros((0, 5)), [], qid=[])
+    assert "0 queries" in repr(empty)
+    assert empty.statistics()["documents"] == 0
+
+
+def test_to_changes_dtype() -> None:
+    data = RankingData.from_arrays(np.eye(2), [0, 1], qid=[1, 1])
+    assert data.to(dtype=torch.float64).features.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(X=[[1.0]], y=[1], qid=None), "got neither"),
+        (dict(X=[[1.0]], y=[1], qid=[1], group=[1]), "got both"),
+        (dict(X=[[1.0]], y=[1, 2], qid=[1]), "`y` must have one entry per row, 1, got 2"),
+        (dict(X=[[1.0]], y=[1], qid=[1, 2]), "`qid` must have one entry per row"),
+        (dict(X=[[1.0]], y=[1], group=[2]), "add up to the number of rows, 1, got 2"),
+        (dict(X=[[1.0]], y=[1], group=[0.5]), "whole numbers"),
+        (dict(X=[[1.0, float("nan")]], y=[1], qid=[1]), "got nan at row 0, feature 2"),
+        (dict(X=[[float("inf")]], y=[1], qid=[1]), "`X` must be finite, got inf at row 0, feature 1"),
+        (dict(X=[[1.0]], y=[float("nan")], qid=[1]), "`y` must be finite, got nan at row 0"),
+        (dict(X=[[1.0]], y=[1], qid=[None]), "`qid` must not be missing, got None at row 0"),
+        (dict(X=[[1.0]], y=[1], qid=[[1]]), "`qid` must be hashable, got list at row 0"),
+        (dict(X=[["a"]], y=[1], qid=[1]), "`X` must be numeric"),
+        (dict(X=[1.0], y=[1], qid=[1]), r"`X` must have shape \(rows, features\)"),
+        (dict(X=[[1.0]], y=["a"], qid=[1]), "`y` must be numeric"),
+        (dict(X=[[1.0]], y=[[1]], qid=[1]), "`y` must be 1-D"),
+        (dict(X=[[1.0]], y=[1], qid=np.zeros((1, 1))), "`qid` must be 1-D"),
+        (dict(X=[[1.0]], y=[1], qid=[1], doc_ids=[]), "`doc_ids` must have one entry per row"),
+        (dict(X=[[1.0]], y=[1], qid=[1], query_weights=[1, 2]), "`query_weights` must have one entry per query"),
+        (dict(X=[[1.0]], y=[1], qid=[1], dtype=torch.float16), "`dtype` must be"),
+    ],
+)
+def test_bad_arrays_are_named(arguments: dict, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        RankingData.from_arrays(**arguments)
+
+
+def test_bad_selections_are_named() -> None:
+    data = RankingData.from_arrays(np.eye(2), [0, 1], qid=[1, 2])
+    with pytest.raises(DataError, match="indices below 2, got 2"):
+        data.select([2])
+    with pytest.raises(DataError, match=r"`folds` must lie in \[2, number of queries = 2\], got 3"):
+        list(data.kfold(3))
+    with pytest.raises(LGMMLError, match="`fractions` must be positive, got 0"):
+        data.split((1, 0))
+    with pytest.raises(DataError, match="must not share queries, got qid 1 twice"):
+        RankingData.merge([data, data])
+    with pytest.raises(DataError, match="same number of features"):
+        RankingData.merge([data, RankingData.from_arrays(np.eye(3), [0, 0, 0], qid=[7, 7, 7])])
+    with pytest.raises(DataError, match="at least one data set"):
+        RankingData.merge([])
+    with pytest.raises(DataError, match="`values` must have one entry per row"):
+        data.in_caller_order(torch.zeros(3))
