@@ -1,0 +1,110 @@
+"""LambdaRank gradients and Hessians over ragged lists.
+
+A pair is two documents of one query with different labels, at least one of them among the ``truncation`` best by
+score. Sorted by score, every such pair joins a row to one of the first ``truncation`` rows of its list, so all
+pairs fit in ``(N, truncation)`` matrices, built a few rows at a time: memory does not grow with the square of a list.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import check_offsets, check_positive, check_shape
+from lgmml_torch.segments import argsort_segments, positions, segment_ids, segment_sum
+
+CHUNK_PAIRS = 1 << 21  # pairs in memory at a time: about 8 MB for each float32 temporary
+
+
+def ideal_dcg(
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    truncation: int = 30,
+) -> Tensor:  # (Q,)
+    """DCG of the best order of each list, gains ``2^y - 1``, its first ``truncation`` places.
+
+    >>> ideal_dcg(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 2, 3]))
+    tensor([1., 0.])
+    """
+    place = positions(offsets)
+    gains = torch.exp2(labels[argsort_segments(labels, offsets, descending=True)]) - 1
+    return segment_sum(torch.where(place < truncation, gains / torch.log2(place + 2.0), 0.0), offsets)
+
+
+def lambda_gradients(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    truncation: int = 30,
+    sigma: float = 1.0,
+    floor: float = 0.05,
+    ideal: Tensor | None = None,  # (Q,)
+    chunk_pairs: int = CHUNK_PAIRS,
+) -> tuple[Tensor, Tensor]:  # (N,), (N,)
+    r"""Negative gradient and diagonal Hessian of the LambdaRank loss.
+
+    With :math:`p_{ij} = 1 / (1 + e^{\sigma (f_i - f_j)})` for a pair with :math:`y_i > y_j` and
+    :math:`w_{ij} = |\Delta \mathrm{NDCG}_{ij}|`, the change of NDCG when the two swap places,
+
+    .. math:: g_i = \sum_j \sigma w_{ij} p_{ij} - \sum_j \sigma w_{ji} p_{ji}, \qquad
+              h_i = \sum_j \sigma^2 w_{ij} (p_{ij} (1 - p_{ij}) + \mathrm{floor})
+
+    where the second sum runs over all pairs of ``i``. ``g`` points towards better scores and sums to zero over every
+    list. Without ``floor`` the Hessian of well separated pairs vanishes and a Newton step has no bound.
+
+    Limiting cases: lists with one document, equal labels or no gain have zero gradients; ``truncation`` at least the
+    length of the list uses every pair.
+
+    Args:
+        scores: higher is better; equal scores rank in row order.
+        labels: relevance, gain ``2^y - 1``.
+        offsets: list boundaries.
+        truncation: pairs need a document among the first ``truncation`` places.
+        sigma: slope of the pairwise probability.
+        floor: added to ``p (1 - p)``.
+        ideal: `ideal_dcg` with the same ``truncation``, when the caller has it already.
+        chunk_pairs: pairs in memory at a time.
+
+    Raises:
+        LGMMLError: for shapes that do not fit or arguments out of range.
+
+    >>> g, h = lambda_gradients(torch.zeros(2), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]))
+    >>> g  # one pair, weight 1 - 1 / log2(3), probability one half
+    tensor([-0.1845,  0.1845])
+    """
+    check_shape("labels", labels, scores.shape)
+    check_offsets(offsets, len(scores))
+    check_positive("truncation", truncation)
+    check_positive("sigma", sigma)
+    check_positive("floor", floor, zero=True)
+    ideal = ideal_dcg(labels, offsets, truncation=truncation) if ideal is None else ideal
+    order = argsort_segments(scores, offsets, descending=True)
+    f, place, query = scores[order], positions(offsets), segment_ids(offsets)
+    # Divided by the ideal here, so that a pair needs no look-up of it; a list without gain has no pairs anyway.
+    gains = (torch.exp2(labels[order].to(f.dtype)) - 1) / ideal.to(f.dtype).clamp_min(1e-9)[query]
+    discounts = 1 / torch.log2(place + 2.0).to(f.dtype)
+    width = min(truncation, int(offsets.diff().max())) if len(offsets) > 1 else 0
+    if not width:
+        return torch.zeros_like(scores), torch.zeros_like(scores)
+    slots = torch.arange(width, device=f.device)
+    last = (offsets[1:] - 1).clamp_min(0)
+    heads = torch.minimum(offsets[:-1, None] + slots, last[:, None])  # (Q, T) rows of the first places
+    grad, hess = torch.zeros_like(f), torch.zeros_like(f)
+    step = max(1, chunk_pairs // width)
+    for start in range(0, len(f), step):
+        row = torch.arange(start, min(start + step, len(f)), device=f.device)
+        head = heads[query[row]]  # (B, T)
+        # A pair belongs to its lower row: slots at or below the row itself are the same pair again, or padding.
+        gap = gains[head] - gains[row, None]
+        weight = (gap * (discounts[head] - discounts[row, None])).abs_() * (slots < place[row, None])
+        sign = gap.sign()
+        p = torch.sigmoid((f[head] - f[row, None]).mul_(sign).mul_(-sigma))
+        lam = (weight * p).mul_(sign).mul_(sigma)
+        h = weight * (p * (1 - p)).add_(floor) * sigma**2
+        grad[row] -= lam.sum(1)
+        hess[row] += h.sum(1)
+        grad.index_add_(0, head.flatten(), lam.flatten())
+        hess.index_add_(0, head.flatten(), h.flatten())
+    return torch.zeros_like(f).index_copy_(0, order, grad), torch.zeros_like(f).index_copy_(0, order, hess)
