@@ -1,0 +1,109 @@
+"""Many ranking metrics at once: checks, one sort of each list, one value per metric and query.
+
+Values are float64. NaN marks a query that a metric leaves out: a query without documents always, one without a relevant
+document where the preset says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_positive, check_shape
+from lgmml_torch.functional.presets import MetricName, Preset, find_preset, parse_metric
+from lgmml_torch.functional.ranked import block_metrics, ranked_blocks
+
+# 2^y - 1 summed over any list stays below the float64 limit, 2^1024.
+_MAX_EXPONENT = 960
+
+
+def rank_metrics(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    metrics: Sequence[str] = ("ndcg@10", "map"),
+    preset: str | Preset = "default",
+    threshold: float | None = None,
+    max_grade: float | None = None,
+    tie_order: Tensor | None = None,  # (N,)
+) -> dict[str, Tensor]:  # each (Q,)
+    """Several metrics per query, all from one sort of each list.
+
+    Args:
+        scores: Score of each document; NaN is an error, infinities rank first and last.
+        labels: Relevance of each document, from 0; fractions are fine unless the preset's source refuses them.
+        offsets: Boundaries of the lists.
+        metrics: Names such as ``"ndcg@10"`` or, for the whole list, ``"map"``.
+        preset: Name in ``PRESETS``, or a :class:`Preset`.
+        threshold: Label from which a document is relevant, instead of the preset's.
+        max_grade: Highest grade of the data set (not of these lists); ERR needs it.
+        tie_order: Rank of each document in the caller's order, which breaks ties; the rows' order when not given.
+
+    Returns:
+        Values per query by metric name; NaN where the query is skipped.
+
+    Raises:
+        LGMMLError: Unknown metric or preset, shapes or offsets that do not fit, NaN scores, labels the preset's
+            source does not take, ERR without ``max_grade``.
+
+    >>> scores, labels = torch.tensor([-1.0, -2.0, -3.0, 0.5]), torch.tensor([0, 1, 2, 0])
+    >>> rank_metrics(scores, labels, torch.tensor([0, 3, 4]), metrics=["ndcg@2", "mrr"])
+    {'ndcg@2': tensor([0.1738,    nan], dtype=torch.float64), 'mrr': tensor([0.5000, 0.0000], dtype=torch.float64)}
+    """
+    names = list(dict.fromkeys([metrics] if isinstance(metrics, str) else metrics))
+    parsed = [parse_metric(name) for name in names]
+    rules = find_preset(preset)
+    if threshold is not None:
+        check_positive("threshold", threshold)
+        rules = dataclasses.replace(rules, threshold=threshold)
+    max_grade = rules.max_grade if max_grade is None else max_grade
+    scores, labels = scores.detach(), labels.detach().double()
+    _check_inputs(scores, labels, offsets, tie_order)
+    levels = _check_labels(labels, parsed, rules, max_grade)
+    values = labels.new_full((len(parsed), len(offsets) - 1), torch.nan)
+    cutoffs = [metric.k for metric in parsed]
+    depth = None if None in cutoffs else max((k for k in cutoffs if k is not None), default=1)
+    pessimistic = rules.ties == "pessimistic"
+    for block in ranked_blocks(scores, labels, offsets, tie_order, pessimistic=pessimistic, depth=depth):
+        if parsed:
+            values[:, block.queries] = block_metrics(block, parsed, rules, max_grade, levels)
+    return dict(zip(names, values, strict=True))
+
+
+def _check_inputs(scores: Tensor, labels: Tensor, offsets: Tensor, tie_order: Tensor | None) -> None:
+    check_shape("scores", scores, (None,))
+    check_shape("labels", labels, (len(scores),))
+    check_offsets(offsets, len(scores))
+    bad = scores.isnan()
+    if bool(bad.any()):
+        raise LGMMLError(f"`scores` must not be NaN, got NaN at position {int(bad.nonzero()[0])}")
+    if tie_order is not None:
+        check_shape("tie_order", tie_order, (len(scores),))
+        if tie_order.is_floating_point() or tie_order.is_complex():
+            raise LGMMLError(f"`tie_order` must hold integers, got {tie_order.dtype}")
+
+
+def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None) -> int | None:
+    """Refuse labels the metrics cannot take; returns the highest label if all are whole numbers, else None."""
+    check_finite("labels", labels)
+    kinds = {metric.kind for metric in metrics}
+    if "err" in kinds and max_grade is None:
+        raise LGMMLError("`max_grade` must be given for err: the highest grade of the data set, got None")
+    low, high = (float(bound) for bound in labels.aminmax()) if len(labels) else (0.0, 0.0)
+    if low < 0:
+        raise LGMMLError(f"`labels` must be at least 0, got {low:g}")
+    whole = bool((labels == labels.floor()).all())
+    if rules.max_label is not None and not (whole and high <= rules.max_label):
+        worst = high if whole else float(labels[labels != labels.floor()][0])
+        raise LGMMLError(
+            f"`labels` must be whole numbers from 0 to {rules.max_label} for preset {rules.name!r}, got {worst:g}"
+        )
+    if "err" in kinds and max_grade is not None and not high <= max_grade <= _MAX_EXPONENT:
+        raise LGMMLError(f"`max_grade` must be from the highest label, {high:g}, to {_MAX_EXPONENT}, got {max_grade:g}")
+    if rules.gain == "exponential" and kinds & {"ndcg", "dcg"} and high > _MAX_EXPONENT:
+        raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
+    return int(high) if whole and high <= _MAX_EXPONENT else None
