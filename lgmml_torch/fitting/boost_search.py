@@ -1,0 +1,150 @@
+"""One boosting round: draw documents, try candidate metrics, keep the best few and weigh them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.fitting.boost_config import BoostConfig
+from lgmml_torch.fitting.boost_state import Learners, paper_kernel_
+from lgmml_torch.functional.boosting import (
+    NewtonRows,
+    candidate_anchors,
+    draw_subspaces,
+    feature_weights,
+    pair_scatter,
+)
+from lgmml_torch.functional.lambdarank import lambda_gradients
+from lgmml_torch.functional.spd import geometric_mean_factor
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids
+
+# Added to both scatters: features are standardised, and one that is constant within lists has no scatter at all.
+LEAST_SCATTER = 1e-4
+
+
+@dataclass(frozen=True)
+class Bag:
+    """The documents one round fits to: ``features (M, D)``, ``gradients`` and ``hessians (M,)``, ``offsets`` of lists."""
+
+    features: Tensor
+    gradients: Tensor
+    hessians: Tensor
+    offsets: Tensor
+
+
+def draw_bag(
+    data: RankingData,
+    scores: Tensor,  # (N,)
+    usable: Tensor,  # (U,) queries with different labels
+    config: BoostConfig,
+    generator: torch.Generator,
+) -> Bag:
+    """Some queries, their gradients from whole lists, and at most ``cap`` of their documents."""
+    drawn = usable[torch.randperm(len(usable), generator=generator).to(usable.device)]
+    drawn = drawn[: max(1, round(config.subsample * len(usable)))]
+    fits = data.sizes[drawn].cumsum(0) <= 4 * config.cap
+    fits[0] = True
+    rows, offsets = gather_segments(data.offsets, drawn[fits].sort().values)
+    dtype = data.features.dtype
+    gradients, hessians = lambda_gradients(
+        scores[rows].to(dtype),
+        data.labels[rows].to(dtype),
+        offsets,
+        truncation=config.truncation,
+        sigma=config.sigma,
+        floor=config.hessian_floor,
+    )
+    query = segment_ids(offsets)
+    if data.query_weights is not None:
+        weight = data.query_weights.to(gradients)[drawn[fits].sort().values][query]
+        gradients, hessians = gradients * weight, hessians * weight
+    kept = (hessians > 0).nonzero()[:, 0]
+    if len(kept) > config.cap:
+        kept = kept[torch.randperm(len(kept), generator=generator)[: config.cap].sort().values.to(kept.device)]
+    sizes = torch.bincount(query[kept])
+    offsets = offsets_from_sizes(sizes[sizes > 0])
+    return Bag(data.features[rows[kept]], gradients[kept], hessians[kept], offsets)
+
+
+def find_learners(
+    bag: Bag,
+    prior: Tensor | None,  # (D,)
+    config: BoostConfig,
+    generator: torch.Generator,
+) -> Learners:
+    """The best few candidates with their share φ of the Newton step; none when nothing lowers the loss."""
+    newton = NewtonRows(bag.gradients, bag.hessians, bag.offsets, ridge=config.ridge)
+    weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
+    weights = weights if prior is None else weights * prior
+    parts, gains = [], []
+    for size in config.sizes:
+        support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=generator)
+        learners, gain = best_of_subspaces(bag, newton, support, config, generator)
+        parts.append(learners)
+        gains.append(gain)
+    gain = torch.cat(gains)
+    order = gain.argsort(descending=True, stable=True)[: config.batch]
+    chosen = Learners.cat(parts).select(order[gain[order] > 0])
+    if not len(chosen):
+        return chosen
+    chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(bag.features)))
+    return chosen.select(chosen.phi > 0)
+
+
+def best_of_subspaces(
+    bag: Bag,
+    newton: NewtonRows,
+    support: Tensor,  # (C, s)
+    config: BoostConfig,
+    generator: torch.Generator,
+) -> tuple[Learners, Tensor]:  # C learners, (C,)
+    """For each subspace the anchor and bandwidth of the largest gain, all of them tried."""
+    values = bag.features[:, support]  # (M, C, s)
+    positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
+    factors = subspace_factors(values, positive, negative, bag.offsets, config)
+    anchors = candidate_anchors(
+        values, positive, negative, draws=config.anchors, steps=config.steps, generator=generator
+    )
+    image = (values.transpose(0, 1) @ factors).transpose(0, 1)  # (M, C, r)
+    centres = anchors @ factors  # (C, A, r)
+    squares = image.new_zeros(len(values), *anchors.shape[:2])
+    for r in range(factors.shape[2]):  # differences first: products would cancel next to an anchor
+        gap = image[:, :, r, None] - centres[:, :, r]
+        squares.addcmul_(gap, gap)
+    dists = squares.sqrt_()  # (M, C, A)
+    scales = dists.mean(0).clamp_min(1e-3)[..., None] * dists.new_tensor(config.bandwidths)  # (C, A, B)
+    kernels = paper_kernel_(dists[..., None] / scales).flatten(1)
+    gains = newton.gains(kernels, min_deviation=config.min_deviation).reshape(len(support), -1)
+    gain, best = gains.max(1)
+    each = torch.arange(len(support), device=best.device)
+    width, pad = support.shape[1], max(config.sizes) - support.shape[1]
+    return Learners(
+        support=torch.nn.functional.pad(support, (0, pad), value=-1),
+        anchors=torch.nn.functional.pad(anchors[each, best // len(config.bandwidths)], (0, pad)),
+        factors=torch.nn.functional.pad(factors, (0, pad, 0, max(config.sizes) - width)),
+        scales=scales.flatten(1)[each, best],
+        phi=torch.zeros_like(gain),
+        rounds=torch.zeros_like(best),
+    ), gain
+
+
+def subspace_factors(
+    values: Tensor,  # (M, C, s)
+    positive: Tensor,  # (M,)
+    negative: Tensor,  # (M,)
+    offsets: Tensor,  # (Q+1,)
+    config: BoostConfig,
+) -> Tensor:  # (C, s, s)
+    """Factor of each subspace's metric."""
+    eye = torch.eye(values.shape[2], dtype=values.dtype, device=values.device)
+    if config.metric == "identity" or values.shape[2] == 1:  # in one dimension every metric is a scale
+        return eye.expand(values.shape[1], -1, -1)
+    lists = offsets if config.metric == "gmml" else offsets[[0, -1]]
+    S, D = (scatter.double() for scatter in pair_scatter(values, positive, negative, lists))
+    trace = (S.diagonal(dim1=1, dim2=2).sum(1) + D.diagonal(dim1=1, dim2=2).sum(1)) / (2 * values.shape[2])
+    floor = (config.lam * trace + LEAST_SCATTER)[:, None, None] * eye.double()
+    S, D = S + floor, D + floor
+    return geometric_mean_factor((S + S.mT) / 2, (D + D.mT) / 2, config.t, invert_first=True).to(values.dtype)

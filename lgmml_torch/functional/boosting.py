@@ -1,0 +1,231 @@
+"""The pieces of one boosting round: subspaces, pair scatter, anchors, Newton gains, nonnegative weights.
+
+Rows are documents of a few lists, grouped by list: ``offsets`` marks the lists. ``gradients`` and ``hessians`` come
+from `lgmml_torch.functional.lambdarank`; a document with a positive gradient should rise. A candidate is one subspace
+of ``s`` features; C candidates of one size are worked on together as ``values (M, C, s)``.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError, check_positive, check_shape
+from lgmml_torch.segments import segment_ids, segment_sum
+
+TINY = 1e-12
+
+
+def feature_weights(
+    features: Tensor,  # (M, D)
+    gradients: Tensor,  # (M,)
+    hessians: Tensor,  # (M,)
+    *,
+    floor: float = 0.05,
+) -> Tensor:  # (D,)
+    r"""How often each feature should be drawn: :math:`|x^\top g| / \sqrt{\sum h x^2}`, over its mean.
+
+    It is at least ``floor``, which keeps features alive that say nothing by themselves; where no feature says anything,
+    all get the same.
+
+    >>> x = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])
+    >>> feature_weights(x, torch.tensor([1.0, -1.0]), torch.ones(2))
+    tensor([2.0000, 0.0500])
+    """
+    strength = (gradients @ features).abs() / (hessians @ features.square()).clamp_min(TINY).sqrt()
+    return (strength / strength.mean().clamp_min(TINY)).clamp_min(floor)
+
+
+def feature_prior(
+    features: Tensor,  # (M, D)
+    gradients: Tensor,  # (M,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    power: float = 4.0,
+    flips: int = 64,
+    generator: torch.Generator,
+) -> Tensor:  # (D,) in [0, 1]
+    r"""How far to trust each feature: small when its agreement with the gradients could be chance.
+
+    With :math:`s_{qj} = \sum_{i \in q} g_i x_{ij}` and :math:`T_j = |\sum_q s_{qj}| / \sqrt{\sum_q s_{qj}^2}`, a feature that
+    says nothing has signs of :math:`s_{qj}` that might as well be flipped, list by list. The prior is :math:`\min(1,
+    (T_j / c)^{\mathrm{power}})`, c the median, over random flips, of the largest flipped statistic of any feature.
+
+    Limiting cases: ``power=0`` trusts every feature alike; a feature constant within lists gets 0.
+    """
+    check_positive("power", power, zero=True)
+    check_positive("flips", flips)
+    sums = segment_sum(features * gradients[:, None], offsets)  # (Q, D)
+    unit = sums / sums.square().sum(0).sqrt().clamp_min(TINY)
+    signs = torch.randint(0, 2, (flips, len(sums)), generator=generator).mul_(2).sub_(1).to(unit)
+    level = (signs @ unit).abs().amax(1).median()
+    return (unit.sum(0).abs() / level.clamp_min(TINY)).clamp_max(1.0).pow(power)
+
+
+def draw_subspaces(
+    weights: Tensor,  # (D,)
+    count: int,
+    size: int,
+    *,
+    generator: torch.Generator,
+) -> Tensor:  # (count, min(size, D)) long
+    """Sets of different features, each set drawn in proportion to ``weights``.
+
+    >>> draw_subspaces(torch.tensor([1.0, 0.0, 1.0]), 1, 2, generator=torch.Generator().manual_seed(0)).sort().values
+    tensor([[0, 2]])
+    """
+    check_positive("count", count)
+    check_positive("size", size)
+    size = min(size, int((weights > 0).sum()))
+    if not size:
+        raise LGMMLError("`weights` must have a positive entry, got none")
+    return torch.multinomial(weights.cpu().expand(count, -1), size, generator=generator).to(weights.device)
+
+
+def pair_scatter(
+    values: Tensor,  # (M, C, s)
+    positive: Tensor,  # (M,)
+    negative: Tensor,  # (M,)
+    offsets: Tensor,  # (Q+1,)
+) -> tuple[Tensor, Tensor]:  # (C, s, s), (C, s, s)
+    r"""Similar and dissimilar scatter over pairs within lists, documents weighted by ``positive`` and ``negative``.
+
+    With both weights scaled, list by list, to the smaller of their totals :math:`W_q`, so that a list counts for what
+    it has of both,
+
+    .. math:: S \propto \sum_q \frac{1}{W_q} \sum_{i \neq j \in q} p_i p_j (x_i - x_j)(x_i - x_j)^\top, \qquad
+              D \propto \sum_q \frac{1}{W_q} \sum_{i, j \in q} p_i n_j (x_i - x_j)(x_i - x_j)^\top
+
+    each divided by the total weight of its pairs: weighted means over pairs. One list (``offsets = [0, M]``) pools all
+    pairs. No loop over pairs: sums over rows and over lists, ``O(M s^2)`` for each candidate.
+
+    Limiting cases: ``S`` is zero when no list has two positives, and both are when no list has a positive and a
+    negative; then the metric is the caller's regulariser.
+
+    >>> x = torch.tensor([0.0, 2.0, 5.0]).reshape(3, 1, 1)
+    >>> S, D = pair_scatter(x, torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
+    >>> S.item(), D.item()  # (0 - 2)², ((0 - 5)² + (2 - 5)²) / 2
+    (4.0, 17.0)
+    """
+    check_shape("positive", positive, (len(values),))
+    check_shape("negative", negative, (len(values),))
+    query = segment_ids(offsets)
+    p_total, n_total = segment_sum(positive, offsets), segment_sum(negative, offsets)
+    w = torch.minimum(p_total, n_total)  # (Q,)
+    w = w / w.sum().clamp_min(TINY)
+    p = positive * (w / p_total.clamp_min(TINY))[query]
+    n = negative * (w / n_total.clamp_min(TINY))[query]
+    inverse = torch.where(w > TINY, 1 / w.clamp_min(TINY), 0.0)
+    # Differences do not change when all rows move together; sums of large squares would cancel.
+    x = (values - torch.einsum("m,mcs->cs", p, values)).permute(1, 0, 2)  # (C, M, s)
+    rows = x.permute(1, 0, 2)
+    sum_p = segment_sum(rows * p[:, None, None], offsets).permute(1, 0, 2)  # (C, Q, s)
+    sum_n = segment_sum(rows * n[:, None, None], offsets).permute(1, 0, 2)
+    gram_p, gram_n = x.mT @ (x * p[:, None]), x.mT @ (x * n[:, None])
+    cross = (sum_p * inverse[:, None]).mT @ sum_n
+    similar = 2 * (gram_p - (sum_p * inverse[:, None]).mT @ sum_p)
+    pairs = 1 - (p.square() * inverse[query]).sum()  # a document is no pair with itself
+    return similar * torch.where(pairs > 1e-6, 1 / pairs.clamp_min(1e-6), 0.0), gram_p + gram_n - cross - cross.mT
+
+
+def candidate_anchors(
+    values: Tensor,  # (M, C, s)
+    positive: Tensor,  # (M,)
+    negative: Tensor,  # (M,)
+    *,
+    draws: int,
+    steps: tuple[float, ...],
+    generator: torch.Generator,
+) -> Tensor:  # (C, draws + 1 + len(steps), s)
+    """Ideal documents to try: real ones drawn by ``positive``, their mean, and that mean moved away from the negatives.
+
+    ``steps`` are lengths along the direction from the mean of the negatives to that of the positives. The same
+    documents serve all candidates.
+    """
+    p, n = positive / positive.sum().clamp_min(TINY), negative / negative.sum().clamp_min(TINY)
+    mean, away = torch.einsum("m,mcs->cs", p, values), torch.einsum("m,mcs->cs", p - n, values)
+    away = away / away.norm(dim=1, keepdim=True).clamp_min(1e-6)
+    drawn = torch.multinomial(p.cpu(), draws, replacement=True, generator=generator).to(values.device)
+    moved = [mean + step * away for step in steps]
+    return torch.cat([values[drawn], torch.stack([mean, *moved])]).transpose(0, 1)
+
+
+class NewtonRows:
+    r"""Rows of one round prepared for Newton steps; candidates are columns ``kernels (M, B)`` to be *subtracted*.
+
+    For the step :math:`f \leftarrow f - \phi\kappa` the second-order model of the loss falls by
+    :math:`\phi b - \phi^2 a / 2` with κ centred and
+
+    .. math:: b = -\kappa^\top g, \qquad a = \sum_i h_i \kappa_i^2 - \sum_q \frac{(\sum_{i \in q} h_i \kappa_i)^2}{
+              \sum_{i \in q} h_i} + \mathrm{ridge} \cdot \mathrm{var}(\kappa) \sum_i h_i
+
+    where the second term is there because a shift of a whole list changes no pair and must not count.
+
+    Args:
+        gradients: ``(M,)``.
+        hessians: ``(M,)`` positive.
+        offsets: ``(Q+1,)`` lists; none empty.
+        ridge: relative to the total Hessian.
+    """
+
+    def __init__(self, gradients: Tensor, hessians: Tensor, offsets: Tensor, *, ridge: float = 0.05) -> None:
+        check_shape("hessians", hessians, gradients.shape)
+        check_positive("ridge", ridge)
+        if not bool((hessians > 0).all()):
+            raise LGMMLError(f"`hessians` must be positive, got {float(hessians.min())}")
+        num = len(gradients)
+        # Gradients of part of a list need not sum to zero; the kernels' mean is taken out of the product here.
+        self._linear = torch.stack([gradients - gradients.mean(), torch.full_like(gradients, 1 / num)])  # (2, M)
+        self._square = torch.stack([hessians, torch.full_like(hessians, 1 / num)])
+        share = (hessians / segment_sum(hessians, offsets).sqrt()[segment_ids(offsets)]).contiguous()
+        index = torch.stack([segment_ids(offsets), torch.arange(num, device=offsets.device)])
+        self._lists = torch.sparse_coo_tensor(
+            index, share, (len(offsets) - 1, num), is_coalesced=True, check_invariants=True
+        )
+        self._ridge = ridge * hessians.sum()
+
+    def gains(
+        self,
+        kernels: Tensor,  # (M, B)
+        *,
+        min_deviation: float = 0.01,
+    ) -> Tensor:  # (B,)
+        """``b |b| / a`` of each column by itself; -1 for columns that vary less than ``min_deviation``."""
+        b, mean = self._linear @ kernels
+        curvature, square = self._square @ kernels.square()
+        lists = torch.sparse.mm(self._lists, kernels)
+        variance = (square - mean.square()).clamp_min(0)
+        a = (curvature - lists.square().sum(0)).clamp_min(0) + self._ridge * variance
+        gain = -b * b.abs() / a.clamp_min(TINY)
+        return torch.where(variance.sqrt() < min_deviation, -1.0, gain)
+
+    def weights(
+        self,
+        kernels: Tensor,  # (M, b)
+    ) -> Tensor:  # (b,)
+        """Weights φ ≥ 0 of the columns together: the largest fall of the second-order model."""
+        x = (kernels - kernels.mean(0)).double()
+        lists = torch.sparse.mm(self._lists.double(), x)
+        h = self._square[0].double()
+        a = (x * h[:, None]).T @ x - lists.T @ lists
+        a = a + torch.diag(self._ridge * x.square().mean(0) + 1e-9)
+        return nonnegative_solve(a, -(self._linear[0].double() @ x)).to(kernels.dtype)
+
+
+def nonnegative_solve(
+    A: Tensor,  # (b, b)
+    b: Tensor,  # (b,)
+) -> Tensor:  # (b,)
+    """The minimiser of ``xᵀAx / 2 - bᵀx`` over ``x >= 0``, A positive definite.
+
+    With ``A = LLᵀ`` it is the nonnegative least-squares solution of ``Lᵀx = L⁻¹b``; the plain solution of ``Ax = b``
+    where that is nonnegative.
+
+    >>> nonnegative_solve(torch.eye(2), torch.tensor([2.0, -1.0]))
+    tensor([2., 0.])
+    """
+    factor = torch.linalg.cholesky(A.double())
+    right = torch.linalg.solve_triangular(factor, b.double()[:, None], upper=False)[:, 0]
+    solution, _ = nnls(factor.T.cpu().numpy(), right.cpu().numpy())
+    return torch.as_tensor(solution).to(b)
