@@ -1,0 +1,236 @@
+"""Local distances: every document to every anchor, each under the anchor's own metric.
+
+The plain form is a loop over metrics inside a loop over tiles of rows: the difference to the anchor is taken before the
+product, so a document at the anchor has distance exactly 0, and no tensor is larger than one tile.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import (
+    DataError,
+    LGMMLError,
+    NumericsWarning,
+    check_choice,
+    check_finite,
+    check_positive,
+    check_shape,
+)
+
+NORMS = ("mahalanobis", "trace")
+
+TileKernel = Callable[[Tensor, Tensor], None]
+"""Fills ``tile (K, B)`` with the distances of ``rows (B, D)``."""
+
+
+def norm_factors(
+    factors: Tensor,  # (K, D, R)
+    norm: str,
+) -> Tensor:  # (K, D, R) or (K, D, D)
+    """The factor G with ``‖v‖ = ‖Gᵀv‖``: F for ``mahalanobis`` (vᵀMv), M = FFᵀ for ``trace`` (vᵀMMv, Eq. trace_norm).
+
+    >>> norm_factors(torch.tensor([[[2.0], [1.0]]]), "trace")
+    tensor([[[4., 2.],
+             [2., 1.]]])
+    """
+    check_choice("norm", norm, NORMS)
+    if norm == "mahalanobis":
+        return factors
+    wide = factors.double()
+    return (wide @ wide.mT).to(factors.dtype)
+
+
+@torch.no_grad()
+def local_distances(
+    features: Tensor,  # (N, D)
+    anchors: Tensor,  # (K, D)
+    factors: Tensor,  # (K, D, R)
+    *,
+    norm: str = "mahalanobis",
+    chunk_rows: int = 2048,
+    out: Tensor | np.ndarray | None = None,  # (N, K)
+) -> Tensor:  # (N, K)
+    r"""Distances of all documents to all anchors.
+
+    .. math:: d_r(p) = \lVert F_r^\top (p - p_r) \rVert \quad\text{or}\quad \lVert F_r F_r^\top (p - p_r) \rVert
+
+    for ``norm="mahalanobis"`` and ``"trace"``. Identity factors give Euclidean distances under both norms; a document
+    equal to an anchor gets exactly 0. Computed in the dtype and on the device of ``features``; features are neither
+    copied nor changed, and the working memory is ``chunk_rows * (2 D + K)`` numbers. The result carries no graph.
+
+    Args:
+        features: One row for each document.
+        anchors: One point for each metric.
+        factors: One factor of each metric, ``M = F Fᵀ``; a low rank R makes the work proportionally smaller.
+        norm: ``"mahalanobis"`` or ``"trace"``.
+        chunk_rows: Rows in one tile; the default keeps a tile of usual width in a core's second-level cache.
+        out: Where to write, a tensor or a (memory-mapped) array, of any floating dtype; made when not given.
+
+    Raises:
+        LGMMLError: Shapes that do not fit, entries that are not finite, or distances beyond the dtype's range.
+
+    >>> x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    >>> local_distances(x, anchors=torch.zeros(1, 2), factors=torch.eye(2)[None])
+    tensor([[0.],
+            [5.]])
+    """
+    check_shape("features", features, (None, None))
+    num, dim = features.shape
+    check_shape("anchors", anchors, (None, dim))
+    check_shape("factors", factors, (len(anchors), dim, None))
+    kernel = factor_kernel(*_like(features, anchors, norm_factors(factors, norm)))
+    return fill_tiles(kernel, features, _result(out, (num, len(anchors)), features), chunk_rows)
+
+
+def factor_kernel(
+    anchors: Tensor,  # (K, D)
+    factors: Tensor,  # (K, D, R)
+) -> TileKernel:
+    """The plain form: difference, product, row norm, one metric after another."""
+
+    def fill(rows: Tensor, tile: Tensor) -> None:
+        gap = rows.new_empty(rows.shape)
+        image = rows.new_empty((len(rows), factors.shape[2]))
+        for r in range(len(anchors)):
+            torch.sub(rows, anchors[r], out=gap)
+            torch.mm(gap, factors[r], out=image)
+            torch.linalg.vector_norm(image, dim=1, out=tile[r])
+
+    return fill
+
+
+def subspace_kernel(
+    support: Tensor,  # (K, s)
+    anchors: Tensor,  # (K, s)
+    factors: Tensor,  # (K, s, r)
+) -> TileKernel:
+    """Metrics on few features: all K at once, one feature and one direction after another."""
+
+    def fill(rows: Tensor, tile: Tensor) -> None:
+        columns = rows.T.contiguous()
+        gaps = [columns[support[:, j]].sub_(anchors[:, j, None]) for j in range(support.shape[1])]
+        tile.zero_()
+        for c in range(factors.shape[2]):
+            image = torch.zeros_like(tile)
+            for j, gap in enumerate(gaps):
+                image.addcmul_(gap, factors[:, j, c, None])
+            tile.addcmul_(image, image)
+        tile.sqrt_()
+
+    return fill
+
+
+@torch.no_grad()
+def subspace_distances(
+    features: Tensor,  # (N, D)
+    support: Tensor,  # (K, s) long
+    anchors: Tensor,  # (K, s)
+    factors: Tensor,  # (K, s, r)
+    *,
+    norm: str = "mahalanobis",
+    chunk_rows: int = 256,
+    out: Tensor | np.ndarray | None = None,  # (N, K)
+) -> Tensor:  # (N, K)
+    """Distances under metrics that look at few features: ``d_r(p) = ‖F_rᵀ(p[support_r] − p_r)‖``.
+
+    The same numbers as :func:`local_distances` with factors that are zero outside the support, at a cost of s·r
+    instead of D·R each; meant for s up to about a dozen.
+
+    Raises:
+        LGMMLError: As :func:`local_distances`, and a support index outside the features.
+
+    >>> x = torch.tensor([[9.0, 1.0], [9.0, 5.0]])
+    >>> subspace_distances(x, torch.tensor([[1]]), torch.tensor([[2.0]]), torch.ones(1, 1, 1))
+    tensor([[1.],
+            [3.]])
+    """
+    check_shape("features", features, (None, None))
+    check_shape("support", support, (None, None))
+    check_shape("anchors", anchors, support.shape)
+    check_shape("factors", factors, (*support.shape, None))
+    num, dim = features.shape
+    if support.numel() and not (int(support.min()) >= 0 and int(support.max()) < dim):
+        worst = int(support.min()) if int(support.min()) < 0 else int(support.max())
+        raise LGMMLError(f"`support` must index the {dim} features, got {worst}")
+    kernel = subspace_kernel(support, *_like(features, anchors, norm_factors(factors, norm)))
+    return fill_tiles(kernel, features, _result(out, (num, len(support)), features), chunk_rows)
+
+
+def fill_tiles(kernel: TileKernel, features: Tensor, out: Tensor, chunk_rows: int) -> Tensor:
+    """Run a kernel over tiles of rows and write the transposed tiles to ``out``."""
+    check_positive("chunk_rows", chunk_rows)
+    for start in range(0, len(features), chunk_rows):
+        rows = features[start : start + chunk_rows]
+        tile = rows.new_empty((out.shape[1], len(rows)))
+        kernel(rows, tile)
+        # One cheap sum watches over every entry: it is finite only when they all are (or barely overflows, see below).
+        if not torch.isfinite(tile.sum()):
+            check_finite("features", features)
+            if not torch.isfinite(tile).all():
+                raise LGMMLError(
+                    f"distances must stay below {torch.finfo(tile.dtype).max:.3g} ({tile.dtype}), got an overflow"
+                )
+        out[start : start + chunk_rows].copy_(tile.T)
+    return out
+
+
+def median_scales(
+    dists: Tensor,  # (N, K)
+    *,
+    bandwidth: float = 1.0,
+    chunk_columns: int = 16,
+) -> Tensor:  # (K,)
+    """What each local distance is divided by: its median over the documents, times a bandwidth.
+
+    The median is the lower middle value, so it is one of the distances. Where half of the documents sit on the anchor
+    it is 0; the mean takes its place there (1 when that is 0 too), with a warning.
+
+    Raises:
+        DataError: There are no documents.
+        LGMMLError: A bandwidth that is not positive, or distances that are not finite.
+
+    >>> median_scales(torch.tensor([[1.0, 4.0], [2.0, 5.0], [9.0, 6.0]]), bandwidth=2.0)
+    tensor([ 4., 10.])
+    """
+    check_shape("dists", dists, (None, None))
+    check_positive("bandwidth", bandwidth)
+    if len(dists) == 0:
+        raise DataError("`dists` must have at least one row to take medians of, got 0")
+    scales = dists.new_empty(dists.shape[1])
+    zero = 0
+    for start in range(0, dists.shape[1], chunk_columns):
+        block = dists[:, start : start + chunk_columns].T.contiguous()
+        check_finite("dists", block.T)
+        median = block.median(dim=1).values
+        mean = block.double().mean(dim=1).to(median.dtype)
+        zero += int((median == 0).sum())
+        median = torch.where(median > 0, median, torch.where(mean > 0, mean, torch.ones_like(mean)))
+        scales[start : start + chunk_columns] = median
+    if zero:
+        warnings.warn(
+            f"{zero} of {len(scales)} metrics have a median distance of 0 (many documents on the anchor); they are "
+            "scaled by the mean distance (1 when that is 0) instead",
+            NumericsWarning,
+            stacklevel=2,
+        )
+    return scales * bandwidth
+
+
+def _like(features: Tensor, anchors: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    check_finite("anchors", anchors)
+    check_finite("factors", factors)
+    return anchors.to(features), factors.to(features)
+
+
+def _result(out: Tensor | np.ndarray | None, shape: tuple[int, int], like: Tensor) -> Tensor:
+    if out is None:
+        return like.new_empty(shape)
+    target = torch.from_numpy(out) if isinstance(out, np.ndarray) else out
+    check_shape("out", target, shape)
+    return target

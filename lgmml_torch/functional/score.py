@@ -1,0 +1,161 @@
+"""The score: minus the Φ-weighted sum of a kernel of the local distances; higher is better."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import (
+    DegenerateScoresWarning,
+    LGMMLError,
+    check_choice,
+    check_offsets,
+    check_positive,
+    check_shape,
+)
+from lgmml_torch.segments import segment_ids, segment_max, segment_min
+
+KERNELS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "paper": lambda d: d * torch.exp(-d),
+        "distance": lambda d: d,
+        "rbf": lambda d: -torch.exp(-d),
+    }
+)
+"""κ by name. ``paper`` rises up to d = 1 and falls after it; ``distance`` and ``rbf`` rise everywhere."""
+
+
+def kernel(
+    dists: Tensor,  # (...)
+    name: str = "paper",
+) -> Tensor:  # (...)
+    """κ(d): ``paper`` d·e^(−d) (Eq. evaluation_function), ``distance`` d, ``rbf`` −e^(−d).
+
+    Limits: at d = 0 they are 0, 0 and −1; for d → ∞ they are 0, ∞ and 0.
+
+    Raises:
+        LGMMLError: An unknown name.
+
+    >>> kernel(torch.tensor([0.0, 1.0]), "rbf")
+    tensor([-1.0000, -0.3679])
+    """
+    check_choice("kernel", name, KERNELS)
+    return KERNELS[name](dists)
+
+
+def score(
+    values: Tensor,  # (N, K)
+    phi: Tensor,  # (Q, K), (1, K) or (K,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    kernel: str | None = None,
+    chunk_entries: int = 1 << 20,
+) -> Tensor:  # (N,)
+    r"""Score every document of every list.
+
+    .. math:: f_q(p) = -\sum_r \Phi_q[r]\, \kappa(d_r(p))
+
+    ``values`` are κ already, or scaled distances when ``kernel`` names the κ to apply; they may be stored in a narrower
+    dtype than Φ, whose dtype the scores have. Φ has a row for each query, or one row (or no row dimension) for all.
+    Kernel and product are fused in blocks of about ``chunk_entries`` numbers. Gradients flow to Φ and to ``values``.
+
+    Raises:
+        LGMMLError: An unknown kernel, wrong offsets, or shapes that do not fit.
+
+    >>> score(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([1.0, 0.5]), torch.tensor([0, 2]), kernel="distance")
+    tensor([-2., -0.])
+    """
+    if kernel is not None:
+        check_choice("kernel", kernel, KERNELS)
+    check_shape("values", values, (None, None))
+    num, width = values.shape
+    check_offsets(offsets, num)
+    check_positive("chunk_entries", chunk_entries)
+    rows = phi.reshape(1, -1) if phi.dim() == 1 else phi
+    if rows.dim() != 2 or rows.shape[1] != width or len(rows) not in (1, len(offsets) - 1):
+        raise LGMMLError(
+            f"`phi` must have shape ({len(offsets) - 1}, {width}), (1, {width}) or ({width},), got {tuple(phi.shape)}"
+        )
+    owner = None if len(rows) == 1 else segment_ids(offsets)
+    step = max(1, chunk_entries // max(1, width))
+    parts = []
+    for start in range(0, num, step):
+        kappa = values[start : start + step].to(phi.dtype)
+        if kernel is not None:
+            kappa = KERNELS[kernel](kappa)
+        if owner is None:
+            parts.append(-(kappa @ rows[0]))
+        else:
+            parts.append(-torch.einsum("nk,nk->n", kappa, rows[owner[start : start + step]]))
+    return torch.cat(parts) if parts else phi.new_empty(0)
+
+
+def share_beyond_turning_point(
+    dists: Tensor,  # (N, K)
+    *,
+    chunk_rows: int = 8192,
+) -> float:
+    """Share of scaled distances above 1, where the paper's kernel stops rising and starts to fall; NaN of nothing.
+
+    >>> share_beyond_turning_point(torch.tensor([[0.5, 1.0], [1.5, 3.0]]))
+    0.5
+    """
+    if dists.numel() == 0:
+        return float("nan")
+    beyond = 0
+    for start in range(0, len(dists), chunk_rows):
+        beyond += int((dists[start : start + chunk_rows] > 1).sum())
+    return beyond / dists.numel()
+
+
+def flat_share(
+    scores: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    rtol: float = 1e-5,
+) -> float:
+    """Share of lists, among those with two documents or more, whose scores are nearly constant.
+
+    A list is flat when its highest and lowest score differ by at most ``rtol`` of the larger magnitude: a few units in
+    the last place of float32, so that rounding decides the order. NaN when no list has two documents.
+
+    >>> flat_share(torch.tensor([1.0, 1.0, 1.0, 2.0]), torch.tensor([0, 2, 4]))
+    0.5
+    """
+    check_shape("scores", scores, (None,))
+    check_offsets(offsets, len(scores))
+    check_positive("rtol", rtol, zero=True)
+    lists = offsets.diff() > 1
+    if not bool(lists.any()):
+        return float("nan")
+    values = scores.detach().double()
+    spread = segment_max(values, offsets) - segment_min(values, offsets)
+    size = segment_max(values.abs(), offsets)
+    return float((spread <= rtol * size)[lists].double().mean())
+
+
+def warn_if_degenerate(
+    scores: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    rtol: float = 1e-5,
+    share: float = 0.5,
+) -> float:
+    """Warn when more than ``share`` of the lists are flat; returns :func:`flat_share`.
+
+    >>> warn_if_degenerate(torch.tensor([1.0, 3.0, 1.0, 2.0]), torch.tensor([0, 2, 4]))
+    0.0
+    """
+    found = flat_share(scores, offsets, rtol=rtol)
+    if found > share:
+        warnings.warn(
+            f"scores are nearly constant within {found:.0%} of the lists, so their order is close to arbitrary; "
+            "try another bandwidth, or check that Φ is not all zero",
+            DegenerateScoresWarning,
+            stacklevel=2,
+        )
+    return found

@@ -1,0 +1,178 @@
+"""Local distances against the loop over pairs, near anchors, in tiles and into given memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
+from lgmml_torch.functional.distance import local_distances, median_scales, norm_factors, subspace_distances
+from tests.reference import distance as reference
+
+
+def case(n: int, d: int, k: int, r: int, seed: int = 0, dtype: torch.dtype = torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=g, dtype=dtype)
+    return x, torch.randn(k, d, generator=g, dtype=dtype), torch.randn(k, d, r, generator=g, dtype=dtype)
+
+
+@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
+@pytest.mark.parametrize(("n", "d", "k", "r"), [(0, 3, 2, 3), (1, 1, 1, 1), (7, 4, 1, 4), (9, 5, 6, 2), (5, 3, 0, 3)])
+def test_equals_the_loop(norm: str, n: int, d: int, k: int, r: int) -> None:
+    x, a, F = case(n, d, k, r, seed=n + d)
+    found = local_distances(x, a, F, norm=norm, chunk_rows=4)
+    torch.testing.assert_close(found, reference.local_distances(x, a, F, norm), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_float32_stays_within_a_ten_thousandth_of_the_median_everywhere(norm: str, scale: float) -> None:
+    x, _, F = case(300, 40, 6, 40, dtype=torch.float32)
+    x += scale  # far from the origin, where expanded squares would cancel
+    anchors = x[:6].clone()
+    x[6:12] = anchors + 1e-3 * torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
+    found = local_distances(x, anchors, F, norm=norm)
+    exact = reference.local_distances(x, anchors, F, norm)
+    assert not found.isnan().any()
+    assert ((found - exact).abs() <= 1e-4 * exact.median(dim=0).values).all()
+    assert (found.diagonal() == 0).all()  # documents 0..5 are the anchors
+
+
+def test_identity_factors_give_euclidean_distances_under_both_norms() -> None:
+    x, a, _ = case(20, 5, 4, 1)
+    eye = torch.eye(5, dtype=x.dtype).expand(4, 5, 5)
+    for norm in ("mahalanobis", "trace"):
+        torch.testing.assert_close(local_distances(x, a, eye, norm=norm), torch.cdist(x, a))
+
+
+def test_scaling_the_factor_scales_one_norm_once_and_the_other_twice() -> None:
+    x, a, F = case(20, 5, 4, 3)
+    torch.testing.assert_close(local_distances(x, a, 3 * F), 3 * local_distances(x, a, F))
+    torch.testing.assert_close(local_distances(x, a, 3 * F, norm="trace"), 9 * local_distances(x, a, F, norm="trace"))
+
+
+def test_permuting_documents_and_metrics_permutes_the_result() -> None:
+    x, a, F = case(40, 6, 9, 6)
+    rows, metrics = torch.randperm(40, generator=torch.Generator().manual_seed(2)), torch.arange(8, -1, -1)
+    permuted = local_distances(x[rows], a[metrics], F[metrics], chunk_rows=7)
+    torch.testing.assert_close(permuted, local_distances(x, a, F)[rows][:, metrics])
+
+
+def test_a_rotation_of_the_factor_changes_nothing() -> None:
+    x, a, F = case(15, 4, 3, 4)
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(3), dtype=x.dtype)).Q
+    torch.testing.assert_close(local_distances(x, a, F @ turn), local_distances(x, a, F))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_writes_into_a_memory_mapped_array(tmp_path: Path, dtype: str) -> None:
+    x, a, F = case(50, 6, 4, 6, dtype=torch.float32)
+    stored = np.memmap(tmp_path / "dists", dtype=dtype, mode="w+", shape=(50, 4))
+    local_distances(x, a, F, chunk_rows=16, out=stored)
+    stored.flush()
+    again = np.memmap(tmp_path / "dists", dtype=dtype, mode="r", shape=(50, 4))
+    expected = local_distances(x, a, F).to(getattr(torch, dtype)).numpy()
+    np.testing.assert_array_equal(again, expected)
+
+
+def test_out_is_returned_and_features_are_left_alone() -> None:
+    x, a, F = case(10, 3, 2, 3)
+    before, out = x.clone(), torch.empty(10, 2, dtype=x.dtype)
+    assert local_distances(x, a, F, out=out).data_ptr() == out.data_ptr()
+    assert torch.equal(x, before)
+
+
+def test_features_decide_the_dtype_and_strides_do_not_matter() -> None:
+    x, a, F = case(10, 3, 2, 3)
+    wide = torch.stack([x, x], dim=2)[:, :, 0].float()
+    assert local_distances(wide, a, F).dtype == torch.float32
+    torch.testing.assert_close(local_distances(x.T.contiguous().T, a, F), local_distances(x, a, F))
+
+
+@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
+@pytest.mark.parametrize("s", [1, 2, 3, 12])
+def test_subspaces_equal_the_loop(s: int, norm: str) -> None:
+    g = torch.Generator().manual_seed(s)
+    x = torch.randn(30, 14, generator=g, dtype=torch.float64)
+    support = torch.stack([torch.randperm(14, generator=g)[:s] for _ in range(5)])
+    a = torch.randn(5, s, generator=g, dtype=torch.float64)
+    F = torch.randn(5, s, max(1, s - 1), generator=g, dtype=torch.float64)
+    found = subspace_distances(x, support, a, F, norm=norm, chunk_rows=8)
+    expected = reference.subspace_distances(x, support, a, F, norm)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    full_a, full_F = torch.zeros(5, 14, dtype=x.dtype), torch.zeros(5, 14, F.shape[2], dtype=x.dtype)
+    for r in range(5):
+        full_a[r, support[r]], full_F[r, support[r]] = a[r], F[r]
+    torch.testing.assert_close(found, local_distances(x, full_a, full_F, norm=norm))
+
+
+def test_subspaces_of_nothing() -> None:
+    x, support = torch.zeros(0, 3), torch.zeros(2, 1, dtype=torch.long)
+    assert subspace_distances(x, support, torch.zeros(2, 1), torch.ones(2, 1, 1)).shape == (0, 2)
+    none = torch.zeros(0, 2, dtype=torch.long)
+    assert subspace_distances(torch.zeros(4, 3), none, torch.zeros(0, 2), torch.ones(0, 2, 2)).shape == (4, 0)
+
+
+def test_subspace_distance_is_zero_at_the_anchor() -> None:
+    x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)) + 100
+    support = torch.tensor([[4, 1]])
+    assert subspace_distances(x, support, x[2:3, [4, 1]], torch.randn(1, 2, 2))[2, 0] == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+def test_medians_are_the_lower_middle_value(n: int) -> None:
+    dists = torch.rand(n, 21, generator=torch.Generator().manual_seed(n)) + 0.1
+    expected = [sorted(dists[:, r].tolist())[(n - 1) // 2] for r in range(21)]
+    torch.testing.assert_close(median_scales(dists, chunk_columns=4), torch.tensor(expected))
+    torch.testing.assert_close(median_scales(dists, bandwidth=0.3), 0.3 * torch.tensor(expected))
+    assert torch.equal(median_scales(dists), median_scales(dists.flip(0)))
+
+
+def test_a_median_of_zero_is_replaced_and_said() -> None:
+    dists = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 2.0], [3.0, 0.0, 3.0]])
+    with pytest.warns(NumericsWarning, match="2 of 3 metrics have a median distance of 0"):
+        scales = median_scales(dists)
+    torch.testing.assert_close(scales, torch.tensor([1.0, 1.0, 2.0]))
+
+
+def test_trace_factor_is_the_metric() -> None:
+    F = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(norm_factors(F, "trace"), F @ F.mT)
+    assert norm_factors(F, "mahalanobis") is F
+
+
+def test_errors_name_argument_rule_and_value() -> None:
+    x, a, F = case(4, 3, 2, 3, dtype=torch.float32)
+    with pytest.raises(LGMMLError, match=r"`features` must have shape \(\*, \*\), got \(3,\)"):
+        local_distances(x[0], a, F)
+    with pytest.raises(LGMMLError, match=r"`anchors` must have shape \(\*, 3\), got \(2, 2\)"):
+        local_distances(x, a[:, :2], F)
+    with pytest.raises(LGMMLError, match=r"`factors` must have shape \(2, 3, \*\), got \(1, 3, 3\)"):
+        local_distances(x, a, F[:1])
+    with pytest.raises(LGMMLError, match=r"`norm` must be one of .*, got 'trac'; did you mean 'trace'"):
+        local_distances(x, a, F, norm="trac")
+    with pytest.raises(LGMMLError, match=r"`out` must have shape \(4, 2\), got \(4, 3\)"):
+        local_distances(x, a, F, out=torch.empty(4, 3))
+    with pytest.raises(LGMMLError, match=r"`chunk_rows` must be positive, got 0"):
+        local_distances(x, a, F, chunk_rows=0)
+    with pytest.raises(LGMMLError, match=r"`features` must be finite, got nan at position \(1, 2\)"):
+        local_distances(torch.where(torch.arange(12).view(4, 3) == 5, torch.nan, x), a, F)
+    with pytest.raises(LGMMLError, match=r"`anchors` must be finite, got inf"):
+        local_distances(x, a.abs() / 0.0, F)
+    with pytest.raises(LGMMLError, match=r"`factors` must be finite, got nan"):
+        local_distances(x, a, F * torch.nan)
+    with pytest.raises(LGMMLError, match=r"distances must stay below 3.4e\+38 \(torch.float32\), got an overflow"):
+        local_distances(x * 1e30, a, F)
+    with pytest.raises(LGMMLError, match=r"`support` must index the 3 features, got 3"):
+        subspace_distances(x, torch.tensor([[3]]), torch.zeros(1, 1), torch.ones(1, 1, 1))
+    with pytest.raises(LGMMLError, match=r"`support` must index the 3 features, got -1"):
+        subspace_distances(x, torch.tensor([[-1]]), torch.zeros(1, 1), torch.ones(1, 1, 1))
+    with pytest.raises(DataError, match=r"`dists` must have at least one row to take medians of, got 0"):
+        median_scales(torch.zeros(0, 3))
+    with pytest.raises(LGMMLError, match=r"`bandwidth` must be positive, got 0"):
+        median_scales(torch.ones(1, 1), bandwidth=0)
+    with pytest.raises(LGMMLError, match=r"`dists` must be finite, got nan"):
+        median_scales(torch.full((2, 2), torch.nan))

@@ -1,0 +1,366 @@
+"""Sampled WARP: loops, autograd, the hand formula, the law of the draws, and the two ways to batch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.functional.score import score
+from lgmml_torch.functional.warp import (
+    Draws,
+    NegativeTable,
+    WarpOutcome,
+    list_draws_from_uniforms,
+    negative_table,
+    project_,
+    projected_step_,
+    rank_estimate,
+    rank_weight,
+    rank_weight_table,
+    sample_list_draws,
+    sample_triplets,
+    triplets_from_uniforms,
+    warp_loss,
+    warp_phi_gradient,
+)
+from tests.reference import warp as reference
+
+# Every count below divides 12, so a grid of 12 midpoints enumerates each choice evenly.
+LABELS = torch.tensor([0.0, 1.0, 0.0, 2.0, 1.0, 3.0, 0.0, 2.0, 2.0, 0.0, 1.0, 1.0])
+OFFSETS = torch.tensor([0, 4, 6, 7, 9, 12])
+GRID = (torch.arange(12, dtype=torch.float64) + 0.5) / 12
+MARGIN = 0.2
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def model(k: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """κ of every document, Φ of every query, scores."""
+    kappa = torch.rand(12, k, generator=seeded(1), dtype=torch.float64)
+    phi = torch.rand(5, k, generator=seeded(2), dtype=torch.float64)
+    return kappa, phi, score(kappa, phi, OFFSETS)
+
+
+def run(draws: Draws, scores: Tensor) -> WarpOutcome:
+    return warp_loss(
+        scores[draws.positives], scores[draws.negatives], draws.num_negatives,
+        margin=MARGIN, weights=draws.weights, num_draws=draws.num_draws,
+    )  # fmt: skip
+
+
+def gradient(draws: Draws, scores: Tensor, kappa: Tensor) -> Tensor:
+    found = run(draws, scores)
+    violators = draws.negatives.gather(1, found.violator.clamp_min(0)[:, None])[:, 0]
+    return warp_phi_gradient(found, draws.queries, kappa[draws.positives], kappa[violators], num_queries=5)
+
+
+def test_rank_weight_equals_the_sum() -> None:
+    ranks = torch.tensor([[0, 1, 2], [7, 30, 3]])
+    expected = torch.tensor([[reference.rank_weight(int(k)) for k in row] for row in ranks], dtype=torch.float64)
+    torch.testing.assert_close(rank_weight(ranks), expected)
+    torch.testing.assert_close(rank_weight_table(30)[ranks], expected)
+    assert rank_weight(torch.zeros(0, dtype=torch.long)).shape == (0,)
+
+
+def test_rank_estimate_is_a_floor_and_at_least_one() -> None:
+    n, draws = torch.tensor([10, 10, 10, 2]), torch.tensor([1, 3, 10, 50])
+    assert rank_estimate(n, draws).tolist() == [10, 3, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("size", "width"), [(0, 3), (1, 1), (40, 6), (5, 0)])
+def test_loss_equals_the_loop(seed: int, size: int, width: int) -> None:
+    g = seeded(seed)
+    pos = torch.randn(size, generator=g, dtype=torch.float64)
+    neg = torch.randn(size, width, generator=g, dtype=torch.float64) - 1
+    count = torch.randint(0, 20, (size,), generator=g)
+    weights, limit = torch.rand(size, generator=g, dtype=torch.float64), torch.randint(0, 9, (size,), generator=g)
+    for w, cap in ((None, None), (weights, None), (weights, limit)):
+        found = warp_loss(pos, neg, count, margin=0.3, weights=w, num_draws=cap)
+        for i in range(size):
+            weight, most = (1.0 if w is None else float(w[i])), (None if cap is None else int(cap[i]))
+            expected = reference.warp(float(pos[i]), neg[i].tolist(), int(count[i]), 0.3, weight, most)
+            assert float(found.loss[i]) == pytest.approx(expected[0])
+            assert (int(found.violator[i]), int(found.draws[i]), int(found.rank[i])) == expected[1:]
+        table = warp_loss(pos, neg, count, margin=0.3, weights=w, num_draws=cap, table=rank_weight_table(20))
+        assert torch.equal(table.loss, found.loss)
+
+
+def test_a_draw_exactly_at_the_margin_does_not_violate() -> None:
+    found = warp_loss(torch.tensor([1.0]), torch.tensor([[0.5, 0.75]]), torch.tensor([2]), margin=0.5)
+    assert found.violator.tolist() == [1]
+
+
+def test_the_loss_does_not_depend_on_the_order_of_tuples() -> None:
+    _, _, scores = model()
+    draws = sample_triplets(negative_table(LABELS, OFFSETS), 50, generator=seeded())
+    order = torch.randperm(50, generator=seeded(1))
+    turned = Draws(*(getattr(draws, name)[order] for name in Draws.__dataclass_fields__))
+    assert torch.equal(run(turned, scores).loss, run(draws, scores).loss[order])
+
+
+def test_gradient_equals_autograd_and_the_hand_formula() -> None:
+    kappa, phi, _ = model()
+    phi.requires_grad_()
+    draws = sample_triplets(negative_table(LABELS, OFFSETS), 64, max_draws=3, generator=seeded())
+    scores = score(kappa, phi, OFFSETS)
+    run(draws, scores).loss.sum().backward()
+    found = run(draws, scores.detach())
+    assert 0 < (found.violator >= 0).sum() < 64  # tuples with and without a violator
+    torch.testing.assert_close(gradient(draws, scores.detach(), kappa), phi.grad)
+    hand = torch.zeros_like(phi)
+    for i in range(64):
+        if found.violator[i] >= 0:
+            p, n = kappa[draws.positives[i]], kappa[draws.negatives[i, found.violator[i]]]
+            hand[draws.queries[i]] += reference.rank_weight(int(found.rank[i])) * (p - n)
+    torch.testing.assert_close(phi.grad, hand)
+
+
+def test_a_step_against_the_gradient_widens_the_margin() -> None:
+    """The sign: Φ grows where the violator's κ is larger, so f(p⁺) − f(p⁻) grows."""
+    kappa, phi, scores = model()
+    draws = sample_triplets(negative_table(LABELS, OFFSETS), 200, generator=seeded())
+    before = run(draws, scores).loss.sum()
+    projected_step_(phi, gradient(draws, scores, kappa), 1e-4)
+    assert run(draws, score(kappa, phi, OFFSETS)).loss.sum() < before
+
+
+def test_a_query_drawn_twice_gets_both_updates() -> None:
+    kappa = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 1.0], [0.0, 0.0]])
+    found = warp_loss(torch.zeros(2), torch.zeros(2, 1), torch.tensor([1, 1]), margin=1.0)
+    got = warp_phi_gradient(found, torch.tensor([1, 1]), kappa[:2], kappa[2:], num_queries=3)
+    expected = torch.zeros(3, 2)
+    expected[1] = (kappa[0] - kappa[2]) + (kappa[1] - kappa[3])
+    assert torch.equal(got, expected)
+    phi = torch.ones(3, 2)
+    projected_step_(phi, got, 0.5)
+    assert torch.equal(phi, torch.tensor([[1.0, 1.0], [2.0, 0.5], [1.0, 1.0]]))
+
+
+def test_tuples_without_a_violator_add_nothing_whatever_stands_there() -> None:
+    found = warp_loss(torch.tensor([9.0]), torch.zeros(1, 2), torch.tensor([2]), margin=1.0)
+    got = warp_phi_gradient(found, torch.tensor([0]), torch.ones(1, 2), torch.full((1, 2), torch.nan), num_queries=1)
+    assert torch.equal(got, torch.zeros(1, 2))
+
+
+def test_projection() -> None:
+    phi = torch.nn.Parameter(torch.tensor([-1.0, 0.5]))
+    assert project_(phi) is phi
+    assert phi.tolist() == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("kind", ["lower", "zero"])
+@pytest.mark.parametrize("seed", range(4))
+def test_negative_table_equals_the_loop(kind: str, seed: int) -> None:
+    g = seeded(seed)
+    offsets = torch.tensor([0, 1, 1, 9, 20, 23, 31])
+    labels = torch.randint(-1 if seed == 3 else 0, 4, (31,), generator=g).float()
+    labels[20:23] = 2.0  # all equal
+    table = negative_table(labels, offsets, negatives=kind)
+    usable = []
+    for q in range(6):
+        rows = range(int(offsets[q]), int(offsets[q + 1]))
+        positives = []
+        for i in rows:
+            expected = reference.negatives_of(i, labels.tolist(), rows, kind)
+            start, count = int(table.start[i]), int(table.count[i])
+            assert sorted(table.order[start : start + count].tolist()) == expected
+            positives += [i] if expected else []
+        a, b = table.positive_offsets[q : q + 2]
+        assert table.positives[int(a) : int(b)].tolist() == positives
+        usable += [q] if positives else []
+    assert table.queries.tolist() == usable
+
+
+def test_tables_and_lists_of_nothing() -> None:
+    for labels, offsets in ((torch.zeros(0), [0]), (torch.zeros(0), [0, 0]), (torch.ones(3), [0, 2, 3])):
+        table = negative_table(labels, torch.tensor(offsets))
+        assert len(table.positives) == len(table.queries) == 0
+        chosen = torch.arange(len(offsets) - 1)
+        draws = sample_list_draws(table, chosen, generator=seeded())
+        assert draws.negatives.shape == (0, 10)
+        assert sample_list_draws(table, chosen, max_draws=None, generator=seeded()).negatives.shape == (0, 0)
+
+
+def check_members(draws: Draws, labels: Tensor) -> None:
+    owner = torch.bucketize(torch.arange(12), OFFSETS[1:], right=True)
+    assert (owner[draws.positives] == draws.queries).all()
+    assert (owner[draws.negatives] == draws.queries[:, None]).all()
+    assert (labels[draws.negatives] < labels[draws.positives][:, None]).all()
+
+
+@pytest.mark.parametrize("max_draws", [1, 5, None])
+def test_draws_are_lower_labelled_documents_of_the_same_query(max_draws: int | None) -> None:
+    table = negative_table(LABELS, OFFSETS)
+    for draws in (
+        sample_triplets(table, 300, max_draws=max_draws, generator=seeded()),
+        sample_list_draws(table, torch.tensor([4, 0, 2, 0]), max_draws=max_draws, generator=seeded()),
+    ):
+        check_members(draws, LABELS)
+        expected = draws.num_negatives if max_draws is None else torch.full_like(draws.num_negatives, max_draws)
+        assert torch.equal(draws.num_draws, expected)
+    assert draws.queries.tolist() == [4, 4, 0, 0, 0, 0]  # query 2 has one document, query 0 comes twice
+
+
+def test_uniforms_at_the_edges_stay_inside() -> None:
+    table = negative_table(LABELS, OFFSETS)
+    for u in (0.0, 1 - 2**-53, 1.0):  # 1.0 itself can come of a conversion to float32
+        edge = torch.full((3, 2), u, dtype=torch.float64)
+        check_members(triplets_from_uniforms(table, edge, edge), LABELS)
+        check_members(triplets_from_uniforms(table, edge.float(), edge.float()), LABELS)
+
+
+def test_same_generator_same_result_and_another_another() -> None:
+    table = negative_table(LABELS, OFFSETS)
+
+    def same(a: Draws, b: Draws) -> bool:
+        return all(torch.equal(getattr(a, name), getattr(b, name)) for name in Draws.__dataclass_fields__)
+
+    assert same(sample_triplets(table, 30, generator=seeded(3)), sample_triplets(table, 30, generator=seeded(3)))
+    assert not same(sample_triplets(table, 30, generator=seeded(3)), sample_triplets(table, 30, generator=seeded(4)))
+    lists = torch.tensor([0, 4])
+    one, two, three = (sample_list_draws(table, lists, generator=seeded(s)) for s in (3, 3, 4))
+    assert same(one, two)
+    assert not same(one, three)
+
+
+def test_sampling_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    table = negative_table(LABELS, OFFSETS)
+    sample_triplets(table, 5, generator=seeded())
+    sample_list_draws(table, torch.tensor([0]), generator=seeded())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def chi_square(seen: Tensor, expected: Tensor) -> float:
+    return float(((seen - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize(("violators", "bound"), [(1, 24.3), (3, 24.3), (7, 24.3)])
+def test_draws_follow_the_truncated_geometric_law(violators: int, bound: float) -> None:
+    """P(n = j) = (1 − s)^{j−1} s for j ≤ T, and (1 − s)^T for none; s = share of violators among 10 negatives."""
+    T, total = 6, 40_000
+    labels, offsets = torch.cat([torch.zeros(10), torch.ones(1)]), torch.tensor([0, 11])
+    scores = torch.full((11,), -5.0)
+    scores[:violators], scores[10] = 1.0, 0.0
+    draws = sample_triplets(negative_table(labels, offsets), total, max_draws=T, generator=seeded(7))
+    found = warp_loss(scores[draws.positives], scores[draws.negatives], draws.num_negatives, margin=0.1)
+    s = violators / 10
+    law = torch.tensor([(1 - s) ** (j - 1) * s for j in range(1, T + 1)] + [(1 - s) ** T])
+    outcome = torch.where(found.violator >= 0, found.violator, T)
+    seen = torch.bincount(outcome, minlength=T + 1).float()
+    # 7 classes, 6 degrees of freedom: a chi-square above 22.5 has probability .001, above 24.3 about .0005.
+    assert chi_square(seen, law * total) < bound
+    hit = found.violator >= 0
+    which = draws.negatives[hit].gather(1, found.violator[hit][:, None])[:, 0]
+    share = torch.bincount(which, minlength=violators).float()
+    assert len(share) == violators  # only violators are found, each as often as the others
+    assert chi_square(share, torch.full((violators,), float(hit.sum()) / violators)) < bound
+
+
+def test_queries_and_positives_are_drawn_evenly() -> None:
+    table = negative_table(LABELS, OFFSETS)
+    draws = sample_triplets(table, 30_000, max_draws=1, generator=seeded(5))
+    assert table.queries.tolist() == [0, 1, 4]  # the third has one document, the fourth equal labels
+    sizes = table.positive_offsets.diff()
+    owner = torch.bucketize(table.positives, OFFSETS[1:], right=True)
+    expected = 30_000 / (3 * sizes[owner].float())
+    seen = torch.bincount(draws.positives, minlength=12)[table.positives].float()
+    assert chi_square(seen, expected) < 20.5  # 4 degrees of freedom, p = .0004
+
+
+def every_triplet(table: NegativeTable, max_draws: int) -> Draws:
+    mesh = torch.cartesian_prod(*[GRID] * (2 + max_draws))
+    return triplets_from_uniforms(table, mesh[:, :2], mesh[:, 2:])
+
+
+def test_both_ways_to_batch_have_exactly_the_expected_gradient() -> None:
+    """Every choice is enumerated on a grid that all counts divide, so the means are the expectations themselves."""
+    kappa, _, scores = model()
+    table, T = negative_table(LABELS, OFFSETS), 2
+    expected = reference.expected_gradient(scores, kappa, LABELS, OFFSETS, MARGIN, T)
+    assert expected.abs().sum() > 0
+    draws = every_triplet(table, T)
+    torch.testing.assert_close(gradient(draws, scores, kappa) / len(draws.queries), expected)
+    mesh = torch.cartesian_prod(GRID, GRID)
+    lists = torch.zeros_like(expected)
+    for u in mesh:
+        batch = list_draws_from_uniforms(table, table.queries, u.expand(len(table.positives), 2))
+        lists += gradient(batch, scores, kappa)
+    torch.testing.assert_close(lists / (len(mesh) * len(table.queries)), expected)
+
+
+def test_both_ways_to_batch_agree_in_a_seeded_simulation() -> None:
+    kappa, _, scores = model()
+    table, T = negative_table(LABELS, OFFSETS), 4
+    expected = reference.expected_gradient(scores, kappa, LABELS, OFFSETS, MARGIN, T)
+    num = 60_000
+    triplets = gradient(sample_triplets(table, num, max_draws=T, generator=seeded(1)), scores, kappa) / num
+    queries = table.queries[torch.randint(0, 3, (num,), generator=seeded(2))]
+    draws = sample_list_draws(table, queries, max_draws=T, generator=seeded(3))
+    lists = gradient(draws, scores, kappa) / num
+    for found in (triplets, lists):
+        assert (found - expected).abs().max() < 5 * 2.0 / math.sqrt(num)  # terms are below 2 in size
+
+
+def test_the_expectation_does_not_depend_on_the_order_of_documents() -> None:
+    kappa, _, scores = model()
+    order = torch.tensor([3, 1, 0, 2, 5, 4, 6, 8, 7, 11, 9, 10])  # within queries
+    draws = every_triplet(negative_table(LABELS, OFFSETS), 1)
+    turned = every_triplet(negative_table(LABELS[order], OFFSETS), 1)
+    torch.testing.assert_close(gradient(draws, scores, kappa), gradient(turned, scores[order], kappa[order]))
+
+
+def test_errors_name_argument_rule_and_value() -> None:
+    pos, neg, count = torch.zeros(2), torch.zeros(2, 3), torch.tensor([3, 3])
+    with pytest.raises(LGMMLError, match=r"`margin` must be positive, got 0"):
+        warp_loss(pos, neg, count, margin=0)
+    with pytest.raises(LGMMLError, match=r"`pos_scores` must have shape \(\*,\), got \(2, 3\)"):
+        warp_loss(neg, neg, count, margin=1)
+    with pytest.raises(LGMMLError, match=r"`neg_scores` must have shape \(2, \*\), got \(1, 3\)"):
+        warp_loss(pos, neg[:1], count, margin=1)
+    with pytest.raises(LGMMLError, match=r"`num_negatives` must have shape \(2,\), got \(1,\)"):
+        warp_loss(pos, neg, count[:1], margin=1)
+    with pytest.raises(LGMMLError, match=r"`num_draws` must have shape \(2,\), got \(1,\)"):
+        warp_loss(pos, neg, count, margin=1, num_draws=count[:1])
+    with pytest.raises(LGMMLError, match=r"`weights` must have shape \(2,\), got \(1,\)"):
+        warp_loss(pos, neg, count, margin=1, weights=torch.ones(1))
+    with pytest.raises(LGMMLError, match=r"`pos_scores` must be finite, got nan"):
+        warp_loss(pos * torch.nan, neg, count, margin=1)
+    with pytest.raises(LGMMLError, match=r"`neg_scores` must be finite, got nan"):
+        warp_loss(pos, neg * torch.nan, count, margin=1)
+    with pytest.raises(LGMMLError, match=r"`k` must be at least 0, got -1"):
+        rank_weight(-1)
+    with pytest.raises(LGMMLError, match=r"`max_rank` must be at least 0, got -1"):
+        rank_weight_table(-1)
+    with pytest.raises(LGMMLError, match=r"`draws` must be at least 1, got 0"):
+        rank_estimate(count, torch.tensor([0, 1]))
+    found = warp_loss(pos, neg, count, margin=1)
+    with pytest.raises(LGMMLError, match=r"`pos_kappa` must have shape \(2, \*\), got \(1, 4\)"):
+        warp_phi_gradient(found, torch.tensor([0, 0]), torch.ones(1, 4), torch.ones(1, 4), num_queries=1)
+    with pytest.raises(LGMMLError, match=r"`neg_kappa` must have shape \(2, 4\), got \(2, 3\)"):
+        warp_phi_gradient(found, torch.tensor([0, 0]), torch.ones(2, 4), torch.ones(2, 3), num_queries=1)
+    with pytest.raises(LGMMLError, match=r"`negatives` must be one of 'lower', 'zero', got 'low'"):
+        negative_table(LABELS, OFFSETS, negatives="low")
+    with pytest.raises(LGMMLError, match=r"`offsets` must start at 0, got 1"):
+        negative_table(LABELS, torch.tensor([1, 12]))
+    table = negative_table(LABELS, OFFSETS)
+    with pytest.raises(LGMMLError, match=r"`max_draws` must be positive, got 0"):
+        sample_triplets(table, 1, max_draws=0, generator=seeded())
+    with pytest.raises(LGMMLError, match=r"`num` must be at least 0, got -1"):
+        sample_triplets(table, -1, generator=seeded())
+    with pytest.raises(LGMMLError, match=r"`choices` must have shape \(\*, 2\), got \(1, 3\)"):
+        triplets_from_uniforms(table, torch.zeros(1, 3), torch.zeros(1, 1))
+    with pytest.raises(LGMMLError, match=r"`uniforms` must have shape \(1, \*\), got \(2, 1\)"):
+        triplets_from_uniforms(table, torch.zeros(1, 2), torch.zeros(2, 1))
+    with pytest.raises(LGMMLError, match=r"`uniforms` must have shape \(2, \*\), got \(1, 1\)"):
+        list_draws_from_uniforms(table, torch.tensor([0]), torch.zeros(1, 1))
+    empty = negative_table(torch.ones(2), torch.tensor([0, 2]))
+    with pytest.raises(DataError, match="no query has a positive and a lower-labelled document"):
+        sample_triplets(empty, 1, generator=seeded())
