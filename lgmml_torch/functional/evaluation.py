@@ -7,6 +7,7 @@ document where the preset says so.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -78,9 +79,8 @@ def _check_inputs(scores: Tensor, labels: Tensor, offsets: Tensor, tie_order: Te
     check_shape("scores", scores, (None,))
     check_shape("labels", labels, (len(scores),))
     check_offsets(offsets, len(scores))
-    bad = scores.isnan()
-    if bool(bad.any()):
-        raise LGMMLError(f"`scores` must not be NaN, got NaN at position {int(bad.nonzero()[0])}")
+    if len(scores) and bool(scores.aminmax().min.isnan()):  # both bounds are NaN as soon as one score is
+        raise LGMMLError(f"`scores` must not be NaN, got NaN at position {int(scores.isnan().nonzero()[0])}")
     if tie_order is not None:
         check_shape("tie_order", tie_order, (len(scores),))
         if tie_order.is_floating_point() or tie_order.is_complex():
@@ -89,14 +89,15 @@ def _check_inputs(scores: Tensor, labels: Tensor, offsets: Tensor, tie_order: Te
 
 def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None) -> int | None:
     """Refuse labels the metrics cannot take; returns the highest label if all are whole numbers, else None."""
-    check_finite("labels", labels)
     kinds = {metric.kind for metric in metrics}
     if "err" in kinds and max_grade is None:
         raise LGMMLError("`max_grade` must be given for err: the highest grade of the data set, got None")
     low, high = (float(bound) for bound in labels.aminmax()) if len(labels) else (0.0, 0.0)
+    if not math.isfinite(high - low):
+        check_finite("labels", labels)
     if low < 0:
         raise LGMMLError(f"`labels` must be at least 0, got {low:g}")
-    whole = bool((labels == labels.floor()).all())
+    whole = torch.equal(labels, labels.trunc())
     if rules.max_label is not None and not (whole and high <= rules.max_label):
         worst = high if whole else float(labels[labels != labels.floor()][0])
         raise LGMMLError(
