@@ -1,0 +1,187 @@
+"""Ranks within lists and quantiles of a training set: the two views of a feature that ignore its raw scale.
+
+Both are made of comparisons, sorts and gathers with fixed shapes only, so that they can be exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError, check_offsets, check_shape
+
+
+def list_ids(
+    offsets: Tensor,  # (Q+1,)
+    total: int,
+) -> Tensor:  # (N,)
+    """The list of each of ``total`` rows: `segments.segment_ids` in operations whose shapes do not depend on values.
+
+    >>> list_ids(torch.tensor([0, 2, 2, 5]), 5)
+    tensor([0, 0, 2, 2, 2])
+    """
+    begun = torch.zeros(total + 1, dtype=torch.long, device=offsets.device)
+    return begun.index_add(0, offsets, torch.ones_like(offsets, dtype=torch.long)).cumsum(0)[:total] - 1
+
+
+def list_rank_percentiles(
+    features: Tensor,  # (N, D)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    max_elements: int | None = None,
+) -> Tensor:  # (N, D)
+    """Rank percentile of each value within its own list, per feature: (rank − ½)/n − ½ with mid-ranks for ties.
+
+    Values lie in (−½, ½), the smallest of n distinct ones at ½/n − ½; all values tied, or a list of one, give exactly
+    0. The result depends on the order of the values within the list only: neither on other lists nor on the order of
+    the rows, bit for bit. NaN stays NaN. One sort per feature, with the list as the major key: O(D·N log N).
+
+    Args:
+        features: one row per document.
+        offsets: boundaries of the lists.
+        max_elements: bound on the values sorted at once, columns are taken in groups; by default what a processor's
+            cache holds, and more on other devices.
+
+    >>> list_rank_percentiles(torch.tensor([[3.0], [9.0], [9.0], [7.0]]), torch.tensor([0, 3, 4]))
+    tensor([[-0.3333],
+            [ 0.1667],
+            [ 0.1667],
+            [ 0.0000]])
+    """
+    check_shape("features", features, (None, None))
+    rows, columns = features.shape
+    if torch.compiler.is_compiling():
+        return _rank_columns(features.mT, offsets).mT
+    check_offsets(offsets, rows)
+    if rows == 0:
+        return features.clone()
+    if max_elements is None:
+        max_elements = 1 << (17 if features.device.type == "cpu" else 24)
+    out = torch.empty_like(features)
+    group = max(1, max_elements // rows)
+    for start in range(0, columns, group):
+        block = features[:, start : start + group].mT.contiguous()
+        out[:, start : start + group] = _rank_columns(block, offsets).mT
+    return out
+
+
+def _rank_columns(
+    values: Tensor,  # (D, N)
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (D, N)
+    rows = values.shape[1]
+    lists = list_ids(offsets, rows)
+    keys, order = _list_keys(values, lists).sort(dim=1)
+    # The list is the major key: sorting leaves every list in its place, so positions and boundaries still agree.
+    starts, ends = offsets[lists].long(), offsets[lists + 1].long()
+    ties = _runs(keys)
+    counts = torch.zeros_like(keys).scatter_add(1, ties, torch.ones_like(keys))
+    twice_mid = (2 * counts.cumsum(1) - counts).gather(1, ties)
+    # Whole numbers up to the one division: equal lists give equal bits wherever they stand.
+    percentile = (twice_mid - (starts + ends)).to(values.dtype) / (2 * (ends - starts)).to(values.dtype)
+    ranks = torch.zeros_like(values).scatter(1, order, percentile)
+    return torch.where(values.isnan(), values, ranks)
+
+
+def _list_keys(
+    values: Tensor,  # (D, N)
+    lists: Tensor,  # (N,)
+) -> Tensor:  # (D, N)
+    """Integers that order rows by list and then by value; equal values of a list share one."""
+    values = values + 0.0  # −0.0 and 0.0 are the same number
+    if values.dtype == torch.float32 and not torch.compiler.is_compiling():
+        # Floats order like sign-magnitude integers: flipping the lower bits of negatives makes them two's complement.
+        bits = values.view(torch.int32)
+        return (lists << 32) + (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    ordered, order = values.sort(dim=1)
+    dense = torch.zeros_like(order).scatter(1, order, _runs(ordered))
+    return lists * values.shape[1] + dense
+
+
+def _runs(
+    ordered: Tensor,  # (D, N)
+) -> Tensor:  # (D, N)
+    """Number of the run of equal entries each entry of a sorted row is in, from 0."""
+    fresh = (ordered != ordered.roll(1, dims=1)).long().cumsum(1)
+    return fresh - fresh[:, :1]  # the first entry was compared with the last
+
+
+def mid_rank_knots(
+    column: NDArray[np.floating],  # (N,)
+    max_knots: int,
+) -> tuple[NDArray[np.floating], NDArray[np.float64]]:  # (k,), (k,)
+    """Knots of the mid-rank distribution function u(v) = (#{x < v} + ½·#{x = v})/N of a sample.
+
+    All distinct values when there are at most ``max_knots``; otherwise the first value at or above each of
+    h = ⌊max_knots/2⌋ evenly spaced levels of u, and the value before it. Thinned, linear interpolation misses u at a
+    value of the sample by less than 1/(h − 1); the value before keeps that bound next to a heavy tie.
+
+    >>> mid_rank_knots(np.array([0.0, 0.0, 1.0, 5.0]), 8)
+    (array([0., 1., 5.]), array([0.25 , 0.625, 0.875]))
+    """
+    values, counts = np.unique(column, return_counts=True)
+    middles = (np.cumsum(counts) - 0.5 * counts) / len(column)
+    if len(values) > max_knots:
+        levels = np.linspace(middles[0], middles[-1], max_knots // 2)
+        chosen = np.searchsorted(middles, levels).clip(0, len(values) - 1)
+        chosen = np.unique(np.concatenate([chosen, (chosen - 1).clip(0)]))
+        values, middles = values[chosen], middles[chosen]
+    return values, middles
+
+
+def pad_knots(
+    columns: Sequence[NDArray[np.floating]],
+    dtype: torch.dtype,
+) -> Tensor:  # (D, 2ᵖ)
+    """Ragged knots as one table as wide as `interpolate_knots` needs; the last entry of each row is repeated."""
+    width = max((len(column) for column in columns), default=1)
+    width = 1 << (width - 1).bit_length()
+    padded = [np.pad(column, (0, width - len(column)), mode="edge") for column in columns]
+    return torch.from_numpy(np.stack(padded) if padded else np.zeros((0, width))).to(dtype)
+
+
+def interpolate_knots(
+    features: Tensor,  # (N, D)
+    knots: Tensor,  # (D, 2ᵖ) ascending
+    levels: Tensor,  # (D, 2ᵖ)
+) -> Tensor:  # (N, D)
+    """Piecewise linear map of each feature through its own knots, constant beyond the first and the last.
+
+    The knot at or below a value is found by p bisections of whole blocks, which is faster here than a search per
+    feature and, unlike it, can be exported to ONNX. NaN stays NaN.
+
+    >>> knots, levels = torch.tensor([[0.0, 2.0, 4.0, 4.0]]), torch.tensor([[0.1, 0.5, 0.9, 0.9]])
+    >>> interpolate_knots(torch.tensor([[-1.0], [1.0], [4.0]]), knots, levels).flatten()
+    tensor([0.1000, 0.3000, 0.9000])
+    """
+    width = knots.shape[1]
+    if width & (width - 1):
+        raise LGMMLError(f"`knots` must be a power of two wide, got {width}")
+    check_shape("levels", levels, tuple(knots.shape))
+    check_shape("features", features, (None, knots.shape[0]))
+    table, values = knots.to(features.dtype).flatten(), levels.to(features.dtype).flatten()
+    start = torch.arange(knots.shape[0], device=features.device, dtype=torch.int32) * width
+    below = start.expand(features.shape)
+    step = width // 2
+    while step:
+        probe = _look_up(table, below + step)
+        below = below + step * (probe <= features).int()
+        step //= 2
+    above = torch.minimum(below + 1, start + (width - 1))
+    # Halved, so that the width of an interval cannot overflow.
+    low, high, x = (part * 0.5 for part in (_look_up(table, below), _look_up(table, above), features))
+    gap = high - low
+    share = torch.where(gap > 0, (x - low) / torch.where(gap > 0, gap, 1), 0).clamp(0, 1)
+    share = torch.where(x.isnan(), x, share)
+    return torch.lerp(_look_up(values, below), _look_up(values, above), share)
+
+
+def _look_up(
+    table: Tensor,  # (T,)
+    index: Tensor,  # (N, D)
+) -> Tensor:  # (N, D)
+    return table.index_select(0, index.flatten()).view(index.shape)

@@ -1,0 +1,159 @@
+"""The interface of preprocessing: fitted on the training lists, then a fixed map whose state is in buffers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
+
+CHUNK_ROWS = 16384
+
+
+class Preprocess(nn.Module):
+    """A map of features that may look at the training data once (`fit`) and at a document's own list (`forward`).
+
+    Subclasses name their ``state`` (buffers) and write `_fit` and `_transform`. Whatever `fit` learns is in buffers,
+    so it travels in the state dict; `build_preprocess` of `spec`, then ``load_state_dict``, restores the module bit
+    for bit. The result for a list never depends on other lists in the call. Features keep their dtype; the state is
+    cast to it. NaN in gives NaN out; `fit` takes finite values only.
+    """
+
+    name: ClassVar[str]
+    state: ClassVar[tuple[str, ...]] = ()
+    width: Tensor  # () number of features seen by `fit`, -1 before
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("width", torch.tensor(-1))
+        self._num_features_in: int | None = None  # mirrors `width`: reading a tensor would break export
+        for name in self.state:
+            self.register_buffer(name, torch.empty(0))
+
+    @property
+    def num_features_in(self) -> int:
+        """Number of features `fit` saw.
+
+        Raises:
+            LGMMLError: before `fit`.
+        """
+        if self._num_features_in is None:
+            raise LGMMLError(f"preprocessing {self.name!r} must be fitted before it is used: call `fit` first")
+        return self._num_features_in
+
+    @property
+    def num_features_out(self) -> int:
+        """Number of features `forward` gives."""
+        return self.num_features_in
+
+    @property
+    def fitted(self) -> bool:
+        """Whether `fit` has run or a state has been loaded."""
+        return self._num_features_in is not None
+
+    def arguments(self) -> dict[str, Any]:
+        """Constructor arguments as JSON-able primitives."""
+        return {}
+
+    def spec(self) -> dict[str, Any]:
+        """A description in primitives from which `build_preprocess` makes an unfitted module of the same kind."""
+        return {"name": self.name, "args": self.arguments()}
+
+    def fit(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+    ) -> Self:
+        """Learn the state from training lists.
+
+        Raises:
+            LGMMLError: for no rows, values that are not finite, or offsets that do not fit the rows.
+        """
+        self._start(features, offsets)
+        with torch.no_grad():
+            self._fit(features, offsets)
+        return self._finish(features.shape[1])
+
+    def fit_transform(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+    ) -> Tensor:  # (N, D')
+        """`fit`, and the training features transformed."""
+        transformed: Tensor = self.fit(features, offsets)(features, offsets)
+        return transformed
+
+    def forward(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+    ) -> Tensor:  # (N, D')
+        """Transform lists. Without gradients, large inputs go through in groups of whole lists to bound the memory.
+
+        Raises:
+            LGMMLError: before `fit`, or when the number of features is not that of `fit`.
+        """
+        expected = self.num_features_in
+        if features.dim() != 2 or features.shape[1] != expected:
+            got = features.shape[1] if features.dim() == 2 else f"shape {tuple(features.shape)}"
+            raise LGMMLError(f"`features` must have {expected} columns, as when {self.name!r} was fitted, got {got}")
+        if torch.compiler.is_compiling():
+            return self._transform(features, offsets)
+        check_offsets(offsets, len(features))
+        if len(features) <= CHUNK_ROWS or (torch.is_grad_enabled() and features.requires_grad):
+            return self._transform(features, offsets)
+        return self._in_chunks(features, offsets)
+
+    @torch.no_grad()
+    def _in_chunks(self, features: Tensor, offsets: Tensor) -> Tensor:
+        out = features.new_empty((len(features), self.num_features_out))
+        first, last = 0, len(offsets) - 1
+        while first < last:
+            start = int(offsets[first])
+            stop = int(torch.searchsorted(offsets, start + CHUNK_ROWS, right=True)) - 1
+            stop = min(max(stop, first + 1), last)  # a list longer than a chunk goes through whole
+            end = int(offsets[stop])
+            out[start:end] = self._transform(features[start:end], offsets[first : stop + 1] - start)
+            first = stop
+        return out
+
+    def _start(self, features: Tensor, offsets: Tensor) -> None:
+        check_shape("features", features, (None, None))
+        if not features.is_floating_point():
+            raise LGMMLError(f"`features` must hold floating-point values, got {features.dtype}")
+        if features.numel() == 0:
+            raise LGMMLError(f"`features` must have rows and columns to fit {self.name!r}, got {tuple(features.shape)}")
+        check_finite("features", features)
+        check_offsets(offsets, len(features))
+        self.width.fill_(-1)  # should a step fail, what an earlier `fit` left must not pass for a whole
+        self._num_features_in = None
+
+    def _finish(self, width: int) -> Self:
+        self.width.fill_(width)
+        self._num_features_in = width
+        return self
+
+    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+        """Set the buffers; nothing to learn by default."""
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Before the values are copied the buffers take the saved shapes: an unfitted module has none of its own.
+        for name in self.state:
+            saved = state_dict.get(prefix + name)
+            if saved is not None:
+                setattr(self, name, torch.empty_like(saved, device=self.width.device))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        saved_width = state_dict.get(prefix + "width")
+        if saved_width is not None:
+            self._num_features_in = int(saved_width) if int(saved_width) >= 0 else None
+
+    def extra_repr(self) -> str:
+        """Arguments and, once fitted, the number of features."""
+        parts = [f"{key}={value!r}" for key, value in self.arguments().items()]
+        parts.append(f"{self.num_features_in} → {self.num_features_out} features" if self.fitted else "not fitted")
+        return ", ".join(parts)

@@ -1,0 +1,178 @@
+"""Preprocessing steps that treat every document alike, wherever its list: the state comes from the training set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError, check_choice, check_positive
+from lgmml_torch.functional.moments import column_moments
+from lgmml_torch.functional.quantile import interpolate_knots, mid_rank_knots, pad_knots
+from lgmml_torch.models.preprocess_base import Preprocess
+
+
+class Norm2(Preprocess):
+    """Each feature divided by its 2-norm over the training documents, x_j/‖X_j‖₂: the paper's normalisation.
+
+    A feature that is zero throughout stays as it is.
+
+    >>> Norm2().fit_transform(torch.tensor([[3.0, 0.0], [4.0, 0.0]]), torch.tensor([0, 2]))
+    tensor([[0.6000, 0.0000],
+            [0.8000, 0.0000]])
+    """
+
+    name = "norm2"
+    state = ("norm",)
+    norm: Tensor  # (D,)
+
+    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+        mean, deviation = column_moments(features)
+        norm = (mean.square() + deviation.square()).sqrt() * len(features) ** 0.5
+        self.norm = _positive_or_one(norm, features.dtype)
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        return features / self.norm.to(features.dtype)
+
+
+class Standardize(Preprocess):
+    """(x − mean)/deviation with the training set's moments; a feature that is constant there is only centred.
+
+    >>> Standardize().fit_transform(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), torch.tensor([0, 2]))
+    tensor([[-1.,  0.],
+            [ 1.,  0.]])
+    """
+
+    name = "standardize"
+    state = ("mean", "deviation")
+    mean: Tensor  # (D,)
+    deviation: Tensor  # (D,)
+
+    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+        mean, deviation = column_moments(features)
+        self.mean, self.deviation = mean.to(features.dtype), _positive_or_one(deviation, features.dtype)
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        return (features - self.mean.to(features.dtype)) / self.deviation.to(features.dtype)
+
+
+class SignedLog1p(Preprocess):
+    """sign(x)·log(1 + |x|): tames raw counts, keeps order and sign.
+
+    >>> SignedLog1p().fit_transform(torch.tensor([[-1.0], [0.0]]), torch.tensor([0, 2])).flatten()
+    tensor([-0.6931,  0.0000])
+    """
+
+    name = "signed_log1p"
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        return features.sign() * features.abs().log1p()
+
+
+class Clip(Preprocess):
+    """Values limited to [−limit, limit]."""
+
+    name = "clip"
+
+    def __init__(self, limit: float = 5.0) -> None:
+        check_positive("limit", limit)
+        super().__init__()
+        self.limit = float(limit)
+
+    def arguments(self) -> dict[str, Any]:
+        """The limit."""
+        return {"limit": self.limit}
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        return features.clamp(-self.limit, self.limit)
+
+
+class RemoveConstant(Preprocess):
+    """Drops the features whose training deviation is not above ``tolerance``; 0 drops the exactly constant ones.
+
+    >>> RemoveConstant().fit_transform(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), torch.tensor([0, 2]))
+    tensor([[1.],
+            [3.]])
+    """
+
+    name = "remove_constant"
+    state = ("kept",)
+    kept: Tensor  # (D',) long, rising
+
+    def __init__(self, tolerance: float = 0.0) -> None:
+        check_positive("tolerance", tolerance, zero=True)
+        super().__init__()
+        self.tolerance = float(tolerance)
+
+    @property
+    def num_features_out(self) -> int:
+        """Number of features kept."""
+        return len(self.kept) if self.fitted else self.num_features_in
+
+    def arguments(self) -> dict[str, Any]:
+        """The tolerance."""
+        return {"tolerance": self.tolerance}
+
+    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+        kept = (column_moments(features)[1] > self.tolerance).nonzero()[:, 0]
+        if len(kept) == 0:
+            raise LGMMLError(
+                f"`features` must have a feature that varies, got {features.shape[1]} with a deviation of at most "
+                f"{self.tolerance:g}"
+            )
+        self.kept = kept
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        return features if len(self.kept) == features.shape[1] else features.index_select(1, self.kept)
+
+
+class Quantile(Preprocess):
+    """Where a value lies among the training values of its feature, as mid-rank quantile in (0, 1).
+
+    u(v) = (#{x < v} + ½·#{x = v})/N at the training values, linear between them, constant beyond the ends. Up to
+    ``max_knots`` distinct values are kept exactly; of more, at most ``max_knots`` are chosen so that u is met within
+    1/(max_knots/2 − 1) at every training value (.002 by default): the state stays small whatever the size of the set.
+
+    ``output="normal"`` (rank-Gauss) puts the normal quantiles of u, limited to [tail, 1 − tail], at the knots.
+
+    >>> Quantile().fit_transform(torch.tensor([[5.0], [9.0], [5.0], [1e6]]), torch.tensor([0, 4])).flatten()
+    tensor([0.2500, 0.6250, 0.2500, 0.8750])
+    """
+
+    name = "quantile"
+    state = ("knots", "levels")
+    knots: Tensor  # (D, 2ᵖ)
+    levels: Tensor  # (D, 2ᵖ)
+
+    def __init__(self, output: str = "uniform", max_knots: int = 1024, tail: float = 0.005) -> None:
+        check_choice("output", output, ("uniform", "normal"))
+        if max_knots < 4:
+            raise LGMMLError(f"`max_knots` must be at least 4, got {max_knots}")
+        if not 0 < tail < 0.5:
+            raise LGMMLError(f"`tail` must lie in (0, 0.5), got {tail}")
+        super().__init__()
+        self.output, self.max_knots, self.tail = output, int(max_knots), float(tail)
+
+    def arguments(self) -> dict[str, Any]:
+        """The output, the number of knots and the tail."""
+        return {"output": self.output, "max_knots": self.max_knots, "tail": self.tail}
+
+    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+        columns = [mid_rank_knots(column.cpu().numpy(), self.max_knots) for column in features.detach().unbind(1)]
+        levels = [level for _, level in columns]
+        if self.output == "normal":
+            levels = [ndtri(np.clip(level, self.tail, 1 - self.tail)) for level in levels]
+        self.knots = pad_knots([knots for knots, _ in columns], features.dtype).to(features.device)
+        self.levels = pad_knots(levels, features.dtype).to(features.device)
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        return interpolate_knots(features, self.knots, self.levels)
+
+
+def _positive_or_one(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scale in the features' precision; 1 where it is, or rounds to, zero, and where it overflows."""
+    scale = scale.to(dtype)
+    return torch.where((scale > 0) & scale.isfinite(), scale, torch.ones_like(scale))
