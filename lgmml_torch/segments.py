@@ -6,6 +6,8 @@ Segments may be empty. Nothing here pads unless its name says so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -115,3 +117,27 @@ def argsort_segments(
     order = torch.arange(len(values), device=values.device) if tie_order is None else tie_order.argsort(stable=True)
     order = order[values[order].argsort(stable=True, descending=descending)]
     return order[segment_ids(offsets)[order].argsort(stable=True)]
+
+
+def list_blocks(
+    offsets: Tensor,  # (Q+1,)
+    documents: int,
+    *,
+    at_least: int = 1,
+) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive lists [first, last) of at most so many documents; a longer list stands alone.
+
+    ``at_least`` makes the runs small enough to give so many of them, where there are as many lists.
+
+    >>> list(list_blocks(torch.tensor([0, 2, 4, 10, 11]), 4))
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    bounds = offsets.tolist()
+    documents = min(documents, max(1, bounds[-1] // at_least))
+    first, count = 0, len(bounds) - 1
+    while first < count:
+        last = first + 1
+        while last < count and bounds[last + 1] - bounds[first] <= documents:
+            last += 1
+        yield first, last
+        first = last

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "lgmml_torch"
 
 # The first pattern that a module's dotted name starts with decides its layer.
 LAYERS = [
-    ("checks", 0), ("segments", 0), ("arrays", 0), ("ragged", 1), ("functional", 2),
+    ("checks", 0), ("segments", 0), ("arrays", 0), ("files", 0), ("ragged", 1), ("functional", 2),
     ("data.datamodule", 4), ("data", 3), ("models", 3), ("metrics", 3), ("plots", 3),
     ("fitting", 4), ("baselines", 4), ("training", 4),
     ("estimator", 5), ("run", 5), ("experiments", 6), ("reports", 5), ("cli", 6),

@@ -1,0 +1,217 @@
+"""`LocalMetrics`: a bank of local metrics, their anchors and scales, as buffers.
+
+A metric is kept as its factor F, with M = F Fᵀ, because distances need F and because F keeps M positive
+semi-definite whatever rounding does. Metrics of the same shape stand together in a `MetricBlock`; a bank may mix
+full-dimensional blocks with blocks whose metrics look at a few features each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_shape
+from lgmml_torch.functional.distance import local_distances, subspace_distances
+
+NORMS = ("mahalanobis", "trace")
+
+
+class MetricBlock(nn.Module):
+    """K local metrics of one shape: in all D features, or each in s features of its own.
+
+    Args:
+        anchors: ``(K, s)`` ideal candidate documents, s = D without ``support``.
+        factors: ``(K, s, r)``.
+        support: ``(K, s)`` the features each metric looks at; None for all.
+        scales: ``(K,)`` what distances are divided by (median over the training documents times bandwidth);
+            ones when not given.
+        quality: ``(K,)`` NDCG of the anchor on its region, NaN where it was not measured.
+    """
+
+    support: Tensor
+    anchors: Tensor
+    factors: Tensor
+    scales: Tensor
+    quality: Tensor
+
+    def __init__(
+        self,
+        anchors: Tensor,
+        factors: Tensor,
+        *,
+        support: Tensor | None = None,
+        scales: Tensor | None = None,
+        quality: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        check_shape("anchors", anchors, (None, None))
+        count, width = anchors.shape
+        check_shape("factors", factors, (count, width, None))
+        if support is not None:
+            check_shape("support", support, (count, width))
+        self.register_buffer("support", torch.empty(0, dtype=torch.long) if support is None else support.long())
+        self.register_buffer("anchors", anchors)
+        self.register_buffer("factors", factors)
+        self.register_buffer("scales", anchors.new_ones(count) if scales is None else scales.to(anchors))
+        nan = anchors.new_full((count,), float("nan"))
+        self.register_buffer("quality", nan if quality is None else quality.to(anchors))
+        for name in ("scales", "quality"):
+            check_shape(name, getattr(self, name), (count,))
+        for name in ("anchors", "factors", "scales"):
+            check_finite(name, getattr(self, name))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the metrics look at all features."""
+        return self.support.dim() == 1
+
+    @property
+    def num_metrics(self) -> int:
+        """K."""
+        return len(self.anchors)
+
+    @property
+    def metrics(self) -> Tensor:
+        """``(K, s, s)`` the metrics M = F Fᵀ, derived from the factors."""
+        return self.factors @ self.factors.mT
+
+    def distances(
+        self,
+        features: Tensor,  # (N, D)
+        *,
+        norm: str = "mahalanobis",
+        out: Tensor | None = None,  # (N, K)
+    ) -> Tensor:  # (N, K)
+        """Distances to the anchors, each divided by its scale."""
+        if self.is_full:
+            out = local_distances(features, self.anchors, self.factors, norm=norm, out=out)
+        else:
+            factors = self.factors if norm == "mahalanobis" else self.metrics
+            out = subspace_distances(features, self.support, self.anchors, factors, out=out)
+        return out.div_(self.scales.to(out.dtype))
+
+    def select(self, columns: Tensor) -> MetricBlock:
+        """The block with some of its metrics only."""
+        return MetricBlock(
+            self.anchors[columns],
+            self.factors[columns],
+            support=None if self.is_full else self.support[columns],
+            scales=self.scales[columns],
+            quality=self.quality[columns],
+        )
+
+
+class LocalMetrics(nn.Module):
+    """A bank of local metrics; called on features it gives scaled distances, one column per metric.
+
+    Columns follow the blocks, and within a block its rows.
+
+    Args:
+        blocks: at least one.
+        num_features: D, the width of the features.
+        norm: ``"mahalanobis"`` ‖v‖² = vᵀMv, or ``"trace"`` ‖v‖² = vᵀMMv (the paper's Eq. trace_norm).
+
+    >>> bank = LocalMetrics([MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])], num_features=2)
+    >>> bank(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[5.], [0.]])
+    """
+
+    def __init__(self, blocks: Sequence[MetricBlock], *, num_features: int, norm: str = "mahalanobis") -> None:
+        super().__init__()
+        check_choice("norm", norm, NORMS)
+        if not blocks:
+            raise LGMMLError("`blocks` must hold at least one block of metrics, got none")
+        for block in blocks:
+            width = block.anchors.shape[1]
+            if block.is_full and width != num_features:
+                raise LGMMLError(f"`anchors` must have {num_features} features, got {width}")
+            if block.support.numel() and not 0 <= int(block.support.min()) <= int(block.support.max()) < num_features:
+                raise LGMMLError(f"`support` must name features below {num_features}, got {int(block.support.max())}")
+        self.blocks = nn.ModuleList(blocks)
+        self.num_features = num_features
+        self.norm = norm
+
+    @property
+    def num_metrics(self) -> int:
+        """K, over all blocks."""
+        return sum(block.num_metrics for block in self.iter_blocks())
+
+    @property
+    def scales(self) -> Tensor:
+        """``(K,)`` what each column's distances are divided by."""
+        return torch.cat([block.scales for block in self.iter_blocks()])
+
+    @property
+    def quality(self) -> Tensor:
+        """``(K,)`` anchor NDCG of each column, NaN where it was not measured."""
+        return torch.cat([block.quality for block in self.iter_blocks()])
+
+    def iter_blocks(self) -> list[MetricBlock]:
+        """The blocks, typed."""
+        return [block for block in self.blocks if isinstance(block, MetricBlock)]
+
+    def forward(
+        self,
+        features: Tensor,  # (N, D)
+        *,
+        out: Tensor | None = None,  # (N, K)
+    ) -> Tensor:  # (N, K)
+        """Scaled distances of every document to every anchor."""
+        check_shape("features", features, (None, self.num_features))
+        if out is None:
+            out = features.new_empty(len(features), self.num_metrics)
+        start = 0
+        for block in self.iter_blocks():
+            stop = start + block.num_metrics
+            block.distances(features, norm=self.norm, out=out[:, start:stop])
+            start = stop
+        return out
+
+    def set_scales(
+        self,
+        scales: Tensor,  # (K,)
+    ) -> None:
+        """Replace what distances are divided by, column by column."""
+        check_shape("scales", scales, (self.num_metrics,))
+        start = 0
+        for block in self.iter_blocks():
+            block.scales.copy_(scales[start : start + block.num_metrics])
+            start += block.num_metrics
+
+    def select(
+        self,
+        columns: Tensor,  # (C,) ascending
+    ) -> LocalMetrics:
+        """The bank with some of its columns only, in ascending order."""
+        blocks, start = [], 0
+        for block in self.iter_blocks():
+            stop = start + block.num_metrics
+            chosen = columns[(columns >= start) & (columns < stop)] - start
+            if len(chosen):
+                blocks.append(block.select(chosen))
+            start = stop
+        return LocalMetrics(blocks, num_features=self.num_features, norm=self.norm)
+
+    def spec(self) -> dict[str, Any]:
+        """All that is needed, besides the buffers, to build the module again: primitives only."""
+        shapes = [{"shape": list(block.factors.shape), "full": block.is_full} for block in self.iter_blocks()]
+        return {"num_features": self.num_features, "norm": self.norm, "blocks": shapes}
+
+    @classmethod
+    def from_spec(cls, spec: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> Self:
+        """A bank of the right shapes, to be filled by ``load_state_dict``."""
+        blocks = []
+        for block in spec["blocks"]:
+            count, width, rank = block["shape"]
+            support = None if block["full"] else torch.zeros(count, width, dtype=torch.long)
+            blocks.append(
+                MetricBlock(
+                    torch.zeros(count, width, dtype=dtype),
+                    torch.zeros(count, width, rank, dtype=dtype),
+                    support=support,
+                )
+            )
+        return cls(blocks, num_features=spec["num_features"], norm=spec["norm"])

@@ -1,0 +1,225 @@
+"""`Phi`: the nonnegative weights of the local metrics, and what a query gets that has none of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from lgmml_torch.checks import LGMMLError, check_choice, check_positive, check_shape
+from lgmml_torch.functional.summary import nearest_mean
+
+# The policies for new queries that each way of training Φ allows; the first is the default.
+POLICIES = {
+    "per_query": ("ones", "mean", "knn"),
+    "shared": ("shared", "ones"),
+    "amortized": ("amortized", "shared", "ones"),
+}
+
+
+class Phi(nn.Module):
+    """Weights Φ ≥ 0 of K metrics for each query, as rows of an `nn.Embedding`.
+
+    Three ways to train them:
+
+    - ``"per_query"``: a row for each training query (the paper's). A new query gets ``"ones"``, the ``"mean"`` row,
+      or (``"knn"``) the mean row of the training queries whose list summaries are nearest.
+    - ``"shared"``: one row Φ₀ for all; with ``deviations`` each training query adds a row of its own to it, kept
+      small by a penalty. A new query gets Φ₀.
+    - ``"amortized"``: Φ₀ · exp(gate), the gate a small network of the list's own summary.
+
+    Args:
+        num_queries: Q, of the training data.
+        num_metrics: K.
+        mode: one of the three ways.
+        policy: what a new query gets; the mode's default when None.
+        init: starting weight, a number or one for each metric.
+        deviations: with ``"shared"``: whether training queries have rows of their own.
+        neighbours: for ``"knn"``.
+        hidden: width of the gate.
+        sparse: give sparse gradients, so that a step costs what it touches; needs an optimizer that takes them.
+    """
+
+    summaries: Tensor
+    summary_mean: Tensor
+    summary_spread: Tensor
+
+    def __init__(
+        self,
+        num_queries: int,
+        num_metrics: int,
+        *,
+        mode: str = "shared",
+        policy: str | None = None,
+        init: float | Tensor = 1.0,
+        deviations: bool = False,
+        neighbours: int = 10,
+        hidden: int = 16,
+        sparse: bool = False,
+    ) -> None:
+        super().__init__()
+        check_choice("mode", mode, POLICIES)
+        check_positive("num_metrics", num_metrics)
+        check_positive("neighbours", neighbours)
+        if deviations and mode != "shared":
+            raise LGMMLError(f"`deviations` needs `mode` 'shared', got {mode!r}")
+        self.mode, self.deviations, self.neighbours, self.hidden = mode, deviations, neighbours, hidden
+        self.num_queries, self.num_metrics, self.sparse = num_queries, num_metrics, sparse
+        self.policy = policy or POLICIES[mode][0]
+        self.table = _embedding(num_queries if mode == "per_query" else 1, num_metrics, sparse)
+        self.deviation = _embedding(num_queries, num_metrics, sparse) if deviations else None
+        self.gate = _Gate(num_metrics, hidden) if mode == "amortized" else None
+        # Only k-NN and the gate look at the lists of the training queries.
+        rows = num_queries if mode != "shared" else 0
+        self.register_buffer("summaries", torch.zeros(rows, 2 * num_metrics))
+        self.register_buffer("summary_mean", torch.zeros(2 * num_metrics))
+        self.register_buffer("summary_spread", torch.ones(2 * num_metrics))
+        self.reset(init)
+
+    @property
+    def policy(self) -> str:
+        """What a new query gets; assign to switch, where the mathematics allows it."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, name: str) -> None:
+        check_choice("policy", name, POLICIES[self.mode])
+        self._policy = name
+
+    @property
+    def needs_summaries(self) -> bool:
+        """Whether training lists have to be summarised before training (the gate) or scoring (k-NN)."""
+        return self.mode != "shared"
+
+    @torch.no_grad()
+    def reset(self, init: float | Tensor) -> None:
+        """Give every row the starting weights."""
+        start = torch.as_tensor(init, dtype=self.table.weight.dtype, device=self.table.weight.device)
+        if start.dim():
+            check_shape("init", start, (self.num_metrics,))
+        if bool((start < 0).any()) or not bool(torch.isfinite(start).all()):
+            raise LGMMLError(f"`init` must be finite and at least 0, got {float(start.min())}")
+        self.table.weight.copy_(start.expand_as(self.table.weight))
+        if self.deviation is not None:
+            self.deviation.weight.zero_()
+
+    @torch.no_grad()
+    def set_summaries(
+        self,
+        summaries: Tensor,  # (Q, 2K) of the training lists
+    ) -> None:
+        """Remember what the training lists look like."""
+        if not self.needs_summaries:
+            return
+        check_shape("summaries", summaries, (self.num_queries, 2 * self.num_metrics))
+        self.summaries.copy_(summaries)
+        self.summary_mean.copy_(summaries.mean(0))
+        spread = summaries.std(0, unbiased=False)
+        self.summary_spread.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
+
+    def forward(
+        self,
+        queries: Tensor,  # (B,) indices of training queries
+    ) -> Tensor:  # (B, K), or (1, K) when all are the same
+        """The weights of training queries."""
+        if self.mode == "per_query":
+            return self._typed(self.table(queries))
+        base = self._typed(self.table(torch.zeros(1, dtype=torch.long, device=queries.device)))
+        if self.deviation is not None:
+            return (base + self._typed(self.deviation(queries))).clamp_min(0)
+        return base if self.gate is None else self._gated(base, self.summaries[queries])
+
+    def for_new(
+        self,
+        summaries: Tensor | None,  # (Q, 2K) of the new lists; needed by "knn" and "amortized"
+        count: int,
+        policy: str | None = None,
+    ) -> Tensor:  # (Q, K), or (1, K) when all are the same
+        """The weights of queries that were not trained on, by the policy."""
+        name = policy or self.policy
+        check_choice("policy", name, POLICIES[self.mode])
+        weight = self.table.weight
+        if name == "ones":
+            return weight.new_ones(1, self.num_metrics)
+        if name == "shared":
+            return weight
+        if name == "mean":
+            return weight.mean(0, keepdim=True)
+        if summaries is None:
+            raise LGMMLError(f"`summaries` must be given for policy {name!r}, got None")
+        check_shape("summaries", summaries, (count, 2 * self.num_metrics))
+        if name == "knn":
+            half = self.num_metrics
+            return nearest_mean(summaries[:, :half], self.summaries[:, :half], weight, self.neighbours)
+        return self._gated(weight, summaries)
+
+    def penalty(
+        self,
+        queries: Tensor,  # (B,)
+    ) -> Tensor:  # ()
+        """½‖deviation‖² summed over the given queries; zero where there are none."""
+        if self.deviation is None:
+            return self.table.weight.new_zeros(())
+        return 0.5 * self._typed(self.deviation(queries)).square().sum()
+
+    @torch.no_grad()
+    def project_(
+        self,
+        queries: Tensor | None = None,  # (B,) rows that may have changed; all when None
+    ) -> None:
+        """Φ ← max(Φ, 0), in place."""
+        table = self.table.weight
+        if self.mode == "per_query" and queries is not None:
+            table[queries] = table[queries].clamp_min(0)
+        else:
+            table.clamp_(min=0)
+        if self.deviation is not None:
+            torch.maximum(self.deviation.weight, -table, out=self.deviation.weight.data)
+
+    def spec(self) -> dict[str, Any]:
+        """All that is needed, besides the parameters and buffers, to build the module again."""
+        names = ("num_queries", "num_metrics", "mode", "policy", "deviations", "neighbours", "hidden", "sparse")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_spec(cls, spec: dict[str, Any]) -> Self:
+        """A module of the right shapes, to be filled by ``load_state_dict``."""
+        return cls(**spec)
+
+    def _gated(self, base: Tensor, summaries: Tensor) -> Tensor:
+        assert self.gate is not None
+        standard = ((summaries - self.summary_mean) / self.summary_spread).clamp(-5, 5)
+        return base * self._typed(self.gate(standard)).exp()
+
+    @staticmethod
+    def _typed(value: Any) -> Tensor:
+        assert isinstance(value, Tensor)
+        return value
+
+
+class _Gate(nn.Module):
+    """Two layers whose output starts at zero, so that training starts at Φ₀; bounded, so that Φ cannot explode."""
+
+    def __init__(self, num_metrics: int, hidden: int, bound: float = 3.0) -> None:
+        super().__init__()
+        self.first = nn.utils.skip_init(nn.Linear, 2 * num_metrics, hidden)
+        self.last = nn.utils.skip_init(nn.Linear, hidden, num_metrics)
+        self.bound = bound
+        # A fixed pattern instead of random numbers: the same model from the same data, without global state.
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            self.first.weight.normal_(0, (2 * num_metrics) ** -0.5, generator=generator)
+            self.first.bias.zero_()
+            self.last.weight.zero_()
+            self.last.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        out: Tensor = self.bound * torch.tanh(self.last(hidden) / self.bound)
+        return out
+
+
+def _embedding(rows: int, width: int, sparse: bool) -> nn.Embedding:
+    """An embedding of zeros; the usual constructor would draw from the global random state."""
+    return nn.Embedding.from_pretrained(torch.zeros(rows, width), freeze=False, sparse=sparse)

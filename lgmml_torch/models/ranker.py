@@ -1,0 +1,199 @@
+"""`LGMML`: raw features in, scores out; all that scoring needs, in one module and one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from lgmml_torch.checks import LGMMLError, check_choice, check_offsets, check_shape
+from lgmml_torch.functional.score import KERNELS, kernel
+from lgmml_torch.functional.score import score as score_kappa
+from lgmml_torch.functional.summary import list_summary
+from lgmml_torch.models.local_metrics import LocalMetrics
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess import Preprocess, build_preprocess
+from lgmml_torch.models.storage import read_model, write_model
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import list_blocks
+
+
+class LGMML(nn.Module):
+    """f_q(p) = −Σᵣ Φ_q[r]·κ(dᵣ(p)): preprocessing, local metrics and their weights.
+
+    Args:
+        preprocess: fitted on the training data.
+        metrics: the bank, on preprocessed features.
+        phi: the weights.
+        kernel: κ, see `lgmml_torch.functional.score.kernel`.
+        qids: ids of the training queries, in the order of Φ's rows; only for ``known_queries``.
+    """
+
+    def __init__(
+        self,
+        preprocess: Preprocess,
+        metrics: LocalMetrics,
+        phi: Phi,
+        *,
+        kernel: str = "paper",
+        qids: tuple[Hashable, ...] = (),
+    ) -> None:
+        super().__init__()
+        check_choice("kernel", kernel, KERNELS)
+        if phi.num_metrics != metrics.num_metrics:
+            raise LGMMLError(f"`phi` must weigh {metrics.num_metrics} metrics, got {phi.num_metrics}")
+        self.preprocess, self.metrics, self.phi = preprocess, metrics, phi
+        self.kernel, self.qids = kernel, qids
+
+    @property
+    def num_features(self) -> int:
+        """Features a raw document must have."""
+        return self.preprocess.num_features_in
+
+    def distances(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+    ) -> Tensor:  # (N, K)
+        """Scaled distances of raw documents to the anchors."""
+        out: Tensor = self.metrics(self.preprocess(features, offsets))
+        return out
+
+    def forward(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+        *,
+        policy: str | None = None,
+        rows: Tensor | None = None,  # (Q,) row of Φ for each query, −1 for new ones
+    ) -> Tensor:  # (N,)
+        """Scores of whole lists; higher is better."""
+        kappa = kernel(self.distances(features, offsets), self.kernel)
+        return score_kappa(kappa, self.weights(kappa, offsets, policy=policy, rows=rows), offsets)
+
+    def weights(
+        self,
+        kappa: Tensor,  # (N, K)
+        offsets: Tensor,  # (Q+1,)
+        *,
+        policy: str | None = None,
+        rows: Tensor | None = None,  # (Q,)
+    ) -> Tensor:  # (Q, K) or (1, K)
+        """Φ of each list: by the policy for new queries, or its own row where ``rows`` names one."""
+        count = len(offsets) - 1
+        name = policy or self.phi.policy
+        summaries = list_summary(kappa, offsets) if name in ("knn", "amortized") else None
+        phi = self.phi.for_new(summaries, count, name)
+        if rows is None or not bool((rows >= 0).any()):
+            return phi
+        own: Tensor = self.phi(rows.clamp_min(0))
+        return torch.where((rows >= 0).unsqueeze(1), own, phi.expand(count, -1))
+
+    @torch.no_grad()
+    def score(
+        self,
+        data: RankingData,
+        *,
+        known_queries: bool = False,
+        policy: str | None = None,
+        documents_at_once: int = 32_768,
+    ) -> Tensor:  # (N,)
+        """Scores of all documents, in the caller's order.
+
+        Args:
+            data: raw features, as many as the model was trained on.
+            known_queries: use the trained Φ of queries whose id was in the training data. Off by default: ids are
+                often just counters, and a new list numbered 7 must not pick up training query 7's weights.
+            policy: what other queries get, instead of the model's own policy.
+            documents_at_once: whole lists are scored together up to about so many documents.
+        """
+        check_shape("features", data.features, (None, self.num_features))
+        check_offsets(data.offsets, data.num_documents)
+        device, dtype = self.metrics.scales.device, self.metrics.scales.dtype
+        rows = self.known_rows(data.qids).to(device) if known_queries else None
+        scores = torch.empty(data.num_documents, dtype=dtype)
+        for first, last in list_blocks(data.offsets, documents_at_once):
+            start, stop = int(data.offsets[first]), int(data.offsets[last])
+            scores[start:stop] = self(
+                data.features[start:stop].to(device=device, dtype=dtype),
+                (data.offsets[first : last + 1] - start).to(device),
+                policy=policy,
+                rows=None if rows is None else rows[first:last],
+            ).cpu()
+        return data.in_caller_order(scores)
+
+    def known_rows(self, qids: tuple[Hashable, ...]) -> Tensor:  # (Q,)
+        """Row of Φ of each query id, −1 where it was not in the training data."""
+        if self.phi.mode != "per_query" and not self.phi.deviations:
+            raise LGMMLError(f"`known_queries` needs weights for each query; this model's are {self.phi.mode!r}")
+        place = {qid: row for row, qid in enumerate(self.qids)}
+        return torch.tensor([place.get(qid, -1) for qid in qids], dtype=torch.long)
+
+    @torch.no_grad()
+    def summarize(
+        self,
+        dists: Tensor,  # (N, K)
+        offsets: Tensor,  # (Q+1,)
+    ) -> None:
+        """Let Φ remember the training lists, where its mode needs them."""
+        if not self.phi.needs_summaries:
+            return
+        blocks = [
+            list_summary(
+                kernel(dists[int(offsets[a]) : int(offsets[b])], self.kernel), offsets[a : b + 1] - int(offsets[a])
+            )
+            for a, b in list_blocks(offsets, 32_768)
+        ]
+        self.phi.set_summaries(torch.cat(blocks))
+
+    @torch.no_grad()
+    def contributions(
+        self,
+        features: Tensor,  # (N, D) of one list
+    ) -> Tensor:  # (N, K)
+        """What each metric adds to each document's score: −Φ[r]·κ(dᵣ)."""
+        offsets = torch.tensor([0, len(features)], device=features.device)
+        kappa = kernel(self.distances(features, offsets), self.kernel)
+        return -kappa * self.weights(kappa, offsets)
+
+    def spec(self) -> dict[str, Any]:
+        """All that is needed, besides the tensors, to build the model again: primitives only."""
+        return {
+            "preprocess": self.preprocess.spec(),
+            "metrics": self.metrics.spec(),
+            "phi": self.phi.spec(),
+            "kernel": self.kernel,
+            "dtype": str(self.metrics.scales.dtype).removeprefix("torch."),
+            "qids": [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids],
+        }
+
+    @classmethod
+    def from_spec(cls, spec: dict[str, Any]) -> Self:
+        """A model of the right shapes, to be filled by ``load_state_dict``."""
+        model = cls(
+            build_preprocess(spec["preprocess"]),
+            LocalMetrics.from_spec(spec["metrics"]),
+            Phi.from_spec(spec["phi"]),
+            kernel=spec["kernel"],
+            qids=tuple(spec["qids"]),
+        )
+        return model.to(getattr(torch, spec["dtype"]))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to one file: tensors and primitives only, atomically."""
+        write_model(path, self.spec(), self.state_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a model that `save` or a training run wrote.
+
+        Raises:
+            CheckpointError: for a missing, foreign, damaged or newer file.
+        """
+        spec, tensors = read_model(path)
+        model = cls.from_spec(spec)
+        model.load_state_dict(tensors)
+        return model.eval()

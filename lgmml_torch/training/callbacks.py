@@ -1,0 +1,135 @@
+"""What happens around training: the best model is kept, epoch 0 included, and TensorBoard tells the story."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback, Checkpoint
+from pytorch_lightning.loggers import TensorBoardLogger
+from torch.utils.tensorboard import SummaryWriter
+
+from lgmml_torch import plots
+from lgmml_torch.training.module import LGMMLModule
+
+
+class KeepCheckpoints(Checkpoint):
+    """Writes ``best.ckpt`` whenever validation improves, the untrained Φ of epoch 0 included, and ``last.ckpt``.
+
+    Args:
+        folder: where to.
+        monitor: a validation metric, higher is better.
+        every_n_steps: how often ``last.ckpt`` is written within an epoch; it is always written at its end.
+    """
+
+    def __init__(self, folder: str | Path, *, monitor: str = "val/ndcg@10", every_n_steps: int = 500) -> None:
+        self.best_file, self.last_file = Path(folder) / "best.ckpt", Path(folder) / "last.ckpt"
+        self.monitor, self.every_n_steps = monitor, every_n_steps
+        self.best, self.best_epoch = -math.inf, -1
+        self.curve: dict[int, float] = {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Judge the starting weights, unless this run goes on from a checkpoint."""
+        if not self.curve and trainer.val_dataloaders:
+            values = cast(LGMMLModule, pl_module).validate_now(trainer.val_dataloaders)
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=0)
+            self._judge(trainer, 0, values.get(self.monitor, math.nan))
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Keep a place to go on from in the middle of an epoch."""
+        if trainer.global_step % self.every_n_steps == 0:
+            trainer.save_checkpoint(self.last_file, weights_only=False)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Judge the epoch that has just ended."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            value = float(trainer.callback_metrics.get(self.monitor, math.nan))
+            self._judge(trainer, trainer.current_epoch + 1, value)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep a place to go on from; without validation the last epoch is the best there is."""
+        if not trainer.val_dataloaders:
+            self._judge(trainer, trainer.current_epoch + 1, float(trainer.current_epoch))
+        trainer.save_checkpoint(self.last_file, weights_only=False)
+
+    def _judge(self, trainer: pl.Trainer, epoch: int, value: float) -> None:
+        self.curve[epoch] = value
+        if value > self.best:
+            self.best, self.best_epoch = value, epoch
+            trainer.save_checkpoint(self.best_file, weights_only=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For resuming."""
+        return {"best": self.best, "best_epoch": self.best_epoch, "curve": dict(self.curve)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """For resuming."""
+        self.best, self.best_epoch = state_dict["best"], state_dict["best_epoch"]
+        self.curve = dict(state_dict["curve"])
+
+
+class Story(Callback):
+    """Φ, the metrics and the throughput in TensorBoard."""
+
+    def __init__(self, *, pictures: bool = True) -> None:
+        self.pictures = pictures
+        self._started, self._tuples = 0.0, 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """What the metrics look like; training does not change them."""
+        for writer in _writers(trainer):
+            bank = cast(LGMMLModule, pl_module).model.metrics
+            spectra, conditions = plots.metric_spectra(bank)
+            writer.add_histogram("metrics/log10_relative_eigenvalues", spectra.clamp_min(1e-16).log10(), 0)
+            writer.add_histogram("metrics/log10_condition", conditions.log10(), 0)
+            writer.add_scalar("metrics/median_condition", float(conditions.median()), 0)
+            quality = bank.quality[~bank.quality.isnan()]
+            if len(quality):
+                writer.add_histogram("metrics/anchor_ndcg", quality, 0)
+                writer.add_scalar("metrics/mean_anchor_ndcg", float(quality.mean()), 0)
+            if self.pictures:
+                writer.add_figure("metrics/spectrum", plots.spectrum_picture(bank), 0)
+        self._picture_phi(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._started, self._tuples = time.perf_counter(), 0
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the work."""
+        self._tuples += len(batch.queries)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Tuples per second, and what has become of Φ."""
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        pl_module.log("train/tuples_per_second", self._tuples / seconds)
+        phi = cast(LGMMLModule, pl_module).model.phi.table.weight.detach()
+        pl_module.log("phi/share_zero", (phi == 0).float().mean())
+        pl_module.log("phi/mean", phi.mean())
+        for writer in _writers(trainer):
+            writer.add_histogram("phi/values", phi, trainer.global_step)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The metrics with their final weights."""
+        self._picture_phi(trainer, pl_module)
+
+    def _picture_phi(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.pictures:
+            model = cast(LGMMLModule, pl_module).model
+            for writer in _writers(trainer):
+                figure = plots.metrics_picture(model.metrics, model.phi.table.weight.detach().mean(0))
+                writer.add_figure("metrics/learned", figure, trainer.global_step)
+
+
+def _writers(trainer: pl.Trainer) -> list[SummaryWriter]:
+    if not trainer.is_global_zero:
+        return []
+    return [
+        cast(SummaryWriter, logger.experiment) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)
+    ]

@@ -1,0 +1,192 @@
+"""`fit_lgmml`: the stages of training, one after the other; what `train.py` and `LGMMLRanker` have in common."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import Logger
+from torch import Tensor
+
+from lgmml_torch.data.datamodule import RankingDataModule
+from lgmml_torch.data.progress import progress_bar
+from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess import Preprocess
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import read_model
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.callbacks import KeepCheckpoints
+from lgmml_torch.training.module import LGMMLModule, OptimizerFactory
+from lgmml_torch.training.store import compute_distances
+
+log = logging.getLogger(__name__)
+
+FitBank = Callable[..., Bank]
+MakePhi = Callable[..., Phi]
+
+
+@dataclass
+class Prepared:
+    """Preprocessing and metrics, fitted, and the distances of every split: all that training Φ needs."""
+
+    preprocess: Preprocess
+    bank: Bank
+    kernel: str
+    splits: dict[str, RankingData]
+    dists: dict[str, Tensor] = field(default_factory=dict)
+
+    def model(self, make_phi: MakePhi) -> LGMML:
+        """A ranker with fresh weights: the bank's own Φ₀ where it has one."""
+        train = self.splits["train"]
+        start = {} if self.bank.phi is None else {"init": self.bank.phi}
+        phi = make_phi(train.num_queries, self.bank.metrics.num_metrics, **start)
+        model = LGMML(self.preprocess, self.bank.metrics, phi, kernel=self.kernel, qids=train.qids)
+        return model.to(train.features.dtype)
+
+
+def prepare(
+    train: RankingData,
+    valid: RankingData | None,
+    *,
+    preprocess: Preprocess,
+    fit_bank: FitBank,
+    kernel: str = "paper",
+    seed: int = 0,
+    on_round: Callable[[int, Mapping[str, Any]], None] | None = None,
+) -> Prepared:
+    """Fit the preprocessing on the training lists, then build the local metrics in closed form."""
+    features = preprocess.fit_transform(train.features, train.offsets)
+    fitted = train.replace(features=features)
+    seen = None if valid is None else valid.replace(features=preprocess(valid.features, valid.offsets))
+    log.info("%d features after preprocessing, of %d", features.shape[1], train.num_features)
+    total = [1.0]
+    with progress_bar("local metrics", total=1.0) as report:
+
+        def tell(done: int, info: Mapping[str, Any]) -> None:
+            total[0] = float(info.get("total", total[0]))
+            report(done / max(total[0], 1.0))
+            if on_round is not None:
+                on_round(done, info)
+
+        bank = fit_bank(fitted, seen, seed=seed, on_round=tell)
+    log.info("%d local metrics", bank.metrics.num_metrics)
+    splits = {"train": train} if valid is None else {"train": train, "valid": valid}
+    return Prepared(preprocess, bank, kernel, splits)
+
+
+def add_distances(prepared: Prepared, model: LGMML, compute: Callable[..., Tensor] = compute_distances) -> None:
+    """Distances of every split that has none yet."""
+    for name, data in prepared.splits.items():
+        if name not in prepared.dists:
+            with progress_bar(f"distances, {name}", total=data.num_documents) as report:
+                prepared.dists[name] = compute(model, data, progress=lambda done, total, report=report: report(done))
+
+
+def train_phi(
+    prepared: Prepared,
+    *,
+    make_phi: MakePhi,
+    folder: str | Path,
+    loader: Mapping[str, Any] | None = None,
+    margin: float = 0.1,
+    deviation_penalty: float = 0.0,
+    optimizer: OptimizerFactory | None = None,
+    step_size: Callable[[int], float] | None = None,
+    keep: str = "best",
+    every_n_steps: int = 500,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    trainer: Mapping[str, Any] | Callable[..., pl.Trainer] | None = None,
+    seed: int = 0,
+    resume: str | Path | None = None,
+    preset: str = "default",
+) -> tuple[LGMMLModule, KeepCheckpoints, pl.Trainer]:
+    """Train Φ by sampled WARP in Lightning; the module comes back with the weights that validation kept.
+
+    Args:
+        prepared: from `prepare`.
+        make_phi: called with the numbers of queries and metrics.
+        folder: for ``best.ckpt`` and ``last.ckpt``.
+        loader: settings of `RankingDataModule`.
+        margin: ζ.
+        deviation_penalty: see `LGMMLModule`.
+        optimizer: see `LGMMLModule`.
+        step_size: see `LGMMLModule`.
+        keep: weights to come back with: ``"best"`` by validation NDCG@10, or ``"last"``.
+        every_n_steps: how often ``last.ckpt`` is written within an epoch.
+        callbacks: further ones.
+        loggers: e.g. TensorBoard.
+        trainer: settings of `pytorch_lightning.Trainer`, or something that makes one of callbacks and loggers.
+        seed: of all draws.
+        resume: a ``last.ckpt`` to go on from.
+        preset: metric definitions.
+    """
+    model = prepared.model(make_phi)
+    add_distances(prepared, model)
+    module = LGMMLModule(
+        model.spec(),
+        model,
+        margin=margin,
+        deviation_penalty=deviation_penalty,
+        optimizer=optimizer,
+        step_size=step_size,
+        preset=preset,
+    )
+    for name, data in prepared.splits.items():
+        module.attach(name, data, prepared.dists[name])
+    splits = prepared.splits
+    data_module = RankingDataModule(
+        splits["train"], splits.get("valid"), splits.get("test"), seed=seed, **(loader or {})
+    )
+    keeper = KeepCheckpoints(folder, every_n_steps=every_n_steps)
+    make: Callable[..., pl.Trainer] = (
+        trainer if callable(trainer) else partial(pl.Trainer, **{**QUIET, **(trainer or {})})
+    )
+    lightning = make(callbacks=[*callbacks, keeper], logger=list(loggers))
+    with quiet_lightning():
+        lightning.fit(module, data_module, ckpt_path=resume, weights_only=True)
+    file = keeper.best_file if keep == "best" else keeper.last_file
+    if lightning.is_global_zero or file.exists():
+        _, tensors = read_model(file)
+        module.model.load_state_dict(tensors)
+    module.model.eval()
+    return module, keeper, lightning
+
+
+# What a library call should not do by itself: print tables, bars and advice.
+QUIET: dict[str, Any] = {
+    "accelerator": "auto",
+    "devices": 1,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
+    "use_distributed_sampler": False,
+    "inference_mode": False,
+}
+
+
+@contextmanager
+def quiet_lightning() -> Any:
+    """Leave out advice that does not apply: loaders here hand out row numbers, which costs nothing worth a worker."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+        warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")
+        yield
+
+
+def set_threads(threads: int | None) -> None:
+    """How many cores torch uses for one operation; all of them when None."""
+    if threads is not None:
+        torch.set_num_threads(threads)
