@@ -94,7 +94,7 @@ class LocalGMML(ExampleSystem):
         regions: str = "sampled",
         t: float | Sequence[float] = 0.5,
         lam: float | Sequence[float] = 0.1,
-        rho: float | Sequence[float] = (0.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+        rho: float | Sequence[float] = (0.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
         seed: int = 0,
     ) -> None:
         check_choice("regions", regions, ("sampled", "kmeans"))

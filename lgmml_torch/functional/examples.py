@@ -150,11 +150,12 @@ def example_metrics(
     ranks = torch.arange(1, distances.shape[1] + 1, device=distances.device)
     precision = hits.cumsum(1) / ranks.to(distances.dtype)
     average = (precision * hits).sum(1) / n_pos
-    # A relevant document has this many others strictly before it, and this many before it or level with it.
+    # Half the sum of others strictly before, and before or level with, each relevant document; padding counts none.
+    place = hits.sort(dim=1, descending=True, stable=True).indices[:, : int(n_pos.max()) if len(n_pos) else 0]
+    level = ordered.gather(1, place).masked_fill(~hits.gather(1, place), -torch.inf)
     before = torch.nn.functional.pad(misses.cumsum(1), (1, 0))
-    strictly = before.gather(1, torch.searchsorted(ordered, ordered, right=False))
-    level = before.gather(1, torch.searchsorted(ordered, ordered, right=True))
-    discordant = ((strictly + level) * hits).sum(1).to(distances.dtype) / 2
+    strictly, until = (torch.searchsorted(ordered, level, right=right) for right in (False, True))
+    discordant = (before.gather(1, strictly) + before.gather(1, until)).sum(1).to(distances.dtype) / 2
     auc = 1 - discordant / (n_pos * n_neg)
     skipped = (n_pos == 0) | (n_neg == 0)
     return {"map": average.masked_fill(skipped, torch.nan), "auc": auc.masked_fill(skipped, torch.nan)}

@@ -116,7 +116,7 @@ def test_errors_name_argument_rule_and_value() -> None:
         LocalGMML(regions="random")
     with pytest.raises(LGMMLError, match="`num_regions` must be positive, got 0"):
         LocalGMML(0, rho=1.0).fit(data)
-    with pytest.raises(LGMMLError, match="`valid` must be given to choose among 6 combinations"):
+    with pytest.raises(LGMMLError, match="`valid` must be given to choose among 7 combinations"):
         LocalGMML(2).fit(data)
     with pytest.raises(LGMMLError, match="`LocalGMML` must be fitted first"):
         LocalGMML().distances(data.queries, data.database)

@@ -60,6 +60,12 @@ def test_blocks_do_not_change_the_result(block: int) -> None:
         assert torch.equal(whole[name].nan_to_num(-1), blocks[name].nan_to_num(-1))
 
 
+def test_no_queries_give_no_values() -> None:
+    none = random_set(0).select(torch.zeros(0, dtype=torch.long))
+    found = evaluate_examples(squared_distances, none)
+    assert {name: len(values) for name, values in found.items()} == {"map": 0, "auc": 0}
+
+
 def test_masks_leave_out_the_own_row() -> None:
     data = random_set(1)
     relevant, others = data.masks()
