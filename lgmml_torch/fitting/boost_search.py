@@ -27,18 +27,19 @@ LEAST_SCATTER = 1e-4
 
 @dataclass(frozen=True)
 class Bag:
-    """The documents one round fits to: ``features (M, D)``, ``gradients`` and ``hessians (M,)``, ``offsets`` of lists."""
+    """The documents one round fits to, grouped by list."""
 
-    features: Tensor
-    gradients: Tensor
-    hessians: Tensor
-    offsets: Tensor
+    features: Tensor  # (M, D)
+    gradients: Tensor  # (M,)
+    hessians: Tensor  # (M,)
+    offsets: Tensor  # (Q+1,)
 
 
 def draw_bag(
     data: RankingData,
     scores: Tensor,  # (N,)
     usable: Tensor,  # (U,) queries with different labels
+    ideal: Tensor,  # (Q,)
     config: BoostConfig,
     generator: torch.Generator,
 ) -> Bag:
@@ -47,7 +48,8 @@ def draw_bag(
     drawn = drawn[: max(1, round(config.subsample * len(usable)))]
     fits = data.sizes[drawn].cumsum(0) <= 4 * config.cap
     fits[0] = True
-    rows, offsets = gather_segments(data.offsets, drawn[fits].sort().values)
+    queries = drawn[fits].sort().values
+    rows, offsets = gather_segments(data.offsets, queries)
     dtype = data.features.dtype
     gradients, hessians = lambda_gradients(
         scores[rows].to(dtype),
@@ -56,10 +58,11 @@ def draw_bag(
         truncation=config.truncation,
         sigma=config.sigma,
         floor=config.hessian_floor,
+        ideal=ideal[queries],
     )
     query = segment_ids(offsets)
     if data.query_weights is not None:
-        weight = data.query_weights.to(gradients)[drawn[fits].sort().values][query]
+        weight = data.query_weights.to(gradients)[queries][query]
         gradients, hessians = gradients * weight, hessians * weight
     kept = (hessians > 0).nonzero()[:, 0]
     if len(kept) > config.cap:
@@ -108,24 +111,27 @@ def best_of_subspaces(
     anchors = candidate_anchors(
         values, positive, negative, draws=config.anchors, steps=config.steps, generator=generator
     )
-    image = (values.transpose(0, 1) @ factors).transpose(0, 1)  # (M, C, r)
+    image = factors.mT @ values.permute(1, 2, 0).contiguous()  # (C, r, M)
     centres = anchors @ factors  # (C, A, r)
-    squares = image.new_zeros(len(values), *anchors.shape[:2])
+    squares = image.new_zeros(*anchors.shape[:2], len(values))
     for r in range(factors.shape[2]):  # differences first: products would cancel next to an anchor
-        gap = image[:, :, r, None] - centres[:, :, r]
+        gap = image[:, r, None] - centres[:, :, r, None]
         squares.addcmul_(gap, gap)
-    dists = squares.sqrt_()  # (M, C, A)
-    scales = dists.mean(0).clamp_min(1e-3)[..., None] * dists.new_tensor(config.bandwidths)  # (C, A, B)
-    kernels = paper_kernel_(dists[..., None] / scales).flatten(1)
-    gains = newton.gains(kernels, min_deviation=config.min_deviation).reshape(len(support), -1)
+    dists = squares.sqrt_().flatten(0, 1)  # (C * A, M)
+    scales = dists.mean(1).clamp_min(1e-3) * dists.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
+    kernels = paper_kernel_(dists.T.contiguous()[:, None] / scales)  # (M, B, C * A)
+    gains = newton.gains(kernels.flatten(1), min_deviation=config.min_deviation)
+    # Candidates first: (B, C, A) -> (C, B * A)
+    shape = (len(config.bandwidths), *anchors.shape[:2])
+    gains, scales = (x.reshape(shape).transpose(0, 1).flatten(1) for x in (gains, scales))
     gain, best = gains.max(1)
     each = torch.arange(len(support), device=best.device)
     width, pad = support.shape[1], max(config.sizes) - support.shape[1]
     return Learners(
         support=torch.nn.functional.pad(support, (0, pad), value=-1),
-        anchors=torch.nn.functional.pad(anchors[each, best // len(config.bandwidths)], (0, pad)),
+        anchors=torch.nn.functional.pad(anchors[each, best % anchors.shape[1]], (0, pad)),
         factors=torch.nn.functional.pad(factors, (0, pad, 0, max(config.sizes) - width)),
-        scales=scales.flatten(1)[each, best],
+        scales=scales[each, best],
         phi=torch.zeros_like(gain),
         rounds=torch.zeros_like(best),
     ), gain

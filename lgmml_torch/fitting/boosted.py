@@ -1,8 +1,8 @@
 """Boosted local metrics: regions, anchors and Φ chosen stage by stage against the ranking loss.
 
 The score stays −Σ Φᵣ κ(dᵣ) with Φ ≥ 0 and closed-form metrics; each metric lives in a small subspace of features. Every
-round fits a few metrics to the LambdaRank gradients of the scores so far. All draws of a round are a function of the seed
-and the round alone, so a fit that was interrupted goes on to the same result.
+round fits a few metrics to the LambdaRank gradients of the scores so far. All draws of a round are a function of the
+seed and the round alone, so a fit that was interrupted goes on to the same result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lgmml_torch.fitting.boost_config import BoostConfig
 from lgmml_torch.fitting.boost_search import draw_bag, find_learners
 from lgmml_torch.fitting.boost_state import BoostState, Learners
 from lgmml_torch.functional.boosting import feature_prior
-from lgmml_torch.functional.lambdarank import lambda_gradients
+from lgmml_torch.functional.lambdarank import ideal_dcg, lambda_gradients
 from lgmml_torch.functional.ranking import ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids, segment_max, segment_min
@@ -86,31 +86,39 @@ def fit_boosted(
     usable = (segment_max(data.labels, data.offsets) > segment_min(data.labels, data.offsets)).nonzero()[:, 0]
     if not len(usable):
         raise DataError("`data` must have a query with documents of different labels, got none")
+    ideal = ideal_dcg(data.labels, data.offsets, truncation=config.truncation)
+    prior = first_prior(data, config, seed) if config.prior_power else None
+    problem = Problem(data, valid, usable, ideal, prior, config, seed)
     identity = f"{config} seed={seed} data={tuple(data.features.shape)} valid={valid and tuple(valid.features.shape)}"
     state = resume or initial_state(data, valid, config, identity)
     if state.identity != identity:
         raise ConfigError(f"`resume` must belong to this fit ({identity}), got a state of another ({state.identity})")
-    prior = first_prior(data, config, seed) if config.prior_power else None
     while not finished(state, config):
-        state = one_round(state, data, valid, usable, prior, config, seed)
+        state = one_round(state, problem)
         if on_round is not None:
             on_round(state.round, round_info(state))
     return make_bank(state, data.num_features)
 
 
-def one_round(
-    state: BoostState,
-    data: RankingData,
-    valid: RankingData | None,
-    usable: Tensor,
-    prior: Tensor | None,
-    config: BoostConfig,
-    seed: int,
-) -> BoostState:
+@dataclass(frozen=True)
+class Problem:
+    """What stays the same from round to round."""
+
+    data: RankingData
+    valid: RankingData | None
+    usable: Tensor  # (U,) queries with different labels
+    ideal: Tensor  # (Q,)
+    prior: Tensor | None  # (D,)
+    config: BoostConfig
+    seed: int
+
+
+def one_round(state: BoostState, problem: Problem) -> BoostState:
     """The state one round later."""
-    generator = round_generator(seed, state.round)
-    bag = draw_bag(data, state.scores, usable, config, generator)
-    found = find_learners(bag, prior, config, generator)
+    data, valid, config = problem.data, problem.valid, problem.config
+    generator = round_generator(problem.seed, state.round)
+    bag = draw_bag(data, state.scores, problem.usable, problem.ideal, config, generator)
+    found = find_learners(bag, problem.prior, config, generator)
     found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
     state = replace(state, round=state.round + 1, idle=0 if len(found) else state.idle + 1)
     if len(found):

@@ -48,9 +48,10 @@ def feature_prior(
 ) -> Tensor:  # (D,) in [0, 1]
     r"""How far to trust each feature: small when its agreement with the gradients could be chance.
 
-    With :math:`s_{qj} = \sum_{i \in q} g_i x_{ij}` and :math:`T_j = |\sum_q s_{qj}| / \sqrt{\sum_q s_{qj}^2}`, a feature that
-    says nothing has signs of :math:`s_{qj}` that might as well be flipped, list by list. The prior is :math:`\min(1,
-    (T_j / c)^{\mathrm{power}})`, c the median, over random flips, of the largest flipped statistic of any feature.
+    With :math:`s_{qj} = \sum_{i \in q} g_i x_{ij}` and :math:`T_j = |\sum_q s_{qj}| / \sqrt{\sum_q s_{qj}^2}`, a
+    feature that says nothing has signs of :math:`s_{qj}` that might as well be flipped, list by list. The prior is
+    :math:`\min(1, (T_j / c)^{\mathrm{power}})`, c the median, over random flips, of the largest flipped statistic of
+    any feature.
 
     Limiting cases: ``power=0`` trusts every feature alike; a feature constant within lists gets 0.
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 from lgmml_torch.checks import check_offsets, check_positive, check_shape
 from lgmml_torch.segments import argsort_segments, positions, segment_ids, segment_sum
 
-CHUNK_PAIRS = 1 << 21  # pairs in memory at a time: about 8 MB for each float32 temporary
+CHUNK_PAIRS = 1 << 16  # pairs in memory at a time: each float32 temporary fits in a core's second-level cache
 
 
 def ideal_dcg(
@@ -29,7 +29,7 @@ def ideal_dcg(
     """
     place = positions(offsets)
     gains = torch.exp2(labels[argsort_segments(labels, offsets, descending=True)]) - 1
-    return segment_sum(torch.where(place < truncation, gains / torch.log2(place + 2.0), 0.0), offsets)
+    return segment_sum(torch.where(place < truncation, gains * discounts_of(place), 0.0), offsets)
 
 
 def lambda_gradients(
@@ -84,27 +84,38 @@ def lambda_gradients(
     f, place, query = scores[order], positions(offsets), segment_ids(offsets)
     # Divided by the ideal here, so that a pair needs no look-up of it; a list without gain has no pairs anyway.
     gains = (torch.exp2(labels[order].to(f.dtype)) - 1) / ideal.to(f.dtype).clamp_min(1e-9)[query]
-    discounts = 1 / torch.log2(place + 2.0).to(f.dtype)
+    discounts = discounts_of(place).to(f.dtype)
     width = min(truncation, int(offsets.diff().max())) if len(offsets) > 1 else 0
     if not width:
         return torch.zeros_like(scores), torch.zeros_like(scores)
     slots = torch.arange(width, device=f.device)
     last = (offsets[1:] - 1).clamp_min(0)
-    heads = torch.minimum(offsets[:-1, None] + slots, last[:, None])  # (Q, T) rows of the first places
+    heads = torch.minimum(offsets[:-1, None] + slots, last[:, None]).clamp_max(
+        len(f) - 1
+    )  # (Q, T) rows in first places
+    head_f, head_gains = f[heads], gains[heads]
     grad, hess = torch.zeros_like(f), torch.zeros_like(f)
     step = max(1, chunk_pairs // width)
     for start in range(0, len(f), step):
-        row = torch.arange(start, min(start + step, len(f)), device=f.device)
-        head = heads[query[row]]  # (B, T)
+        rows = slice(start, start + step)
+        query_, place_ = query[rows], place[rows, None]
+        gap = head_gains[query_].sub_(gains[rows, None])  # (B, T)
         # A pair belongs to its lower row: slots at or below the row itself are the same pair again, or padding.
-        gap = gains[head] - gains[row, None]
-        weight = (gap * (discounts[head] - discounts[row, None])).abs_() * (slots < place[row, None])
-        sign = gap.sign()
-        p = torch.sigmoid((f[head] - f[row, None]).mul_(sign).mul_(-sigma))
-        lam = (weight * p).mul_(sign).mul_(sigma)
-        h = weight * (p * (1 - p)).add_(floor) * sigma**2
-        grad[row] -= lam.sum(1)
-        hess[row] += h.sum(1)
-        grad.index_add_(0, head.flatten(), lam.flatten())
-        hess.index_add_(0, head.flatten(), h.flatten())
+        weight = (discounts_of(slots).to(f) - discounts[rows, None]).mul_(slots < place_).mul_(gap).abs_()
+        sign = gap.sign_()
+        p = head_f[query_].sub_(f[rows, None]).mul_(sign).mul_(-sigma).sigmoid_()
+        h = (p * (1 - p)).add_(floor).mul_(weight).mul_(sigma**2)
+        lam = p.mul_(weight).mul_(sign).mul_(sigma)
+        grad[rows] -= lam.sum(1)
+        hess[rows] += h.sum(1)
+        head = heads[query_].flatten()
+        grad.index_add_(0, head, lam.flatten())
+        hess.index_add_(0, head, h.flatten())
     return torch.zeros_like(f).index_copy_(0, order, grad), torch.zeros_like(f).index_copy_(0, order, hess)
+
+
+def discounts_of(
+    places: Tensor,  # (N,) from 0
+) -> Tensor:  # (N,)
+    """What a gain counts for at each place, ``1 / log2(place + 2)``."""
+    return 1 / torch.log2(places + 2.0)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError
+from lgmml_torch.functional.boosting import (
+    NewtonRows,
+    candidate_anchors,
+    draw_subspaces,
+    feature_prior,
+    feature_weights,
+    nonnegative_solve,
+    pair_scatter,
+)
+from lgmml_torch.segments import offsets_from_sizes
+from tests.reference import boosting as naive
+
+SIZES = [4, 1, 7, 3, 12]
+
+
+def gen(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def rows(seed: int, width: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features, gradients, hessians and offsets of a few lists, float64."""
+    n = sum(SIZES)
+    x = torch.randn(n, width, generator=gen(seed), dtype=torch.float64)
+    g = torch.randn(n, generator=gen(seed + 1), dtype=torch.float64)
+    h = torch.rand(n, generator=gen(seed + 2), dtype=torch.float64) + 0.1
+    return x, g, h, offsets_from_sizes(torch.tensor(SIZES))
+
+
+class TestFeatureWeights:
+    def test_formula(self) -> None:
+        x, g, h, _ = rows(0)
+        strength = [abs(float(x[:, j] @ g)) / float(h @ x[:, j] ** 2) ** 0.5 for j in range(3)]
+        want = [max(s / (sum(strength) / 3), 0.05) for s in strength]
+        torch.testing.assert_close(feature_weights(x, g, h), torch.tensor(want, dtype=torch.float64))
+
+    def test_zero_gradients_give_equal_weights(self) -> None:
+        x, g, h, _ = rows(0)
+        assert feature_weights(x, torch.zeros_like(g), h, floor=0.2).tolist() == [0.2, 0.2, 0.2]
+
+
+class TestFeaturePrior:
+    def test_informative_features_are_trusted_and_noise_is_not(self) -> None:
+        n, lists = 2000, 100
+        g = torch.randn(n, generator=gen(0))
+        noise = torch.randn(n, 40, generator=gen(1))
+        x = torch.cat([g[:, None] + 0.5 * noise[:, :1], noise], dim=1)
+        offsets = torch.arange(0, n + 1, n // lists)
+        prior = feature_prior(x, g, offsets, generator=gen(2))
+        assert float(prior[0]) == 1.0
+        assert float(prior[2:].median()) < 0.1
+
+    def test_power_zero_trusts_everything(self) -> None:
+        x, g, _, offsets = rows(3)
+        assert feature_prior(x, g, offsets, power=0.0, generator=gen(0)).tolist() == [1.0, 1.0, 1.0]
+
+    def test_a_feature_constant_within_lists_gets_nothing(self) -> None:
+        x, g, _, offsets = rows(4)
+        starts = offsets[:-1].repeat_interleave(offsets.diff())
+        g = g - (g.cumsum(0)[offsets[1:] - 1] - g.cumsum(0)[offsets[:-1]] + g[offsets[:-1]]).repeat_interleave(
+            offsets.diff()
+        ) / offsets.diff().repeat_interleave(offsets.diff())
+        x[:, 1] = 0.0 * starts
+        assert float(feature_prior(x, g, offsets, generator=gen(0))[1]) == 0.0
+
+    def test_errors(self) -> None:
+        x, g, _, offsets = rows(0)
+        with pytest.raises(LGMMLError, match="`power` must be at least 0, got -1"):
+            feature_prior(x, g, offsets, power=-1.0, generator=gen(0))
+        with pytest.raises(LGMMLError, match="`flips` must be positive, got 0"):
+            feature_prior(x, g, offsets, flips=0, generator=gen(0))
+
+
+class TestDrawSubspaces:
+    def test_features_of_a_subspace_differ(self) -> None:
+        drawn = draw_subspaces(torch.rand(10, generator=gen(0)), 50, 4, generator=gen(1))
+        assert drawn.shape == (50, 4)
+        assert all(len(set(row)) == 4 for row in drawn.tolist())
+
+    def test_no_more_features_than_there_are(self) -> None:
+        assert draw_subspaces(torch.ones(2), 3, 5, generator=gen(0)).shape == (3, 2)
+        assert draw_subspaces(torch.tensor([1.0, 0.0, 1.0]), 3, 5, generator=gen(0)).shape == (3, 2)
+
+    def test_frequencies_follow_the_weights(self) -> None:
+        drawn = draw_subspaces(torch.tensor([3.0, 1.0]), 8000, 1, generator=gen(0))
+        assert abs(float((drawn == 0).double().mean()) - 0.75) < 0.02
+
+    def test_errors(self) -> None:
+        with pytest.raises(LGMMLError, match="`count` must be positive, got 0"):
+            draw_subspaces(torch.ones(2), 0, 1, generator=gen(0))
+        with pytest.raises(LGMMLError, match="`size` must be positive, got 0"):
+            draw_subspaces(torch.ones(2), 1, 0, generator=gen(0))
+        with pytest.raises(LGMMLError, match="`weights` must have a positive entry, got none"):
+            draw_subspaces(torch.zeros(2), 1, 1, generator=gen(0))
+
+
+class TestPairScatter:
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("pooled", [False, True])
+    def test_agrees_with_loops_over_pairs(self, seed: int, pooled: bool) -> None:
+        x, g, _, offsets = rows(seed)
+        offsets = offsets[[0, -1]] if pooled else offsets
+        p, n = g.clamp_min(0), (-g).clamp_min(0)
+        values = torch.stack([x, x.flip(1) + 50.0], dim=1)  # (M, 2, 3)
+        S, D = pair_scatter(values, p, n, offsets)
+        for c in range(2):
+            want = naive.pair_scatter(values[:, c].numpy(), p.numpy(), n.numpy(), offsets.tolist())
+            np.testing.assert_allclose(S[c].numpy(), want[0], rtol=1e-9, atol=1e-11)
+            np.testing.assert_allclose(D[c].numpy(), want[1], rtol=1e-9, atol=1e-11)
+
+    def test_lists_without_both_kinds_count_for_nothing(self) -> None:
+        x = torch.tensor([0.0, 1.0, 100.0, 300.0], dtype=torch.float64).reshape(4, 1, 1)
+        p = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+        S, D = pair_scatter(x, p, torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64), torch.tensor([0, 2, 4]))
+        assert S.item() == 0.0
+        assert D.item() == pytest.approx(1.0)
+
+    def test_nothing_at_all_gives_zeros(self) -> None:
+        S, D = pair_scatter(torch.randn(3, 2, 2, generator=gen(0)), torch.zeros(3), torch.ones(3), torch.tensor([0, 3]))
+        assert not S.any()
+        assert not D.any()
+
+    def test_errors(self) -> None:
+        with pytest.raises(LGMMLError, match=r"`positive` must have shape \(3,\), got \(2,\)"):
+            pair_scatter(torch.zeros(3, 1, 1), torch.ones(2), torch.ones(3), torch.tensor([0, 3]))
+        with pytest.raises(LGMMLError, match=r"`negative` must have shape \(3,\), got \(2,\)"):
+            pair_scatter(torch.zeros(3, 1, 1), torch.ones(3), torch.ones(2), torch.tensor([0, 3]))
+
+
+def test_anchors_are_documents_their_mean_and_points_away_from_the_negatives() -> None:
+    values = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, -5.0]], dtype=torch.float64).reshape(3, 1, 2)
+    p, n = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64), torch.tensor([0.0, 0.0, 3.0], dtype=torch.float64)
+    anchors = candidate_anchors(values, p, n, draws=5, steps=(2.0, 8.0), generator=gen(0))
+    assert anchors.shape == (1, 8, 2)
+    assert all(tuple(a) in {(0.0, 0.0), (2.0, 0.0)} for a in anchors[0, :5].tolist())
+    torch.testing.assert_close(anchors[0, 5:], torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, 8.0]]).double())
+
+
+class TestNewtonRows:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_gains_and_weights_agree_with_loops(self, seed: int) -> None:
+        k, g, h, offsets = rows(seed, width=4)
+        newton = NewtonRows(g, h, offsets, ridge=0.05)
+        a, b = naive.newton_parts(k.numpy(), g.numpy(), h.numpy(), offsets.tolist(), 0.05)
+        np.testing.assert_allclose(newton.gains(k).numpy(), b * np.abs(b) / np.diag(a), rtol=1e-9)
+        np.testing.assert_allclose(newton.weights(k).numpy(), naive.nonnegative_solve(a, b), rtol=1e-5, atol=1e-8)
+
+    def test_shifts_of_the_kernel_change_nothing(self) -> None:
+        k, g, h, offsets = rows(5)
+        newton = NewtonRows(g, h, offsets)
+        torch.testing.assert_close(newton.gains(k), newton.gains(k + 3.0))
+
+    def test_flat_kernels_are_rejected(self) -> None:
+        k, g, h, offsets = rows(6)
+        assert NewtonRows(g, h, offsets).gains(1.0 + 1e-4 * k).tolist() == [-1.0] * 3
+
+    def test_errors(self) -> None:
+        _, g, h, offsets = rows(0)
+        with pytest.raises(LGMMLError, match="`hessians` must be positive, got 0"):
+            NewtonRows(g, torch.zeros_like(h), offsets)
+        with pytest.raises(LGMMLError, match=r"`hessians` must have shape \(27,\), got \(2,\)"):
+            NewtonRows(g, h[:2], offsets)
+        with pytest.raises(LGMMLError, match="`ridge` must be positive, got 0"):
+            NewtonRows(g, h, offsets, ridge=0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nonnegative_solve_agrees_with_the_best_subset(seed: int) -> None:
+    root = torch.randn(5, 5, generator=gen(seed), dtype=torch.float64)
+    A, b = root @ root.T + 0.1 * torch.eye(5), torch.randn(5, generator=gen(seed + 50), dtype=torch.float64)
+    np.testing.assert_allclose(
+        nonnegative_solve(A, b).numpy(), naive.nonnegative_solve(A.numpy(), b.numpy()), rtol=1e-7, atol=1e-9
+    )
