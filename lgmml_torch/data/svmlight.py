@@ -1,0 +1,210 @@
+"""Parsing a block of SVMlight/LETOR text with numpy, thousands of numbers at a time.
+
+A line reads ``label qid:7 1:0.5 2:0 … #docid = x``. `parse_block` handles every well-formed block and answers None for
+anything else; `lgmml_torch.data.svmlight_lines` then goes through that block line by line and names the culprit.
+
+A decimal of at most 15 digits is a whole number below 2⁵³ over a power of ten up to 10¹⁵; both are exact in float64,
+so their quotient is the correctly rounded one, the same bits as ``float(text)``. Longer numbers and those with
+an exponent are few, and go through ``float`` itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+MISSING = frozenset({b"null", b"nan"})  # compared in lower case
+MAX_FEATURES = 100_000  # rows are dense: a larger index is far more often a damaged file than data
+
+_SPACE, _COLON, _NEWLINE, _MINUS, _DOT = b" :\n-."
+_LAST_PRINTABLE = ord("~")
+_MAX_DIGITS = 15
+# One step of reading a decimal is `number = number * SCALE[byte] + DIGIT[byte]`; a foreign byte makes it NaN.
+_DIGIT = np.full(256, np.nan)
+_DIGIT[48:58] = np.arange(10)
+_DIGIT[_DOT] = 0.0
+_SCALE = np.full(256, 10.0)
+_SCALE[_DOT] = 1.0
+_POWERS = np.array([float(f"1e{min(k, 22)}") for k in range(256)])
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a file may hold.
+
+    Attributes:
+        qid: whether every line names its query.
+        first_index: the smallest feature index allowed.
+        num_features: the largest number of features allowed, None for up to `MAX_FEATURES`.
+        missing: whether ``NULL`` and ``nan`` are allowed as values.
+        kind: the type of the values; a number too large for it is an error.
+    """
+
+    qid: bool = True
+    first_index: int = 1
+    num_features: int | None = None
+    missing: bool = False
+    kind: type[np.float32] | type[np.float64] = np.float32
+
+    @property
+    def last_index(self) -> int:
+        """The largest feature index allowed."""
+        limit = MAX_FEATURES if self.num_features is None else self.num_features
+        return limit + self.first_index - 1
+
+
+@dataclass
+class Block:
+    """Rows of one block of text; features as a ragged list of (index, value)."""
+
+    labels: NDArray[np.float32]  # (n,)
+    qids: list[bytes]  # (n,) as written; empty for files without
+    counts: Ints  # (n,) features given in each row
+    index: Ints  # (m,) from `first_index`, increasing within a row
+    values: NDArray[Any]  # (m,) NaN where missing
+    comments: list[bytes] | None  # (n,) without the hash, stripped; empty where there is none
+
+
+def parse_block(block: bytes, rules: Rules) -> Block | None:
+    """Parse whole lines (the last one with or without its newline), or answer None when that needs a closer look."""
+    clean, comments, found = block, None, None
+    if block.endswith(b"\n") and not any(byte in block for byte in (b"#", b"\r", b"\t")):
+        found = _tokens(clean, rules.qid)
+    if found is None:
+        clean, comments = _normalise(block)
+        if not clean:
+            none = np.empty(0, np.int64)
+            return Block(np.empty(0, np.float32), [], none, none, np.empty(0, rules.kind), None)
+        found = _tokens(clean, rules.qid)
+    if found is None:
+        return None
+    data, starts, ends, first = found
+    is_feature = np.ones(len(ends), dtype=bool)
+    is_feature[first] = False
+    qids: list[bytes] = []
+    if rules.qid:
+        is_feature[first + 1] = is_feature[first + 2] = False
+        name = starts[first + 1]
+        if not ((ends[first + 1] - name == 3).all() and (data[name[:, None] + np.arange(3)] == list(b"qid")).all()):
+            return None
+        qids = [clean[a:b] for a, b in zip(starts[first + 2].tolist(), ends[first + 2].tolist(), strict=True)]
+    counts = (np.append(first[1:], len(ends)) - first - (3 if rules.qid else 1)) // 2
+    labels = _decimals(clean, data, starts[first], ends[first], kind=np.float32, missing=False)
+    starts, ends = starts[is_feature], ends[is_feature]
+    index = _indices(data, starts[0::2], ends[0::2], counts, rules)
+    values = _decimals(clean, data, starts[1::2], ends[1::2], kind=rules.kind, missing=rules.missing)
+    if index is None or labels is None or values is None:
+        return None
+    return Block(labels, qids, counts, index, values, comments)
+
+
+def _normalise(block: bytes) -> tuple[bytes, list[bytes] | None]:
+    """Single spaces, no empty lines, no comments; the comments apart."""
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
+    comments = None
+    if b"#" in block:
+        parts = [line.partition(b"#") for line in block.split(b"\n")]
+        kept = [(text, comment) for text, _, comment in parts if text.strip(b" \t")]
+        block = b"\n".join(text for text, _ in kept)
+        found = [comment.strip() for _, comment in kept]
+        comments = found if any(found) else None
+    block = block.replace(b"\t", b" ")
+    while b"  " in block:
+        block = block.replace(b"  ", b" ")
+    block = block.replace(b" \n", b"\n").replace(b"\n ", b"\n")
+    while b"\n\n" in block:
+        block = block.replace(b"\n\n", b"\n")
+    block = block.strip(b" \n")
+    return block + b"\n" if block else b"", comments
+
+
+def _tokens(clean: bytes, qid: bool) -> tuple[NDArray[np.uint8], Ints, Ints, Ints] | None:
+    """Bytes, token starts and ends, and the first token of each line, if every line is separated by ``" :" * n``."""
+    data = np.frombuffer(clean, np.uint8)
+    ends = np.flatnonzero((data <= _SPACE) | (data == _COLON))
+    separators = data[ends]
+    if (data > _LAST_PRINTABLE).any():
+        return None
+    newline = separators == _NEWLINE
+    inner = separators[~newline]
+    if len(inner) % 2 or (inner[0::2] != _SPACE).any() or (inner[1::2] != _COLON).any():
+        return None
+    last = np.flatnonzero(newline)
+    first = np.concatenate([[0], last[:-1] + 1])
+    widths = last - first
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    if (ends == starts).any() or (widths % 2).any() or (qid and widths.min() < 2):
+        return None
+    return data, starts, ends, first
+
+
+def _indices(data: NDArray[np.uint8], starts: Ints, ends: Ints, counts: Ints, rules: Rules) -> Ints | None:
+    """Feature indices, if all are whole numbers within the limits that increase along each row."""
+    if not len(starts):
+        return np.empty(0, dtype=np.int64)
+    lengths = ends - starts
+    if (longest := int(lengths.max())) > 9:
+        return None
+    index = np.zeros(len(starts), dtype=np.int64)
+    for k in range(longest):
+        digit = data[np.minimum(starts + k, len(data) - 1)] - np.uint8(48)
+        inside = lengths > k
+        if (digit[inside] > 9).any():
+            return None
+        index = np.where(inside, index * 10 + digit, index)
+    rising = np.append(True, index[1:] > index[:-1])
+    heads = (np.cumsum(counts) - counts)[counts > 0]
+    rising[heads] = index[heads] >= rules.first_index
+    return index if rising.all() and index.max() <= rules.last_index else None
+
+
+def _decimals(
+    clean: bytes, data: NDArray[np.uint8], starts: Ints, ends: Ints, *, kind: type[Any], missing: bool
+) -> NDArray[Any] | None:
+    """Numbers between ``starts`` and ``ends``, NaN where missing; None if one is no number or not finite."""
+    if not len(starts):
+        return np.empty(0, kind)
+    negative = data[starts] == _MINUS
+    begin = starts + negative
+    # Longest first: the tokens that still have a k-th byte are then a prefix of the arrays.
+    lengths = np.minimum(ends - begin, 255).astype(np.uint8)
+    order = np.argsort(~lengths, kind="stable")
+    begin, lengths = begin[order], lengths[order]
+    number = np.zeros(len(order))
+    dots, places = np.zeros((2, len(order)), dtype=np.uint8)
+    lasting = len(order) - np.cumsum(np.bincount(lengths, minlength=256))
+    for k in range(min(int(lengths[0]), _MAX_DIGITS + 1)):
+        n = int(lasting[k])
+        byte = data[begin[:n] + k]
+        number[:n] *= _SCALE[byte]
+        number[:n] += _DIGIT[byte]
+        places[:n] += dots[:n]
+        dots[:n] += byte == _DOT
+    digits = lengths - dots
+    odd = np.isnan(number) | (dots > 1) | (digits < 1) | (digits > _MAX_DIGITS)
+    values = np.empty(len(order))
+    values[order] = number / _POWERS[places]
+    np.negative(values, out=values, where=negative)
+    for token in order[odd].tolist():
+        value = decimal(clean[starts[token] : ends[token]])
+        if value is None or (np.isnan(value) and not missing):
+            return None
+        values[token] = value
+    with np.errstate(over="ignore"):
+        cast = values.astype(kind)
+    return None if np.isinf(cast).any() else cast
+
+
+def decimal(text: bytes) -> float | None:
+    """``float(text)``, NaN for a missing value, None for anything that is not a plain decimal number."""
+    if NUMBER.fullmatch(text):
+        return float(text)
+    return float("nan") if text.lower() in MISSING else None

@@ -1,0 +1,284 @@
+"""The cache: never trusts a damaged or stale file, never leaves half of one, and survives concurrent writers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lgmml_torch.checks import CheckpointError, DataWarning
+from lgmml_torch.data import container, store
+from lgmml_torch.data.cache import Cache, default_folder, resolve
+from lgmml_torch.data.letor import load_letor
+from lgmml_torch.ragged import RankingData
+
+KEY = {"what": "test", "number": 1}
+ARRAYS = {
+    "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "flag": np.array([True, False]),
+    "none": np.empty((0, 4), dtype=np.int64),
+    "scalar": np.array(2.5),
+}
+
+
+def assert_equal(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
+    assert list(got) == list(want)
+    for name, array in want.items():
+        assert got[name].dtype == array.dtype
+        assert got[name].shape == array.shape
+        assert np.array_equal(got[name], array)
+
+
+class Builder:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> dict[str, np.ndarray]:
+        self.calls += 1
+        return ARRAYS
+
+
+def test_builds_once_and_maps_after(tmp_path: Path) -> None:
+    cache, build = Cache(tmp_path / "new" / "folder"), Builder()
+    for _ in range(3):
+        assert_equal(cache.get_or_build(KEY, build), ARRAYS)
+    assert build.calls == 1
+    assert_equal(cache.get_or_build({"number": 1, "what": "test"}, build), ARRAYS)
+    assert build.calls == 1
+    cache.get_or_build({**KEY, "number": 2}, build)
+    assert build.calls == 2
+    assert cache.get({"other": 1}) is None
+    assert cache.clear() > 0
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_arrays_are_mapped_private_and_writable(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    got = cache.get_or_build(KEY, Builder())["x"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tensor = torch.from_numpy(got)
+    tensor[0, 0] = 99
+    assert got[0, 0] == 99
+    assert_equal(cache.get(KEY) or {}, ARRAYS)
+
+
+def test_filling_in_place(tmp_path: Path) -> None:
+    cache, calls = Cache(tmp_path), []
+
+    def fill(arrays: dict[str, np.ndarray]) -> None:
+        calls.append(1)
+        assert not arrays["d"].any()
+        for row in range(1000):
+            arrays["d"][row] = row
+
+    for _ in range(2):
+        got = cache.get_or_fill({"distances": 1}, {"d": ((1000, 7), np.float32)}, fill)
+        assert np.array_equal(got["d"], np.repeat(np.arange(1000, dtype=np.float32)[:, None], 7, 1))
+    assert len(calls) == 1
+
+
+def test_no_arrays_at_all(tmp_path: Path) -> None:
+    assert Cache(tmp_path).get_or_build(KEY, dict) == {}
+    assert Cache(tmp_path).get(KEY) == {}
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.get_or_build(KEY, Builder())
+    path = cache.path(KEY)
+    good = path.read_bytes()
+    assert len(good) < 1000
+    for position in range(len(good)):
+        for mask in (0x01, 0x80, 0xFF):
+            bad = bytearray(good)
+            bad[position] ^= mask
+            path.unlink()
+            path.write_bytes(bad)
+            with pytest.warns(DataWarning, match=r"cache file .* is damaged: .*; building it again"):
+                assert cache.get(KEY) is None
+
+
+def test_every_truncation_and_extension_is_noticed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.get_or_build(KEY, Builder())
+    path = cache.path(KEY)
+    good = path.read_bytes()
+    for size in [*range(len(good)), len(good) + 1, len(good) + 64]:
+        path.unlink()
+        path.write_bytes(good.ljust(size, b"\0")[:size])
+        with pytest.warns(DataWarning, match="is damaged"):
+            assert cache.get(KEY) is None
+
+
+@pytest.mark.parametrize("position", [0, 60, -1])
+def test_a_damaged_entry_is_rebuilt_with_one_warning(position: int, tmp_path: Path) -> None:
+    cache, build = Cache(tmp_path), Builder()
+    cache.get_or_build(KEY, build)
+    data = bytearray(cache.path(KEY).read_bytes())
+    data[position] ^= 1
+    cache.path(KEY).write_bytes(data)
+    with pytest.warns(DataWarning, match="is damaged") as caught:
+        assert_equal(cache.get_or_build(KEY, build), ARRAYS)
+    assert len(caught) == 1
+    assert build.calls == 2
+    assert_equal(cache.get_or_build(KEY, build), ARRAYS)
+    assert build.calls == 2
+
+
+def test_large_entries_are_checked_to_the_end(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    big = np.random.default_rng(0).integers(0, 255, 300_001, dtype=np.uint8)
+    cache.get_or_build(KEY, lambda: {"big": big})
+    path = cache.path(KEY)
+    good = path.read_bytes()
+    for position in np.random.default_rng(1).integers(0, len(good), 100).tolist():
+        bad = bytearray(good)
+        bad[position] ^= 16
+        path.unlink()
+        path.write_bytes(bad)
+        with pytest.warns(DataWarning, match="is damaged"):
+            assert cache.get(KEY) is None
+    swapped = good[:1024] + good[1024 + 65536 : 1024 + 2 * 65536] + good[1024 : 1024 + 65536] + good[1024 + 2 * 65536 :]
+    path.write_bytes(swapped)
+    with pytest.warns(DataWarning, match="is damaged"):
+        assert cache.get(KEY) is None
+
+
+def test_entries_of_other_keys_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, build = Cache(tmp_path), Builder()
+    cache.get_or_build(KEY, build)
+    cache.path(KEY).rename(cache.path({"renamed": True}))
+    with pytest.warns(DataWarning, match="was made for something else"):
+        assert cache.get({"renamed": True}) is None
+    cache.get_or_build(KEY, build)
+    monkeypatch.setattr(container, "VERSION", 2)
+    assert_equal(cache.get_or_build(KEY, build), ARRAYS)  # quietly: an update is no accident
+    assert build.calls == 3
+
+
+def test_failures_leave_nothing_behind(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+
+    def broken(arrays: dict[str, np.ndarray]) -> None:
+        arrays["d"][0] = 1
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        cache.get_or_fill(KEY, {"d": ((10,), np.float32)}, broken)
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_build(KEY, lambda: {"x": np.array(1 // 0)})
+    with pytest.raises(CheckpointError, match="array 'x' must hold plain numbers, got dtype object"):
+        cache.get_or_build(KEY, lambda: {"x": np.array([object()])})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    cache = Cache(tmp_path / "file" / "cache")
+    with pytest.warns(DataWarning, match="cannot cache in .*/file/cache: ") as caught:
+        assert_equal(cache.get_or_build(KEY, Builder()), ARRAYS)
+    assert len(caught) == 1
+
+
+def test_abandoned_temporary_files_are_swept_up(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.tmp", tmp_path / "new.tmp"
+    old.write_text("")
+    new.write_text("")
+    os.utime(old, (0, 0))
+    Cache(tmp_path).get_or_build(KEY, Builder())
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_content_follows_the_file(tmp_path: Path) -> None:
+    cache, file = Cache(tmp_path / "cache"), tmp_path / "a"
+    file.write_bytes(b"one")
+    first = cache.content(file)
+    time.sleep(0.1)
+    assert cache.content(file) == first
+    notes = list(cache.folder.glob("*.source"))
+    assert len(notes) == 1
+    status = file.stat()
+    file.write_bytes(b"two")  # the same size, and the old time put back
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    second = cache.content(file)
+    assert second != first
+    for position in range(0, notes[0].stat().st_size, 7):  # a damaged note is not believed
+        data = bytearray(notes[0].read_bytes())
+        data[position] ^= 2
+        notes[0].unlink()
+        notes[0].write_bytes(data)
+        assert cache.content(file) == second
+        time.sleep(0.001)
+
+
+def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LGMML_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "lgmml_torch"
+    monkeypatch.setenv("LGMML_CACHE", str(tmp_path / "mine"))
+    assert Cache().folder == tmp_path / "mine"
+    assert resolve(False) is None
+    assert resolve(True).folder == resolve(tmp_path / "mine").folder == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("qids", [[3, 1, 1], ["b", "a", "a"]])
+@pytest.mark.parametrize("doc_ids", [None, ["x", "", "ü"]])
+def test_ranking_data_survives(qids: list, doc_ids: list | None, tmp_path: Path) -> None:
+    data = RankingData.from_arrays(np.eye(3), [0, 1, 2], qid=qids, doc_ids=doc_ids, query_weights=[1, 2])
+    back = store.from_arrays(Cache(tmp_path).get_or_build(KEY, lambda: store.to_arrays(data)))
+    assert (back.qids, back.doc_ids) == (data.qids, data.doc_ids)
+    for name in ("features", "labels", "offsets", "order", "query_weights"):
+        assert torch.equal(getattr(back, name), getattr(data, name))
+
+
+def test_loader_notices_changed_files_and_settings(tmp_path: Path) -> None:
+    file, cache = tmp_path / "a.txt", tmp_path / "cache"
+    file.write_text("0 qid:1 1:1\n")
+    assert load_letor(file, cache=cache).features.tolist() == [[1]]
+    file.write_text("0 qid:1 1:2\n")
+    assert load_letor(file, cache=cache).features.tolist() == [[2]]
+    assert load_letor(file, cache=cache, num_features=2).features.tolist() == [[2, 0]]
+    assert load_letor(file, cache=cache, dtype=torch.float64).features.dtype == torch.float64
+    assert load_letor(file, cache=cache).features.dtype == torch.float32
+    assert len(list(cache.glob("*.lgc"))) == 4
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+from lgmml_torch.data.letor import load_letor
+folder, me = Path(sys.argv[1]), sys.argv[2]
+(folder / f"ready{me}").touch()
+while len(list(folder.glob("ready*"))) < 2:
+    time.sleep(0.001)
+for number in range(8):
+    data = load_letor(folder / f"{number}.txt", cache=folder / "cache")
+    assert data.features[0, 0] == number, data.features
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_building_at_once(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}.txt").write_text(f"0 qid:1 1:{number}\n" * 2000)
+    runs = [
+        subprocess.Popen([sys.executable, "-W", "error", "-c", RACE, str(tmp_path), me], stderr=subprocess.PIPE)
+        for me in "ab"
+    ]
+    for run in runs:
+        _, errors = run.communicate(timeout=120)
+        assert run.returncode == 0, errors.decode()
+    names = [path.suffix for path in (tmp_path / "cache").iterdir()]
+    assert names.count(".lgc") == 8
+    assert ".tmp" not in names

@@ -1,0 +1,240 @@
+"""Data sets by name: the real ones against their published counts, every layout from generated files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_examples
+from lgmml_torch.data.letor import load_letor, load_lightgbm
+from lgmml_torch.data.letor_write import save_letor, save_lightgbm
+from lgmml_torch.ragged import RankingData
+from tests.data.test_letor import assert_same, random_data
+
+
+def label_counts(parts: list[RankingData]) -> dict[float, int]:
+    return dict(Counter(label for part in parts for label in part.labels.tolist()))
+
+
+def sizes(parts: list[RankingData]) -> tuple[int, int, int]:
+    all_sizes = torch.cat([part.sizes for part in parts])
+    return int(all_sizes.min()), int(all_sizes.median()), int(all_sizes.max())
+
+
+def assert_apart(parts: dict[str, RankingData]) -> None:
+    seen: set[object] = set()
+    for part in parts.values():
+        assert not seen & set(part.qids)
+        seen |= set(part.qids)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("fold", range(1, 6))
+@pytest.mark.parametrize(
+    ("name", "queries", "documents", "features", "labels", "spread"),
+    [
+        ("mq2008", 784, 15211, 46, {0: 12279, 1: 2001, 2: 931}, (5, 8, 121)),
+        ("ohsumed", 106, 16140, 45, {0: 11303, 1: 2585, 2: 2252}, (35, 147, 320)),
+    ],
+)
+def test_letor_sets(
+    name: str, queries: int, documents: int, features: int, labels: dict, spread: tuple, fold: int, data_dir: Path
+) -> None:
+    parts = open_dataset(name, data_dir, fold=fold, cache=False)
+    assert list(parts) == ["train", "vali", "test"]
+    assert_apart(parts)
+    every = list(parts.values())
+    assert sum(part.num_queries for part in every) == queries
+    assert sum(part.num_documents for part in every) == documents
+    assert {part.num_features for part in every} == {features}
+    assert label_counts(every) == labels
+    assert sizes(every) == spread
+    assert all(part.doc_ids is not None and all(part.doc_ids) for part in every)
+    constant = RankingData.merge(every).statistics()
+    assert constant["constant features"] == {"mq2008": 6, "ohsumed": 9}[name]
+    if name == "mq2008":
+        assert constant["queries without a relevant document"] == 220
+
+
+@pytest.mark.realdata
+def test_mslr_sample(data_dir: Path) -> None:
+    parts = open_dataset("mslr-sample", data_dir, cache=False)
+    assert_apart(parts)
+    assert [part.num_queries for part in parts.values()] == [53, 18, 18]
+    every = list(parts.values())
+    assert sum(part.num_documents for part in every) == 9122
+    assert {part.num_features for part in every} == {136}
+    assert (label_counts(every)[0], label_counts(every)[4]) == (5053, 55)
+    assert sizes(every) == (15, 93, 337)
+    assert max(float(part.features.max()) for part in every) == pytest.approx(1.6e8, rel=0.05)
+
+
+@pytest.mark.realdata
+def test_lightgbm_sample(data_dir: Path) -> None:
+    parts = open_dataset("lgbm-rank", data_dir, seed=3, cache=False)
+    assert parts["train"].num_queries + parts["vali"].num_queries == 201
+    assert parts["vali"].num_queries == 40
+    assert parts["test"].num_queries == 50
+    assert not set(parts["train"].qids) & set(parts["vali"].qids)
+    every = list(parts.values())
+    assert sum(part.num_documents for part in every) == 3773
+    assert {part.num_features for part in every} == {300}
+    assert set(label_counts(every)) <= {0, 1, 2, 3, 4}
+    assert sizes(every) == (1, 15, 27)
+    again = open_dataset("lgbm-rank", data_dir, seed=3, cache=False)
+    assert_same(again["vali"], parts["vali"])
+    assert open_dataset("lgbm-rank", data_dir, seed=4, cache=False)["vali"].qids != parts["vali"].qids
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", ["rank.train", "rank.test"])
+def test_lightgbm_reads_the_same(name: str, data_dir: Path, tmp_path: Path) -> None:
+    lgb = pytest.importorskip("lightgbm")
+    file = data_dir / "lgbm-rank" / name
+    data = load_lightgbm(file, cache=False)
+    # LightGBM counts features from 0, and the files from 1.
+    values = np.pad(data.in_caller_order(data.features).numpy().astype(np.float64), ((0, 0), (1, 0)))
+    params = {"verbosity": -1, "min_data_in_bin": 1, "max_bin": 1000, "enable_bundle": False, "num_threads": 1}
+    params |= {"feature_pre_filter": False, "is_enable_sparse": False, "bin_construct_sample_cnt": 10**6}
+
+    def dump(dataset) -> str:
+        dataset._dump_text(str(tmp_path / "dump"))
+        return (tmp_path / "dump").read_text()
+
+    theirs = lgb.Dataset(str(file), params=params).construct()
+    assert np.array_equal(theirs.get_label(), data.in_caller_order(data.labels).numpy())
+    assert np.array_equal(theirs.get_group(), data.sizes.numpy())
+    ours = dump(lgb.Dataset(values, params=params).construct())
+    assert len(np.unique(values)) < 1000  # so that every value has a bin of its own
+    assert dump(theirs) == ours
+    row, column = np.argwhere(values > 0)[-1]
+    values[row, column] = 1 - values[row, column]
+    assert dump(lgb.Dataset(values, params=params).construct()) != ours
+
+
+@pytest.mark.realdata
+def test_raw_and_null_ohsumed(data_dir: Path, tmp_path: Path) -> None:
+    raw = open_dataset("ohsumed-raw", data_dir, cache=False)["test"]
+    assert (raw.num_queries, raw.num_features) == (22, 45)
+    assert float(raw.features.min()) < 0
+    with pytest.raises(DataError, match=r"ohsumed-null/test\.txt:2: the value of feature 11 is missing, got 'NULL'"):
+        open_dataset("ohsumed-null", data_dir, cache=tmp_path)
+    null = open_dataset("ohsumed-null", data_dir, missing="zero", cache=tmp_path)["test"]
+    assert (null.num_queries, null.num_features, null.num_documents) == (22, 45, raw.num_documents)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", ["mq2008/Fold1/vali.txt", "ohsumed/Fold1/test.txt", "mslr-sample/vali.txt"])
+def test_real_files_equal_scikit_learn_and_survive_a_round_trip(name: str, data_dir: Path, tmp_path: Path) -> None:
+    from sklearn.datasets import load_svmlight_file
+
+    data = load_letor(data_dir / name, cache=False)
+    X, y, qid = load_svmlight_file(str(data_dir / name), query_id=True)
+    assert np.array_equal(data.in_caller_order(data.features).numpy(), X.toarray().astype(np.float32))
+    assert np.array_equal(data.in_caller_order(data.labels).numpy(), y.astype(np.float32))
+    ids = torch.tensor(data.qids)[data.query_index]
+    assert np.array_equal(data.in_caller_order(ids).numpy(), qid)
+    save_letor(data, tmp_path / "copy.txt")
+    assert_same(load_letor(tmp_path / "copy.txt", cache=False), data)
+
+
+def parts_of(seed: int) -> dict[str, RankingData]:
+    return dict(zip(("train", "vali", "test"), random_data(seed, queries=12).split((0.5, 0.25, 0.25)), strict=True))
+
+
+@pytest.mark.parametrize("name", ["mq2008", "ohsumed", "mslr", "mslr-web10k", "mslr-web30k"])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_layout_with_folds(name: str, ending: str, tmp_path: Path) -> None:
+    folds = {fold: parts_of(fold) for fold in range(1, 6)}
+    for fold, parts in folds.items():
+        folder = tmp_path / CATALOG[name].folders[-1] / f"Fold{fold}"
+        folder.mkdir(parents=True)
+        for part, data in parts.items():
+            save_letor(data, folder / f"{part}.txt{ending}")
+    for fold, parts in folds.items():
+        loaded = open_dataset(name, tmp_path, fold=fold, cache=tmp_path / "cache")
+        for part, data in parts.items():
+            assert_same(loaded[part], data)
+    assert_same(open_dataset(name, tmp_path, cache=False)["train"], folds[1]["train"])
+    with pytest.raises(DataError, match=r"`fold` must be one of those in .* \(Fold1, Fold2, .*Fold5\), got 6"):
+        open_dataset(name, tmp_path, fold=6)
+
+
+@pytest.mark.parametrize("name", ["mslr-sample", "letor"])
+def test_layout_without_folds(name: str, tmp_path: Path) -> None:
+    parts = parts_of(0)
+    folder = tmp_path / CATALOG[name].folders[0]
+    folder.mkdir()
+    for part, data in parts.items():
+        save_letor(data, folder / f"{part}.txt", sparse=True)
+    for way in (open_dataset(name, tmp_path, cache=False), open_dataset(folder, cache=False)):
+        for part, data in parts.items():
+            assert_same(way[part], data)
+    with pytest.raises(DataError, match="`fold` must be None for data without folds, got 2"):
+        open_dataset(name, tmp_path, fold=2)
+
+
+def test_layout_of_yahoo(tmp_path: Path) -> None:
+    folder = tmp_path / "yahoo"
+    folder.mkdir()
+    sets = {number: parts_of(number) for number in (1, 2)}
+    for number, parts in sets.items():
+        for part, stem in (("train", "train"), ("vali", "valid"), ("test", "test")):
+            save_letor(parts[part], folder / f"set{number}.{stem}.txt", sparse=True)
+    for number, parts in sets.items():
+        loaded = open_dataset(f"yahoo{number}", tmp_path, cache=False)
+        for part, data in parts.items():
+            assert_same(loaded[part], data)
+    with pytest.raises(DataError, match="holds set 1 and set 2: ask for 'yahoo1' or 'yahoo2'"):
+        open_dataset(folder)
+    (folder / "set2.train.txt").unlink()
+    assert_same(open_dataset(folder, cache=False)["test"], sets[1]["test"])
+    with pytest.raises(DataError, match=r"set2\.train\.txt: no such file"):
+        open_dataset("yahoo2", tmp_path)
+
+
+def test_layout_of_lightgbm(tmp_path: Path) -> None:
+    folder = tmp_path / "lgbm-rank"
+    folder.mkdir()
+    train, test = random_data(0, queries=10), random_data(1, queries=5)
+    save_lightgbm(train, folder / "rank.train")
+    with pytest.raises(DataError, match=r"rank\.test: no such file"):
+        open_dataset("lgbm-rank", tmp_path)
+    save_lightgbm(test, folder / "rank.test")
+    parts = open_dataset("lgbm-rank", tmp_path, cache=False)
+    assert (len(parts["train"]), len(parts["vali"]), len(parts["test"])) == (8, 2, 5)
+    back = parts["test"]
+    assert torch.equal(back.in_caller_order(back.features), test.in_caller_order(test.features))
+
+
+def test_where_data_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LGMML_DATA", raising=False)
+    with pytest.raises(DataError, match="no data folder: pass `data_dir` or set the environment variable LGMML_DATA"):
+        open_dataset("mq2008")
+    with pytest.raises(DataError, match=r"`data_dir` must name an existing folder, got .*nowhere"):
+        open_dataset("mq2008", tmp_path / "nowhere")
+    monkeypatch.setenv("LGMML_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"LGMML_DATA must name an existing folder, got .*nowhere"):
+        data_folder()
+    monkeypatch.setenv("LGMML_DATA", str(tmp_path))
+    assert data_folder() == tmp_path
+    with pytest.raises(
+        DataError, match=r"data set 'mq2008' not found: looked for .*/mq2008 or .*/MQ2008; set `data_dir`"
+    ):
+        open_dataset("mq2008")
+    with pytest.raises(
+        DataError, match=r"data set 'mq2009' not found: .*known names: mq2008, .*did you mean 'mq2008'\?"
+    ):
+        open_dataset("mq2009")
+    with pytest.raises(DataError, match="no such folder: "):
+        open_dataset(tmp_path / "missing")
+    (tmp_path / "cal10k").mkdir()
+    with pytest.raises(DataError, match="holds a query-by-example set: use `open_examples`"):
+        open_dataset("cal10k")
+    with pytest.raises(DataError, match=r"no features\.npy or features\.csv in "):
+        open_examples("cal10k")
