@@ -1,13 +1,13 @@
 """Local distances: every document to every anchor, each under the anchor's own metric.
 
-The plain form is a loop over metrics inside a loop over tiles of rows: the difference to the anchor is taken before the
-product, so a document at the anchor has distance exactly 0, and no tensor is larger than one tile.
+Work goes tile by tile of rows (:mod:`lgmml_torch.functional.tiles`), so beside the result no tensor is larger than a
+tile. Full-dimensional metrics have two forms: the factor form, accurate to rounding, and the quadratic form, with
+half the operations (:mod:`lgmml_torch.functional.quadratic`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,11 +22,11 @@ from lgmml_torch.checks import (
     check_positive,
     check_shape,
 )
+from lgmml_torch.functional.quadratic import quadratic_kernel
+from lgmml_torch.functional.tiles import factor_kernel, fill_tiles, subspace_kernel
 
 NORMS = ("mahalanobis", "trace")
-
-TileKernel = Callable[[Tensor, Tensor], None]
-"""Fills ``tile (K, B)`` with the distances of ``rows (B, D)``."""
+METHODS = ("factor", "quadratic")
 
 
 def norm_factors(
@@ -53,6 +53,7 @@ def local_distances(
     factors: Tensor,  # (K, D, R)
     *,
     norm: str = "mahalanobis",
+    method: str = "factor",
     chunk_rows: int = 2048,
     out: Tensor | np.ndarray | None = None,  # (N, K)
 ) -> Tensor:  # (N, K)
@@ -62,13 +63,16 @@ def local_distances(
 
     for ``norm="mahalanobis"`` and ``"trace"``. Identity factors give Euclidean distances under both norms; a document
     equal to an anchor gets exactly 0. Computed in the dtype and on the device of ``features``; features are neither
-    copied nor changed, and the working memory is ``chunk_rows * (2 D + K)`` numbers. The result carries no graph.
+    copied nor changed. The working memory is ``chunk_rows * (2 D + K)`` numbers; the quadratic form adds a table of
+    ``K D² / 2`` and ``2048 * chunk_rows``. The result carries no graph.
 
     Args:
         features: One row for each document.
         anchors: One point for each metric.
         factors: One factor of each metric, ``M = F Fᵀ``; a low rank R makes the work proportionally smaller.
         norm: ``"mahalanobis"`` or ``"trace"``.
+        method: ``"factor"``, accurate to rounding, or ``"quadratic"``, within 1e-4 of the mean distance and up to
+            twice as fast for many rows and factors of full rank; only float32 features have the choice.
         chunk_rows: Rows in one tile; the default keeps a tile of usual width in a core's second-level cache.
         out: Where to write, a tensor or a (memory-mapped) array, of any floating dtype; made when not given.
 
@@ -84,46 +88,11 @@ def local_distances(
     num, dim = features.shape
     check_shape("anchors", anchors, (None, dim))
     check_shape("factors", factors, (len(anchors), dim, None))
-    kernel = factor_kernel(*_like(features, anchors, norm_factors(factors, norm)))
+    check_choice("method", method, METHODS)
+    points, lenses = _like(features, anchors, norm_factors(factors, norm))
+    quadratic = method == "quadratic" and features.dtype == torch.float32 and points.numel() > 0
+    kernel = quadratic_kernel(points, lenses) if quadratic else factor_kernel(points, lenses)
     return fill_tiles(kernel, features, _result(out, (num, len(anchors)), features), chunk_rows)
-
-
-def factor_kernel(
-    anchors: Tensor,  # (K, D)
-    factors: Tensor,  # (K, D, R)
-) -> TileKernel:
-    """The plain form: difference, product, row norm, one metric after another."""
-
-    def fill(rows: Tensor, tile: Tensor) -> None:
-        gap = rows.new_empty(rows.shape)
-        image = rows.new_empty((len(rows), factors.shape[2]))
-        for r in range(len(anchors)):
-            torch.sub(rows, anchors[r], out=gap)
-            torch.mm(gap, factors[r], out=image)
-            torch.linalg.vector_norm(image, dim=1, out=tile[r])
-
-    return fill
-
-
-def subspace_kernel(
-    support: Tensor,  # (K, s)
-    anchors: Tensor,  # (K, s)
-    factors: Tensor,  # (K, s, r)
-) -> TileKernel:
-    """Metrics on few features: all K at once, one feature and one direction after another."""
-
-    def fill(rows: Tensor, tile: Tensor) -> None:
-        columns = rows.T.contiguous()
-        gaps = [columns[support[:, j]].sub_(anchors[:, j, None]) for j in range(support.shape[1])]
-        tile.zero_()
-        for c in range(factors.shape[2]):
-            image = torch.zeros_like(tile)
-            for j, gap in enumerate(gaps):
-                image.addcmul_(gap, factors[:, j, c, None])
-            tile.addcmul_(image, image)
-        tile.sqrt_()
-
-    return fill
 
 
 @torch.no_grad()
@@ -160,24 +129,6 @@ def subspace_distances(
         raise LGMMLError(f"`support` must index the {dim} features, got {worst}")
     kernel = subspace_kernel(support, *_like(features, anchors, norm_factors(factors, norm)))
     return fill_tiles(kernel, features, _result(out, (num, len(support)), features), chunk_rows)
-
-
-def fill_tiles(kernel: TileKernel, features: Tensor, out: Tensor, chunk_rows: int) -> Tensor:
-    """Run a kernel over tiles of rows and write the transposed tiles to ``out``."""
-    check_positive("chunk_rows", chunk_rows)
-    for start in range(0, len(features), chunk_rows):
-        rows = features[start : start + chunk_rows]
-        tile = rows.new_empty((out.shape[1], len(rows)))
-        kernel(rows, tile)
-        # One cheap sum watches over every entry: it is finite only when they all are (or barely overflows, see below).
-        if not torch.isfinite(tile.sum()):
-            check_finite("features", features)
-            if not torch.isfinite(tile).all():
-                raise LGMMLError(
-                    f"distances must stay below {torch.finfo(tile.dtype).max:.3g} ({tile.dtype}), got an overflow"
-                )
-        out[start : start + chunk_rows].copy_(tile.T)
-    return out
 
 
 def median_scales(

@@ -121,7 +121,7 @@ def triplets_from_uniforms(
     _check_usable(table)
     check_shape("choices", choices, (None, 2))
     check_shape("uniforms", uniforms, (len(choices), None))
-    queries, positives = _choose(table, choices)
+    queries, positives = _choose(table, choices.to(table.order.device))
     weights = torch.ones(len(queries), dtype=torch.float64, device=queries.device)
     return _draws(table, queries, positives, weights, uniforms, all_negatives)
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
+from lgmml_torch.functional import quadratic
 from lgmml_torch.functional.distance import local_distances, median_scales, norm_factors, subspace_distances
+from lgmml_torch.functional.quadratic import QuadraticKernel, quadratic_kernel
 from tests.reference import distance as reference
 
 
@@ -39,6 +41,64 @@ def test_float32_stays_within_a_ten_thousandth_of_the_median_everywhere(norm: st
     assert not found.isnan().any()
     assert ((found - exact).abs() <= 1e-4 * exact.median(dim=0).values).all()
     assert (found.diagonal() == 0).all()  # documents 0..5 are the anchors
+
+
+def quadratic_case(kind: str, dim: int = 24, k: int = 6, n: int = 700):
+    """Rows, anchors among them, near copies of the anchors, and factors of the given temper."""
+    g = torch.Generator().manual_seed(dim)
+    x = torch.randn(n, dim, generator=g, dtype=torch.float64)
+    F = torch.randn(k, dim, dim, generator=g, dtype=torch.float64)
+    if kind == "heavy":
+        x = x.sign() * (2 * x.abs()).exp()
+    if kind == "offset":
+        x = x + 1000
+    if kind == "units":
+        x = x * torch.logspace(-4, 4, dim, dtype=x.dtype)
+        F = F / torch.logspace(-4, 4, dim, dtype=x.dtype)[:, None]
+    if kind in ("correlated", "mixed"):  # weak directions weigh most: the quadratic form itself cancels
+        x = x @ torch.diag(torch.logspace(0, -3, dim, dtype=x.dtype)) @ torch.linalg.qr(F[0]).Q
+        values, vectors = torch.linalg.eigh(torch.cov(x.T))
+        F[: k if kind == "correlated" else k // 2] = vectors * values**-0.4
+    x = x.float()
+    anchors = x[:k].clone()
+    x[k : 2 * k] = anchors * (1 + 1e-4 * torch.randn(k, dim, generator=g))
+    return x, anchors, F.float()
+
+
+@pytest.mark.parametrize("kind", ["plain", "heavy", "offset", "units", "correlated", "mixed"])
+def test_the_quadratic_form_keeps_its_tolerance_everywhere(kind: str) -> None:
+    x, anchors, F = quadratic_case(kind)
+    found = local_distances(x, anchors, F, method="quadratic", chunk_rows=300)
+    exact = local_distances(x.double(), anchors, F)
+    assert not found.isnan().any()
+    assert ((found - exact).abs() <= 1e-4 * exact.median(dim=0).values).all()
+    assert (found.diagonal() == 0).all()
+
+
+@pytest.mark.parametrize(("n", "d", "k", "r"), [(0, 3, 2, 3), (1, 1, 1, 1), (7, 4, 1, 4), (9, 5, 6, 2), (5, 3, 0, 3)])
+def test_the_quadratic_form_of_small_things(n: int, d: int, k: int, r: int) -> None:
+    x, a, F = case(n, d, k, r, dtype=torch.float32)
+    found = local_distances(x, a, F, method="quadratic", chunk_rows=4)
+    torch.testing.assert_close(found, local_distances(x, a, F), rtol=1e-4, atol=1e-4)
+
+
+def test_metrics_the_quadratic_form_does_not_suit_are_left_to_the_factors() -> None:
+    _, anchors, F = quadratic_case("mixed", dim=40, k=40)
+    kernel = quadratic_kernel(anchors, F)
+    assert not isinstance(kernel, QuadraticKernel)
+    assert isinstance(quadratic_kernel(*quadratic_case("plain", dim=40, k=40)[1:]), QuadraticKernel)
+
+
+def test_monomials_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, anchors, F = quadratic_case("plain")
+    whole = local_distances(x, anchors, F, method="quadratic")
+    monkeypatch.setattr(quadratic, "_BLOCK", 1)
+    torch.testing.assert_close(local_distances(x, anchors, F, method="quadratic"), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_float64_always_gets_the_factor_form() -> None:
+    x, a, F = case(10, 3, 2, 3)
+    assert torch.equal(local_distances(x, a, F, method="quadratic"), local_distances(x, a, F))
 
 
 def test_identity_factors_give_euclidean_distances_under_both_norms() -> None:
@@ -154,6 +214,8 @@ def test_errors_name_argument_rule_and_value() -> None:
         local_distances(x, a, F[:1])
     with pytest.raises(LGMMLError, match=r"`norm` must be one of .*, got 'trac'; did you mean 'trace'"):
         local_distances(x, a, F, norm="trac")
+    with pytest.raises(LGMMLError, match=r"`method` must be one of 'factor', 'quadratic', got 'fast'"):
+        local_distances(x, a, F, method="fast")
     with pytest.raises(LGMMLError, match=r"`out` must have shape \(4, 2\), got \(4, 3\)"):
         local_distances(x, a, F, out=torch.empty(4, 3))
     with pytest.raises(LGMMLError, match=r"`chunk_rows` must be positive, got 0"):
