@@ -16,8 +16,8 @@ from lgmml_torch.functional.boosting import (
     feature_weights,
     pair_scatter,
 )
+from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.lambdarank import lambda_gradients
-from lgmml_torch.functional.spd import geometric_mean_factor
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids
 
@@ -118,12 +118,15 @@ def best_of_subspaces(
         gap = image[:, r, None] - centres[:, :, r, None]
         squares.addcmul_(gap, gap)
     dists = squares.sqrt_().flatten(0, 1)  # (C * A, M)
-    scales = dists.mean(1).clamp_min(1e-3) * dists.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
-    kernels = paper_kernel_(dists.T.contiguous()[:, None] / scales)  # (M, B, C * A)
-    gains = newton.gains(kernels.flatten(1), min_deviation=config.min_deviation)
-    # Candidates first: (B, C, A) -> (C, B * A)
+    base, dists = dists.mean(1).clamp_min(1e-3), dists.T.contiguous()  # (C * A,), (M, C * A)
+    columns = []
+    for bandwidth in config.bandwidths:  # one at a time stays in the cache
+        kernels = paper_kernel_(dists / (base * bandwidth))
+        columns.append(newton.gains(kernels, min_deviation=config.min_deviation))
+    scales = base * base.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
+    # Candidates first: (B, C * A) -> (C, B * A)
     shape = (len(config.bandwidths), *anchors.shape[:2])
-    gains, scales = (x.reshape(shape).transpose(0, 1).flatten(1) for x in (gains, scales))
+    gains, scales = (x.reshape(shape).transpose(0, 1).flatten(1) for x in (torch.stack(columns), scales))
     gain, best = gains.max(1)
     each = torch.arange(len(support), device=best.device)
     width, pad = support.shape[1], max(config.sizes) - support.shape[1]
@@ -150,7 +153,5 @@ def subspace_factors(
         return eye.expand(values.shape[1], -1, -1)
     lists = offsets if config.metric == "gmml" else offsets[[0, -1]]
     S, D = (scatter.double() for scatter in pair_scatter(values, positive, negative, lists))
-    trace = (S.diagonal(dim1=1, dim2=2).sum(1) + D.diagonal(dim1=1, dim2=2).sum(1)) / (2 * values.shape[2])
-    floor = (config.lam * trace + LEAST_SCATTER)[:, None, None] * eye.double()
-    S, D = S + floor, D + floor
-    return geometric_mean_factor((S + S.mT) / 2, (D + D.mT) / 2, config.t, invert_first=True).to(values.dtype)
+    least = LEAST_SCATTER * eye.double()
+    return gmml((S + S.mT) / 2 + least, (D + D.mT) / 2 + least, config.t, lam=config.lam).factor.to(values.dtype)

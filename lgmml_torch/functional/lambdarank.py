@@ -81,37 +81,49 @@ def lambda_gradients(
     check_positive("floor", floor, zero=True)
     ideal = ideal_dcg(labels, offsets, truncation=truncation) if ideal is None else ideal
     order = argsort_segments(scores, offsets, descending=True)
-    f, place, query = scores[order], positions(offsets), segment_ids(offsets)
+    f, place, query = sigma * scores[order], positions(offsets), segment_ids(offsets)
     # Divided by the ideal here, so that a pair needs no look-up of it; a list without gain has no pairs anyway.
     gains = (torch.exp2(labels[order].to(f.dtype)) - 1) / ideal.to(f.dtype).clamp_min(1e-9)[query]
-    discounts = discounts_of(place).to(f.dtype)
     width = min(truncation, int(offsets.diff().max())) if len(offsets) > 1 else 0
     if not width:
         return torch.zeros_like(scores), torch.zeros_like(scores)
+    grad, hess = _sums_over_pairs(f, gains, offsets, place, query, width, floor, max(1, chunk_pairs // width))
+    back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+    return sigma * grad[back], sigma**2 * hess[back]
+
+
+def _sums_over_pairs(
+    f: Tensor,  # (N,) sorted within lists
+    gains: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    place: Tensor,  # (N,)
+    query: Tensor,  # (N,)
+    width: int,
+    floor: float,
+    step: int,
+) -> tuple[Tensor, Tensor]:  # (N,), (N,)
+    """Gradient and Hessian of sorted rows for a slope of 1, ``step`` rows at a time against ``width`` first places."""
     slots = torch.arange(width, device=f.device)
-    last = (offsets[1:] - 1).clamp_min(0)
-    heads = torch.minimum(offsets[:-1, None] + slots, last[:, None]).clamp_max(
-        len(f) - 1
-    )  # (Q, T) rows in first places
+    discounts, head_discounts = discounts_of(place).to(f), discounts_of(slots).to(f)
+    # Row numbers of the first places (Q, T); a short list repeats its last row, which no row of it stands below.
+    heads = torch.minimum(offsets[:-1, None] + slots, (offsets[1:, None] - 1).clamp_min(0))
     head_f, head_gains = f[heads], gains[heads]
     grad, hess = torch.zeros_like(f), torch.zeros_like(f)
-    step = max(1, chunk_pairs // width)
     for start in range(0, len(f), step):
         rows = slice(start, start + step)
-        query_, place_ = query[rows], place[rows, None]
-        gap = head_gains[query_].sub_(gains[rows, None])  # (B, T)
+        lists = query[rows]
+        gap = head_gains[lists].sub_(gains[rows, None])  # (B, T)
         # A pair belongs to its lower row: slots at or below the row itself are the same pair again, or padding.
-        weight = (discounts_of(slots).to(f) - discounts[rows, None]).mul_(slots < place_).mul_(gap).abs_()
-        sign = gap.sign_()
-        p = head_f[query_].sub_(f[rows, None]).mul_(sign).mul_(-sigma).sigmoid_()
-        h = (p * (1 - p)).add_(floor).mul_(weight).mul_(sigma**2)
-        lam = p.mul_(weight).mul_(sign).mul_(sigma)
+        weight = (head_discounts - discounts[rows, None]).clamp_min_(0).mul_(gap)
+        p = head_f[lists].sub_(f[rows, None]).mul_(gap.sign_()).neg_().sigmoid_()
+        lam = weight * p  # signed: positive when the higher place has the higher label
+        h = weight.mul_(gap).mul_(torch.sub(1, p).mul_(p).add_(floor))
         grad[rows] -= lam.sum(1)
         hess[rows] += h.sum(1)
-        head = heads[query_].flatten()
+        head = heads[lists].flatten()
         grad.index_add_(0, head, lam.flatten())
         hess.index_add_(0, head, h.flatten())
-    return torch.zeros_like(f).index_copy_(0, order, grad), torch.zeros_like(f).index_copy_(0, order, hess)
+    return grad, hess
 
 
 def discounts_of(
