@@ -17,7 +17,7 @@ from lgmml_torch.functional.regions import (
     sample_regions,
     usable_queries,
 )
-from lgmml_torch.segments import gather_segments, positions, segment_ids
+from lgmml_torch.segments import argsort_segments, gather_segments, positions, segment_ids
 
 __all__ = [
     "Anchors",
@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 CANDIDATES = ("positives", "top")
-_BLOCK = 1 << 22  # entries of a (candidates, documents) block; its sort needs about five such blocks
+_BLOCK = 1 << 21  # entries of a (candidates, documents) block; about eight such blocks exist at a time
+_LEVELS = 1 << 36  # distances are told apart to this share of their norm
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def extrapolate_anchors(
     lenses = norm_factors(factors.double(), norm)
     grid = torch.tensor(tuple(alphas), dtype=torch.float64, device=features.device)
     check_finite("alphas", grid)
-    shared = None if queries is None else _Judge(features, labels, offsets, queries, k)
+    shared = None if queries is None else _Judge(features, labels, offsets, queries.unique(), k)
     points, quality, steps = [], [], []
     for r in range(len(regions)):
         judge = shared or _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
@@ -170,8 +171,10 @@ class _Judge:
         self.gains = torch.exp2(labels[self.rows].double()) - 1
         self.owner = segment_ids(row_offsets)
         self.num_queries = len(queries)
-        place = positions(row_offsets)
-        self.discounts = torch.where(place < k, 1 / torch.log2(place.double() + 2), 0.0)
+        self.place = positions(row_offsets)
+        self.ideal = argsort_segments(self.gains, row_offsets, descending=True)
+        depth = torch.arange(int(self.place.max()) + 1 if len(self.rows) else 1, device=offsets.device)
+        self.discounts = torch.where(depth < k, 1 / torch.log2(depth.double() + 2), 0.0)
 
     def __call__(self, points: Tensor, factor: Tensor, left_out: Tensor) -> Tensor:
         """Mean NDCG (C,) of ``points (C, D)``, each judged without the row ``left_out (C,)``."""
@@ -192,23 +195,27 @@ class _Judge:
         ]
         dists = torch.cat(blocks, dim=1)[:, self.copy_of]
         # Distances that are equal on paper (opposite sides of the anchor) must tie whatever the rounding of a product.
-        unit = torch.linalg.vector_norm(dists, dim=1, keepdim=True).clamp_min(1e-300) * 2.0**-36
-        return dists.div_(unit).round_()
+        unit = torch.linalg.vector_norm(dists, dim=1, keepdim=True).clamp_min(1e-300) / _LEVELS
+        return dists.div_(unit).round_().long()
 
     def _block(self, dists: Tensor, left_out: Tensor) -> Tensor:
         # What is left out goes last and gains nothing, so no list changes its length.
         out = self.rows == left_out[:, None]
-        gains = self.gains.masked_fill(out, 0.0)
-        found = self._dcg(dists.masked_fill(out, torch.inf), gains)
-        ideal = self._dcg((-gains).masked_fill(out, torch.inf), gains)
+        # One sort does for all lists: the query leads the key, the distance follows.
+        order = (dists.masked_fill_(out, _LEVELS + 1) + self.owner * (_LEVELS + 2)).argsort(dim=1, stable=True)
+        found = self._dcg(self.gains.masked_fill(out, 0.0).gather(1, order), self.place)
+        # The ideal order never changes; those behind the one left out only move up by one.
+        gone = out[:, self.ideal]
+        first = gone.to(torch.uint8).argmax(dim=1) if gone.shape[1] else left_out
+        behind = (torch.arange(gone.shape[1], device=gone.device) > first[:, None]) & gone.any(dim=1, keepdim=True)
+        behind &= self.owner == self.owner[first][:, None] if gone.shape[1] else behind
+        ideal = self._dcg(self.gains[self.ideal].masked_fill(gone, 0.0), self.place - behind.long())
         counts = ideal > 0
         ndcg = torch.where(counts, found / torch.where(counts, ideal, 1.0), 0.0)
         return ndcg.sum(dim=1) / counts.sum(dim=1)  # 0/0 = NaN: nothing relevant in any list
 
-    def _dcg(self, keys: Tensor, gains: Tensor) -> Tensor:  # (C, n), (C, n) -> (C, Q)
-        order = keys.argsort(dim=1, stable=True)
-        order = order.gather(1, self.owner[order].argsort(dim=1, stable=True))
-        terms = gains.gather(1, order) * self.discounts
+    def _dcg(self, gains: Tensor, place: Tensor) -> Tensor:  # (C, n), (C, n) or (n,) -> (C, Q)
+        terms = gains * self.discounts[place]
         return terms.new_zeros((len(terms), self.num_queries)).index_add(1, self.owner, terms)
 
 
