@@ -145,7 +145,7 @@ def extrapolate_anchors(
     lenses = norm_factors(factors.double(), norm)
     grid = torch.tensor(tuple(alphas), dtype=torch.float64, device=features.device)
     check_finite("alphas", grid)
-    shared = None if queries is None else _Judge(features, labels, offsets, queries.unique(), k)
+    shared = None if queries is None else _Judge(features, labels, offsets, torch.unique(queries), k)
     points, quality, steps = [], [], []
     for r in range(len(regions)):
         judge = shared or _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
