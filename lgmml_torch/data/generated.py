@@ -1,0 +1,173 @@
+"""Ranking data in the likeness of a web search set, of any size, generated list by list.
+
+Each list is a function of the seed and its own number alone: blocks of any size hold the same rows, and memory is
+bounded by the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lgmml_torch.checks import LGMMLError, check_positive, check_shape
+from lgmml_torch.data.generated_world import World
+from lgmml_torch.ragged import RankingData
+
+_SIZES, _WORLD, _LIST = 0, 1, 2  # streams of random numbers below one seed
+MEAN_DOCUMENTS, MAX_DOCUMENTS = 120, 1250
+
+
+class GeneratedList(NamedTuple):
+    """One list; ``utility`` is what the labels show through noise: the best order there is."""
+
+    features: NDArray[np.float32]  # (n, D)
+    labels: NDArray[np.float32]  # (n,)
+    utility: NDArray[np.float64]  # (n,)
+
+
+class Block(NamedTuple):
+    """Consecutive whole lists; row and list numbers say where they stand in the set."""
+
+    features: NDArray[np.float32]  # (n, D)
+    labels: NDArray[np.float32]  # (n,)
+    first_query: int
+    first_row: int
+    sizes: NDArray[np.int64]  # (q,)
+
+
+@dataclass(frozen=True)
+class LetorLike:
+    """Description of a generated set; nothing is drawn before it is asked for.
+
+    Labels 0–4 fall like MSLR's, about 55/30/10/3/2 per cent, by thresholds on a noisy utility. The utility is a quarter
+    one linear function of a few informative features and for the rest local: two of these features place a document in
+    one of ``regions`` regions, and in each region another combination of the others counts, so a linear ranker is
+    limited and a local one is not. Features other than those two are shifted and stretched by query: their level says
+    little, their order within the list much. Raw scales are mixed: counts with ties, log-normal values up to 1e8 and
+    more, shares, negative scores and flags. The features that carry nothing new are noisy copies of informative ones or
+    plain noise.
+
+    Attributes:
+        num_queries: number of lists.
+        num_features: D, at least 3.
+        num_documents: exact total; without it about 120 for each list.
+        informative: features that matter, at least 2 (one to place, one to count); by default a third, at most 16.
+        regions: of different combinations; 1 leaves a linear utility.
+        noise: standard deviation of the labels' noise against a utility of about 1.
+        seed: the same seed gives the same lists.
+    """
+
+    num_queries: int = 200
+    num_features: int = 136
+    num_documents: int | None = None
+    informative: int | None = None
+    regions: int = 6
+    noise: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("num_queries", self.num_queries, 1),
+            ("num_features", self.num_features, 3),
+            ("num_documents", self.num_documents, self.num_queries),
+            ("informative", self.informative, 2),
+            ("regions", self.regions, 1),
+            ("seed", self.seed, 0),
+        ):
+            if value is not None and value < least:
+                raise LGMMLError(f"`{name}` must be at least {least}, got {value}")
+        if self.informative is not None and self.informative > self.num_features:
+            raise LGMMLError(
+                f"`informative` must be at most the number of features, {self.num_features}, got {self.informative}"
+            )
+        check_positive("noise", self.noise, zero=True)
+
+    @classmethod
+    def web30k(cls, seed: int = 0) -> Self:
+        """The shape of a training fold of MSLR-WEB30K: 18,919 lists, 2,270,296 documents, 136 features."""
+        return cls(num_queries=18_919, num_documents=2_270_296, seed=seed)
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:  # (Q,)
+        """Documents of each list: log-normal, from 1 to 1250 unless an exact total asks for more."""
+        drawn = np.random.default_rng([self.seed, _SIZES]).lognormal(
+            np.log(MEAN_DOCUMENTS) - 0.28, 0.75, self.num_queries
+        )
+        drawn = drawn.clip(1, MAX_DOCUMENTS)
+        if self.num_documents is None:
+            return np.round(drawn).astype(np.int64)
+        shares = (self.num_documents - self.num_queries) * drawn / drawn.sum()
+        sizes: NDArray[np.int64] = 1 + np.floor(shares).astype(np.int64)
+        missing = self.num_documents - int(sizes.sum())
+        sizes[np.argsort(np.floor(shares) - shares, kind="stable")[:missing]] += 1
+        return sizes
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:  # (Q+1,)
+        """Boundaries of the lists."""
+        return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
+
+    @cached_property
+    def _world(self) -> World:
+        informative = self.informative or max(2, min(16, self.num_features // 3))
+        rng = np.random.default_rng([self.seed, _WORLD])
+        return World.draw(rng, self.num_features, informative, self.regions, self.noise)
+
+    def query(self, index: int) -> GeneratedList:
+        """List number ``index``, from 0."""
+        if not 0 <= index < self.num_queries:
+            raise LGMMLError(f"`index` must lie in [0, {self.num_queries}), got {index}")
+        rng = np.random.default_rng([self.seed, _LIST, index])
+        return GeneratedList(*self._world.make_list(rng, int(self.sizes[index])))
+
+    def blocks(self, max_rows: int = 65_536) -> Iterator[Block]:
+        """All lists in order, in blocks of whole lists with at most ``max_rows`` rows (a longer list stands alone)."""
+        check_positive("max_rows", max_rows)
+        first = 0
+        while first < self.num_queries:
+            start = int(self.offsets[first])
+            last = max(first + 1, int(np.searchsorted(self.offsets, start + max_rows, side="right")) - 1)
+            features = np.empty((int(self.offsets[last]) - start, self.num_features), dtype=np.float32)
+            labels = np.empty(len(features), dtype=np.float32)
+            for index in range(first, last):
+                rows = slice(int(self.offsets[index]) - start, int(self.offsets[index + 1]) - start)
+                features[rows], labels[rows], _ = self.query(index)
+            yield Block(features, labels, first, start, self.sizes[first:last])
+            first = last
+
+    def fill(self, features: Any, labels: Any, *, max_rows: int = 65_536) -> None:
+        """Write all rows into arrays of shapes (N, D) and (N,): numpy, memory maps or CPU tensors."""
+        total = int(self.offsets[-1])
+        for name, target, shape in (("features", features, (total, self.num_features)), ("labels", labels, (total,))):
+            check_shape(name, torch.empty(tuple(target.shape), device="meta"), shape)
+        for block in self.blocks(max_rows):
+            rows = slice(block.first_row, block.first_row + len(block.labels))
+            as_tensors = isinstance(features, torch.Tensor)
+            features[rows] = torch.from_numpy(block.features) if as_tensors else block.features
+            labels[rows] = torch.from_numpy(block.labels) if isinstance(labels, torch.Tensor) else block.labels
+
+
+def letor_like(
+    num_queries: int = 200,
+    num_features: int = 136,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> RankingData:
+    """A set like `LetorLike` describes, in memory; ``options`` are its other attributes.
+
+    >>> letor_like(3, 5, num_documents=40, seed=1)
+    RankingData(3 queries, 40 documents, 5 features, ...)
+    """
+    spec = LetorLike(num_queries, num_features, seed=seed, **options)
+    features = np.empty((int(spec.offsets[-1]), num_features), dtype=np.float32)
+    labels = np.empty(len(features), dtype=np.float32)
+    spec.fill(features, labels)
+    return RankingData.from_arrays(features, labels, group=spec.sizes, dtype=dtype)

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.linear_model import Ridge
+
+from lgmml_torch.checks import LGMMLError
+from lgmml_torch.data.generated import LetorLike, letor_like
+from lgmml_torch.data.generated_world import LABEL_SHARES
+from lgmml_torch.data.synthetic import digits_examples, synthetic_classes
+from lgmml_torch.functional.examples import ExampleSet, example_metrics, squared_distances
+from lgmml_torch.functional.ranking import ndcg
+from lgmml_torch.models.preprocess import Chain, Quantile, Standardize, list_rank_features
+
+
+def mean_ap(data: ExampleSet, factors: torch.Tensor | None = None) -> float:
+    """MAP with one factor for all queries, or one for each class of consecutive queries."""
+    if factors is None or factors.dim() == 2:
+        distances = squared_distances(data.queries, data.database, factors)
+    else:
+        parts = data.queries.chunk(len(factors))
+        distances = torch.cat([squared_distances(q, data.database, f) for q, f in zip(parts, factors, strict=True)])
+    return float(example_metrics(distances, *data.masks())["map"].nanmean())
+
+
+def whitening(centred: torch.Tensor) -> torch.Tensor:  # (n, D) -> (D, D)
+    scatter = centred.mT @ centred / len(centred)
+    ridge = 0.1 * scatter.trace() / len(scatter) * torch.eye(len(scatter), dtype=scatter.dtype)
+    return torch.linalg.cholesky(torch.linalg.inv(scatter + ridge))
+
+
+@pytest.mark.parametrize(
+    ("classes", "dim", "points"), [(2, 20, 40), (10, 20, 40), (100, 20, 40), (3, 1, 5), (2, 200, 4)]
+)
+def test_classes_have_the_promised_shape(classes: int, dim: int, points: int) -> None:
+    data = synthetic_classes(classes, dim, points, seed=3)
+    kept = points // 2
+    assert data.database.shape == (classes * kept, dim)
+    assert data.queries.shape == (classes * (points - kept), dim)
+    assert data.database.dtype == torch.float32
+    assert data.offsets.diff().eq(kept).all()
+    first = data.relevant[: data.offsets[1]]
+    assert torch.equal(first, torch.arange(kept))
+
+
+def test_classes_are_a_function_of_the_seed() -> None:
+    a, b, c = (synthetic_classes(4, seed=seed) for seed in (5, 5, 6))
+    assert torch.equal(a.database, b.database)
+    assert torch.equal(a.queries, b.queries)
+    assert not torch.equal(a.database, c.database)
+    exact = synthetic_classes(4, seed=5, dtype=torch.float64)
+    assert torch.equal(exact.database.float(), a.database)
+
+
+@pytest.mark.parametrize("classes", [10, 50])
+def test_classes_need_a_local_metric(classes: int) -> None:
+    data = synthetic_classes(classes, seed=0, dtype=torch.float64)
+    groups = data.database.view(classes, 20, 20)
+    centred = groups - groups.mean(1, keepdim=True)
+    together = mean_ap(data, whitening(centred.flatten(0, 1)))
+    apart = mean_ap(data, torch.stack([whitening(group) for group in centred]))
+    assert 1 / classes < together < 0.6
+    assert apart > together + 0.3
+
+
+def test_round_classes_are_easy() -> None:
+    assert mean_ap(synthetic_classes(10, seed=0, condition=1.0)) > 0.999
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"classes": 1}, "`classes` must be at least 2, got 1"),
+        ({"classes": 2, "dim": 0}, "`dim` must be at least 1, got 0"),
+        ({"classes": 2, "points": 1}, "`points` must be at least 2, got 1"),
+        ({"classes": 2, "condition": 0.5}, "`condition` must be at least 1, got 0.5"),
+    ],
+)
+def test_classes_refuse(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(LGMMLError, match=message):
+        synthetic_classes(**arguments)  # type: ignore[arg-type]
+
+
+def test_digits() -> None:
+    data, again, other = digits_examples(seed=1), digits_examples(seed=1), digits_examples(seed=2)
+    assert len(data.database) + len(data.queries) == 1797
+    assert torch.equal(data.queries, again.queries)
+    assert not torch.equal(data.queries, other.queries)
+    assert data.usable.all()
+    assert float(data.database.min()) == 0
+    assert float(data.database.max()) == 1
+    assert 0.6 < mean_ap(data) < 0.75
+    assert len(digits_examples(queries=0.1).queries) == sum(
+        int(0.1 * n) for n in (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
+    )
+    with pytest.raises(LGMMLError, match=r"`queries` must lie in \[0, 1\], got 1.5"):
+        digits_examples(queries=1.5)
+    with pytest.raises(LGMMLError, match="`queries` must be strictly between 0 and 1, got 1"):
+        digits_examples(queries=1.0)
+
+
+SMALL = LetorLike(30, 12, num_documents=900, seed=4)
+
+
+@pytest.mark.parametrize("max_rows", [1, 100, 10**6])
+def test_blocks_do_not_depend_on_their_size(max_rows: int) -> None:
+    total = 0
+    for block in SMALL.blocks(max_rows):
+        assert block.first_row == total
+        assert len(block.labels) == block.sizes.sum()
+        assert len(block.labels) <= max_rows or len(block.sizes) == 1
+        row = 0
+        for i, size in enumerate(block.sizes):
+            alone = SMALL.query(block.first_query + i)
+            assert np.array_equal(block.features[row : row + size], alone.features)
+            assert np.array_equal(block.labels[row : row + size], alone.labels)
+            row += size
+        total += row
+    assert total == 900
+
+
+def test_lists_are_a_function_of_seed_and_number() -> None:
+    longer = LetorLike(40, 12, seed=4)
+    shorter = LetorLike(30, 12, seed=4)
+    assert np.array_equal(longer.sizes[:30], shorter.sizes)
+    assert np.array_equal(longer.query(29).features, shorter.query(29).features)
+    assert not np.array_equal(longer.query(28).features[:1], longer.query(29).features[:1])
+    assert not np.array_equal(LetorLike(30, 12, seed=5).query(0).features[:1], shorter.query(0).features[:1])
+
+
+def test_filling_takes_arrays_maps_and_tensors(tmp_path) -> None:
+    data = letor_like(30, 12, num_documents=900, seed=4)
+    mapped = np.memmap(tmp_path / "x", dtype=np.float32, mode="w+", shape=(900, 12))
+    labels = torch.empty(900)
+    SMALL.fill(mapped, labels, max_rows=50)
+    tensors = torch.empty(900, 12)
+    SMALL.fill(tensors, np.empty(900, dtype=np.float32))
+    assert np.array_equal(mapped, tensors.numpy())
+    assert torch.equal(data.in_caller_order(data.features), tensors)
+    assert torch.equal(data.in_caller_order(data.labels), labels)
+    assert data.sizes.tolist() == SMALL.sizes.tolist()
+    with pytest.raises(LGMMLError, match=r"`features` must have shape \(900, 12\), got \(900, 13\)"):
+        SMALL.fill(np.empty((900, 13)), labels)
+
+
+def test_likeness() -> None:
+    spec = LetorLike(300, 20, seed=1)
+    blocks = list(spec.blocks())
+    x, y = np.concatenate([b.features for b in blocks]), np.concatenate([b.labels for b in blocks])
+    shares = np.bincount(y.astype(int), minlength=5) / len(y)
+    np.testing.assert_allclose(shares, LABEL_SHARES, rtol=0.3)  # three deviations at 300 lists
+    assert np.isfinite(x).all()
+    assert np.abs(x).max() > 1e6
+    assert x.min() < 0
+    assert (x.std(0) > 0).all()
+    assert 90 < spec.sizes.mean() < 150
+    assert spec.sizes.min() < 30
+    assert spec.sizes.max() > 500
+
+
+def test_web30k_has_its_shape() -> None:
+    spec = LetorLike.web30k()
+    assert (len(spec.sizes), int(spec.sizes.sum()), spec.num_features) == (18_919, 2_270_296, 136)
+    assert spec.sizes.min() >= 1
+    assert spec.query(18_918).features.shape == (spec.sizes[-1], 136)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_queries": 0}, "`num_queries` must be at least 1, got 0"),
+        ({"num_features": 2}, "`num_features` must be at least 3, got 2"),
+        ({"num_documents": 199}, "`num_documents` must be at least 200, got 199"),
+        ({"informative": 1}, "`informative` must be at least 2, got 1"),
+        ({"informative": 137}, "`informative` must be at most the number of features, 136, got 137"),
+        ({"regions": 0}, "`regions` must be at least 1, got 0"),
+        ({"noise": -1.0}, "`noise` must be at least 0, got -1.0"),
+        ({"seed": -1}, "`seed` must be at least 0, got -1"),
+    ],
+)
+def test_generator_refuses(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(LGMMLError, match=message):
+        LetorLike(**arguments)  # type: ignore[arg-type]
+
+
+def test_generator_refuses_foreign_numbers() -> None:
+    with pytest.raises(LGMMLError, match=r"`index` must lie in \[0, 30\), got 30"):
+        SMALL.query(30)
+    with pytest.raises(LGMMLError, match="`max_rows` must be positive, got 0"):
+        next(SMALL.blocks(0))
+
+
+def test_smallest_sets() -> None:
+    for spec in (LetorLike(1, 3, num_documents=1), LetorLike(5, 3, num_documents=5, regions=1, informative=3)):
+        assert all(np.isfinite(block.features).all() for block in spec.blocks())
+        assert (spec.sizes == 1).all()
+
+
+def held_out_quality(seed: int) -> list[float]:
+    """NDCG@10 on unseen lists: linear on quantiles; linear, then trees, with list ranks as well; a random order."""
+    data = letor_like(260, 40, seed=seed)
+    train, test = data.select(range(200)), data.select(range(200, 260))
+
+    def quality(scores) -> float:
+        return float(ndcg(torch.as_tensor(scores, dtype=torch.float32), test.labels, test.offsets, k=10))
+
+    def fitted(prep, model) -> float:
+        model.fit(prep.fit_transform(train.features, train.offsets).numpy(), train.labels.numpy())
+        return quality(model.predict(prep(test.features, test.offsets).numpy()))
+
+    return [
+        fitted(Chain([Quantile(), Standardize()]), Ridge(10.0)),
+        fitted(list_rank_features(), Ridge(10.0)),
+        fitted(list_rank_features(), HistGradientBoostingRegressor(max_leaf_nodes=16, random_state=0)),
+        quality(np.random.default_rng(0).random(test.num_documents)),
+    ]
+
+
+@pytest.mark.slow
+def test_local_beats_linear_and_list_ranks_beat_levels() -> None:
+    levels, linear, local, chance = np.mean([held_out_quality(seed) for seed in range(3)], axis=0)
+    assert chance + 0.1 < levels
+    assert levels + 0.01 < linear
+    assert linear + 0.04 < local
