@@ -11,20 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_finite, did_you_mean
+from lgmml_torch.checks import ConfigError, DataError, did_you_mean
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.fitting.boost_config import BoostConfig
+from lgmml_torch.fitting.boost_problem import Problem, make_problem, round_generator
 from lgmml_torch.fitting.boost_search import draw_bag, find_learners
 from lgmml_torch.fitting.boost_state import BoostState, Learners
-from lgmml_torch.functional.boosting import feature_prior
-from lgmml_torch.functional.lambdarank import ideal_dcg, lambda_gradients
 from lgmml_torch.functional.ranking import ndcg
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import segment_ids, segment_max, segment_min
 
 IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is nothing left to fit
 
@@ -36,6 +32,7 @@ class RoundInfo:
     """What `fit_boosted` reports after each round.
 
     Attributes:
+        total: rounds there may be at most.
         num_metrics: metrics so far.
         train_ndcg: NDCG of the training queries; None in rounds without an evaluation.
         valid_ndcg: NDCG of the validation queries; None likewise, and without validation data.
@@ -43,6 +40,7 @@ class RoundInfo:
         state: pass it as ``resume``, or store ``state.export()``, to go on from here.
     """
 
+    total: int
     num_metrics: int
     train_ndcg: float | None
     valid_ndcg: float | None
@@ -81,36 +79,17 @@ def fit_boosted(
     (True, [1.0])
     """
     config = make_config(settings)
-    check_data(data, valid)
-    data, valid = shuffled(data, seed), None if valid is None else shuffled(valid, seed)
-    usable = (segment_max(data.labels, data.offsets) > segment_min(data.labels, data.offsets)).nonzero()[:, 0]
-    if not len(usable):
-        raise DataError("`data` must have a query with documents of different labels, got none")
-    ideal = ideal_dcg(data.labels, data.offsets, truncation=config.truncation)
-    prior = first_prior(data, config, seed) if config.prior_power else None
-    problem = Problem(data, valid, usable, ideal, prior, config, seed)
-    identity = f"{config} seed={seed} data={tuple(data.features.shape)} valid={valid and tuple(valid.features.shape)}"
-    state = resume or initial_state(data, valid, config, identity)
-    if state.identity != identity:
-        raise ConfigError(f"`resume` must belong to this fit ({identity}), got a state of another ({state.identity})")
+    problem = make_problem(data, valid, config, seed)
+    state = resume or initial_state(problem)
+    if state.identity != problem.identity:
+        raise ConfigError(
+            f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
+        )
     while not finished(state, config):
         state = one_round(state, problem)
         if on_round is not None:
-            on_round(state.round, round_info(state))
+            on_round(state.round, round_info(state, config.rounds))
     return make_bank(state, data.num_features)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What stays the same from round to round."""
-
-    data: RankingData
-    valid: RankingData | None
-    usable: Tensor  # (U,) queries with different labels
-    ideal: Tensor  # (Q,)
-    prior: Tensor | None  # (D,)
-    config: BoostConfig
-    seed: int
 
 
 def one_round(state: BoostState, problem: Problem) -> BoostState:
@@ -169,55 +148,23 @@ def make_config(settings: dict[str, Any]) -> BoostConfig:
     return BoostConfig(**settings)
 
 
-def check_data(data: RankingData, valid: RankingData | None) -> None:
-    """Features finite, and of one width."""
-    check_finite("features", data.features)
-    if valid is None:
-        return
-    check_finite("valid.features", valid.features)
-    if valid.num_features != data.num_features:
-        raise LGMMLError(f"`valid` must have {data.num_features} features as `data` has, got {valid.num_features}")
-
-
-def shuffled(data: RankingData, seed: int) -> RankingData:
-    """The data with the documents of each query in random order, by which equal scores are ranked.
-
-    The canonical order would rank the worst first among equals, and the caller's would make the fit depend on it.
-    """
-    order = torch.randperm(data.num_documents, generator=round_generator(seed, -1)).to(data.offsets.device)
-    order = order[segment_ids(data.offsets)[order].argsort(stable=True)]
-    return replace(data, features=data.features[order], labels=data.labels[order])
-
-
-def initial_state(data: RankingData, valid: RankingData | None, config: BoostConfig, identity: str) -> BoostState:
+def initial_state(problem: Problem) -> BoostState:
     """Nothing chosen, all scores zero."""
+    data, valid = problem.data, problem.valid
     scores = data.features.new_zeros(data.num_documents, dtype=torch.float64)
     valid_scores = scores.new_zeros(0 if valid is None else valid.num_documents)
-    learners = Learners.empty(max(config.sizes), data.features)
-    return BoostState(0, scores, valid_scores, learners, identity=identity)
+    learners = Learners.empty(max(problem.config.sizes), data.features)
+    return BoostState(0, scores, valid_scores, learners, identity=problem.identity)
 
 
-def first_prior(data: RankingData, config: BoostConfig, seed: int) -> Tensor:
-    """The prior on features from the gradients at scores of zero."""
-    zero = data.features.new_zeros(data.num_documents)
-    gradients, _ = lambda_gradients(zero, data.labels.to(zero), data.offsets, truncation=config.truncation)
-    generator = round_generator(seed, -2)
-    return feature_prior(data.features, gradients, data.offsets, power=config.prior_power, generator=generator)
-
-
-def round_info(state: BoostState) -> RoundInfo:
+def round_info(state: BoostState, total: int) -> RoundInfo:
     """The report of the round just done."""
     fresh = bool(state.evaluated) and state.evaluated[-1] == state.round
     return RoundInfo(
+        total=total,
         num_metrics=len(state.learners),
         train_ndcg=state.train_ndcg[-1] if fresh else None,
         valid_ndcg=state.valid_ndcg[-1] if fresh and state.valid_ndcg else None,
         best_round=state.best_round,
         state=state,
     )
-
-
-def round_generator(seed: int, step: int) -> torch.Generator:
-    """Random numbers that depend on the seed and the step alone."""
-    mixed = np.random.SeedSequence([abs(seed), step + 2]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))

@@ -82,8 +82,9 @@ def lambda_gradients(
     ideal = ideal_dcg(labels, offsets, truncation=truncation) if ideal is None else ideal
     order = argsort_segments(scores, offsets, descending=True)
     f, place, query = sigma * scores[order], positions(offsets), segment_ids(offsets)
-    # Divided by the ideal here, so that a pair needs no look-up of it; a list without gain has no pairs anyway.
-    gains = (torch.exp2(labels[order].to(f.dtype)) - 1) / ideal.to(f.dtype).clamp_min(1e-9)[query]
+    # Divided by the ideal here, so that a pair needs no look-up of it; NDCG skips a list without gain, so does this.
+    inverse = torch.where(ideal > 0, 1 / ideal, 0.0).to(f.dtype)
+    gains = (torch.exp2(labels[order].to(f.dtype)) - 1) * inverse[query]
     width = min(truncation, int(offsets.diff().max())) if len(offsets) > 1 else 0
     if not width:
         return torch.zeros_like(scores), torch.zeros_like(scores)

@@ -138,12 +138,18 @@ def test_documents_above_the_cap_are_left_to_other_rounds(train: RankingData, va
     assert float(ndcg(scores(bank, valid), valid.labels, valid.offsets, k=10)) > 0.8
 
 
-def test_queries_of_weight_zero_do_not_count(valid: RankingData) -> None:
-    train = make(0)
+def test_queries_of_weight_zero_do_not_count(train: RankingData, valid: RankingData) -> None:
     weights = torch.ones(40)
     weights[20:] = 0
-    half = fit_boosted(replace(train, query_weights=weights), valid, subsample=1.0, **SMALL)
-    assert half.metrics.num_metrics > 0
+    spoilt = train.labels.clone()
+    spoilt[train.offsets[20] :] = spoilt[train.offsets[20] :].flip(0)
+    banks = [
+        fit_boosted(replace(train, query_weights=weights, labels=labels), valid, **SMALL)
+        for labels in (train.labels, spoilt)
+    ]
+    assert torch.equal(scores(banks[0], valid), scores(banks[1], valid))
+    with pytest.raises(DataError, match="`data` must have a query with documents of different labels, got none"):
+        fit_boosted(replace(train, query_weights=torch.zeros(40)), valid)
 
 
 def test_the_feature_prior_keeps_to_features_that_matter(valid: RankingData) -> None:

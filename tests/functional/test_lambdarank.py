@@ -46,7 +46,7 @@ def test_lists_do_not_depend_on_each_other() -> None:
 
 
 def test_lists_without_a_pair_have_no_gradient() -> None:
-    for labels in (torch.zeros(6), torch.full((6,), 2.0)):
+    for labels in (torch.zeros(6), torch.full((6,), 2.0), -torch.arange(6.0)):
         g, h = lambda_gradients(torch.arange(6.0), labels, torch.tensor([0, 1, 6]))
         assert not g.any()
         assert not h.any()
