@@ -13,6 +13,7 @@ from lgmml_torch.checks import LGMMLError, check_choice, check_offsets, check_sh
 from lgmml_torch.functional.score import KERNELS, kernel
 from lgmml_torch.functional.score import score as score_kappa
 from lgmml_torch.functional.summary import list_summary
+from lgmml_torch.models.compress import Compressed, compress, scaled_phi
 from lgmml_torch.models.local_metrics import LocalMetrics
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess import Preprocess, build_preprocess
@@ -114,16 +115,29 @@ class LGMML(nn.Module):
         check_offsets(data.offsets, data.num_documents)
         device, dtype = self.metrics.scales.device, self.metrics.scales.dtype
         rows = self.known_rows(data.qids).to(device) if known_queries else None
-        scores = torch.empty(data.num_documents, dtype=dtype)
+        scores = torch.empty(data.num_documents, dtype=dtype, device="cpu")
+        scorer = self._without_idle(policy or self.phi.policy)
         for first, last in list_blocks(data.offsets, documents_at_once):
             start, stop = int(data.offsets[first]), int(data.offsets[last])
-            scores[start:stop] = self(
+            scores[start:stop] = scorer(
                 data.features[start:stop].to(device=device, dtype=dtype),
                 (data.offsets[first : last + 1] - start).to(device),
                 policy=policy,
                 rows=None if rows is None else rows[first:last],
             ).cpu()
         return data.in_caller_order(scores)
+
+    def _without_idle(self, policy: str) -> LGMML:
+        """The model without the metrics that no query gives any weight, where the policy makes no other use of them."""
+        if policy not in ("shared", "mean"):
+            return self
+        weight = self.phi.table.weight
+        most = weight.amax(dim=0) if self.phi.deviation is None else weight[0] + self.phi.deviation.weight.amax(dim=0)
+        used = (most > 0).nonzero()[:, 0]
+        if len(used) == self.metrics.num_metrics or len(used) == 0:
+            return self
+        phi = scaled_phi(self.phi, used, torch.ones_like(used))
+        return LGMML(self.preprocess, self.metrics.select(used), phi, kernel=self.kernel, qids=self.qids)
 
     def known_rows(self, qids: tuple[Hashable, ...]) -> Tensor:  # (Q,)
         """Row of Φ of each query id, −1 where it was not in the training data."""
@@ -158,6 +172,13 @@ class LGMML(nn.Module):
         offsets = torch.tensor([0, len(features)], device=features.device)
         kappa = kernel(self.distances(features, offsets), self.kernel)
         return -kappa * self.weights(kappa, offsets)
+
+    def compress(self, tol: float, data: RankingData) -> Compressed:
+        """A cheaper model whose scores differ by at most ``tol`` of their spread within the lists of ``data``.
+
+        See `lgmml_torch.models.compress.compress`, which also says what the result reports.
+        """
+        return compress(self, tol, data)
 
     def spec(self) -> dict[str, Any]:
         """All that is needed, besides the tensors, to build the model again: primitives only."""

@@ -1,0 +1,131 @@
+"""A bank of local metrics at lower ranks: what each metric's kernel values would be, and the bank itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.functional.distance import norm_factors
+from lgmml_torch.functional.score import kernel as kappa_of
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+
+LADDER = (2, 4, 8, 16, 32, 64, 128, 256)  # ranks tried below the full one; few, so that metrics stand in few blocks
+NARROW = 4  # factors of this rank or less are not truncated
+
+
+class LowRank:
+    """Kernel values of some documents under every metric, at every rank of the ladder.
+
+    A metric's images Fᵀ(x − a) are turned to their principal directions, which changes no distance; the first R
+    columns of the turned factor are then the factor of rank R that keeps most of the mean squared distance. The
+    distance that is left is stretched to fit the whole one by least squares.
+
+    Args:
+        metrics: the bank.
+        features: ``(N, D)`` documents, preprocessed.
+        kernel: κ.
+    """
+
+    def __init__(self, metrics: LocalMetrics, features: Tensor, kernel: str) -> None:
+        self.metrics, self.kernel = metrics, kernel
+        self.values: list[dict[int, Tensor]] = []  # for each column: rank → (N,) kernel values
+        self.factors: list[Tensor] = []  # for each column: (s, R), turned
+        self.stretch: list[dict[int, float]] = []
+        self.places: list[tuple[int, int]] = []  # for each column: its block and its row there
+        for number, block in enumerate(metrics.iter_blocks()):
+            lenses = norm_factors(block.factors, metrics.norm)
+            for row in range(block.num_metrics):
+                rows = features if block.is_full else features[:, block.support[row]]
+                self._add((rows - block.anchors[row]).double(), lenses[row].double(), float(block.scales[row]))
+                self.places.append((number, row))
+
+    def _add(
+        self,
+        gaps: Tensor,  # (N, s)
+        lens: Tensor,  # (s, R)
+        scale: float,
+    ) -> None:
+        full = lens.shape[1]
+        # From the gaps' second moments, a smaller matrix than the images and shared work for any rank.
+        moments = lens.T @ (gaps.T @ gaps) @ lens
+        turned = lens @ torch.linalg.eigh(moments).eigenvectors.flip(1) if full > NARROW else lens
+        squares = (gaps @ turned).square_()
+        whole = squares.sum(dim=1).sqrt()
+        values, stretch = {full: kappa_of(whole / scale, self.kernel)}, {full: 1.0}
+        for rank in (rank for rank in LADDER if rank < full and full > NARROW):
+            part = squares[:, :rank].sum(dim=1).sqrt()
+            energy = float(part.square().sum())
+            if energy > 0:
+                stretch[rank] = float(part @ whole) / energy
+                values[rank] = kappa_of(part * (stretch[rank] / scale), self.kernel)
+        dtype = self.metrics.scales.dtype
+        self.values.append({rank: value.to(dtype) for rank, value in values.items()})
+        self.factors.append(turned.to(dtype))
+        self.stretch.append(stretch)
+
+    def truncate(
+        self,
+        limit: float,
+        weights: Tensor,  # (N, K) or (1, K)
+        centre: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:  # (K,), (N, K)
+        """Lowest rank of each metric whose contribution changes by at most ``limit`` of its size, and contributions.
+
+        Both are measured after ``centre``, which takes the mean of every list away.
+        """
+        ranks, columns = [], []
+        for r, by_rank in enumerate(self.values):
+            full = max(by_rank)
+            whole = centre(-weights[:, r, None] * by_rank[full][:, None])
+            chosen, column = full, whole
+            for rank in sorted(by_rank) if limit > 0 else []:
+                cut = centre(-weights[:, r, None] * by_rank[rank][:, None])
+                if float((cut - whole).norm()) <= limit * float(whole.norm()):
+                    chosen, column = rank, cut
+                    break
+            ranks.append(chosen)
+            columns.append(column)
+        return torch.tensor(ranks), torch.cat(columns, dim=1)
+
+    def costs(
+        self,
+        ranks: Tensor,  # (K,)
+    ) -> Tensor:  # (K,)
+        """Multiply–adds of one distance under each metric."""
+        return torch.tensor([len(factor) for factor in self.factors]) * ranks
+
+    def bank(
+        self,
+        columns: Tensor,  # (C,)
+        ranks: Tensor,  # (C,)
+    ) -> tuple[LocalMetrics, Tensor]:  # the bank and (C,) the place in ``columns`` of each of its metrics
+        """The chosen metrics at the chosen ranks; those of one shape stand together."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for place, (column, rank) in enumerate(zip(columns.tolist(), ranks.tolist(), strict=True)):
+            groups.setdefault((self.places[column][0], rank), []).append(place)
+        blocks, order = [], []
+        for (number, rank), places in sorted(groups.items()):
+            chosen = columns[places].tolist()
+            block = self.metrics.iter_blocks()[number]
+            rows = torch.tensor([self.places[column][1] for column in chosen], device=block.scales.device)
+            stretch = torch.tensor([self.stretch[column][rank] for column in chosen]).to(block.scales)
+            blocks.append(
+                MetricBlock(
+                    block.anchors[rows],
+                    torch.stack([self.factors[column][:, :rank] for column in chosen]),
+                    support=None if block.is_full else block.support[rows],
+                    scales=block.scales[rows] / stretch,
+                    quality=block.quality[rows],
+                )
+            )
+            order.extend(places)
+        bank = LocalMetrics(blocks, num_features=self.metrics.num_features, norm="mahalanobis")
+        return bank, torch.tensor(order)
+
+
+def distance_cost(metrics: LocalMetrics) -> int:
+    """Multiply–adds of all distances of one document."""
+    shapes = [norm_factors(block.factors[:1], metrics.norm).shape[1:].numel() for block in metrics.iter_blocks()]
+    return sum(size * block.num_metrics for size, block in zip(shapes, metrics.iter_blocks(), strict=True))
