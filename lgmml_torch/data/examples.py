@@ -21,7 +21,8 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.loading import PathLike
-from lgmml_torch.segments import offsets_from_sizes, segment_ids
+from lgmml_torch.functional.examples import ExampleSet
+from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids
 
 _PARTS = ("train", "vali", "test")
 
@@ -62,26 +63,33 @@ class Examples:
             f"{len(self.relevant):,} relevant pairs, {len(self.splits)} splits)"
         )
 
-    def relevance(
+    def example_set(
         self,
         queries: Tensor,  # (q,) rows
         database: Tensor,  # (n,) rows
-    ) -> Tensor:  # (q, n) bool
-        """Whether each item of the database is relevant to each query.
+    ) -> ExampleSet:
+        """Rank ``database`` for each of ``queries``; relevant items outside the database are left out.
 
-        >>> items = Examples(torch.zeros(3, 1), torch.tensor([1, 2, 0]), torch.tensor([0, 2, 3, 3]))
-        >>> items.relevance(torch.tensor([0, 1]), torch.tensor([0, 1, 2])).long().tolist()
-        [[0, 1, 1], [1, 0, 0]]
+        Training ranks the training items for one another, a test the same items for new queries.
+
+        >>> items = Examples(torch.eye(3), torch.tensor([1, 2, 0]), torch.tensor([0, 2, 3, 3]))
+        >>> part = items.example_set(torch.tensor([0, 1]), torch.tensor([0, 2]))
+        >>> part.relevant, part.offsets, part.own_rows
+        (tensor([1, 0]), tensor([0, 1, 2]), tensor([ 0, -1]))
         """
         place = torch.full((len(self),), -1, dtype=torch.long)
         place[database] = torch.arange(len(database))
-        row = torch.full((len(self),), -1, dtype=torch.long)
-        row[queries] = torch.arange(len(queries))
-        owner, column = row[segment_ids(self.offsets)], place[self.relevant]
-        inside = (owner >= 0) & (column >= 0)
-        out = torch.zeros(len(queries), len(database), dtype=torch.bool)
-        out[owner[inside], column[inside]] = True
-        return out
+        rows, offsets = gather_segments(self.offsets, queries)
+        found = place[self.relevant[rows]]
+        inside = found >= 0
+        sizes = torch.bincount(segment_ids(offsets)[inside], minlength=len(queries))
+        return ExampleSet(
+            self.features[database],
+            self.features[queries],
+            found[inside],
+            offsets_from_sizes(sizes),
+            place[queries],
+        )
 
 
 def load_examples(folder: PathLike, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Examples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,12 @@ class Options:
         return table
 
     def finish(self, table: Table, *, sizes: NDArray[np.int64] | None = None) -> RankingData:
-        """Fill what is missing and sort; ``table`` gives up its features, because sorting copies them."""
+        """Fill what is missing and sort; ``table`` gives up its arrays, because sorting copies them."""
         if self.missing != "error":
             fill_missing(table.features, table.codes, self.missing)
         queries = {"qid": query_ids(table)} if sizes is None else {"group": sizes}
         features, table.features = table.features, np.empty((0, 0))
+        table.codes = np.empty(0, dtype=np.int64)
         return RankingData.from_arrays(
             features,
             table.labels,
@@ -108,9 +109,10 @@ def _state(file: Path) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def query_ids(table: Table) -> NDArray[np.int64] | list[str]:
+def query_ids(table: Table) -> list[Hashable]:
     """One id per row: whole numbers if all ids are written as such, so that nothing is lost, otherwise text."""
-    if all(_WHOLE.fullmatch(qid) for qid in table.qids):
-        return np.array([int(qid) for qid in table.qids], dtype=np.int64)[table.codes]
-    names = [qid.decode("ascii") for qid in table.qids]
-    return [names[code] for code in table.codes.tolist()]
+    whole = all(_WHOLE.fullmatch(qid) for qid in table.qids)
+    ids = np.array([int(qid) if whole else qid.decode("ascii") for qid in table.qids], dtype=object)
+    # Rows of a query share one object: a list of fresh numbers would be as large as several columns of features.
+    shared: list[Hashable] = ids[table.codes].tolist()
+    return shared

@@ -17,7 +17,7 @@ from lgmml_torch.data.progress import progress_bar
 from lgmml_torch.data.svmlight import Block, Rules, parse_block
 from lgmml_torch.data.svmlight_lines import parse_lines
 
-BLOCK_BYTES = 1 << 19  # temporary arrays of a block then fit into the processor's cache
+BLOCK_BYTES = 1 << 18  # temporary arrays of a block then fit into the processor's cache
 _DOC_ID = re.compile(rb"docid\s*=\s*(\S+)")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -56,13 +56,18 @@ def test_random_splits_are_disjoint_and_of_the_asked_size(tmp_path: Path) -> Non
     assert torch.equal(loaded.splits[3].vali, random_splits(4, seed=5)[3].vali)
 
 
-def test_relevance_by_loops() -> None:
+@pytest.mark.parametrize(("queries", "database"), [("test", "train"), ("train", "train"), ("vali", "test")])
+def test_example_set_by_loops(queries: str, database: str) -> None:
     given = items()
-    split = given.splits[0]
-    got = given.relevance(split.test, split.train)
-    for i, query in enumerate(split.test.tolist()):
-        wanted = set(given.relevant[given.offsets[query] : given.offsets[query + 1]].tolist())
-        assert [bool(x) for x in got[i]] == [row in wanted for row in split.train.tolist()]
+    asked, ranked = getattr(given.splits[0], queries), getattr(given.splits[0], database)
+    got = given.example_set(asked, ranked)
+    assert torch.equal(got.queries, given.features[asked])
+    assert torch.equal(got.database, given.features[ranked])
+    for i, query in enumerate(asked.tolist()):
+        wanted = given.relevant[given.offsets[query] : given.offsets[query + 1]].tolist()
+        rows = got.relevant[got.offsets[i] : got.offsets[i + 1]]
+        assert ranked[rows].tolist() == [row for row in wanted if row in ranked.tolist()]
+        assert got.own_rows[i] == (ranked.tolist().index(query) if query in ranked.tolist() else -1)
 
 
 @pytest.mark.parametrize(
