@@ -116,7 +116,7 @@ class LGMML(nn.Module):
         device, dtype = self.metrics.scales.device, self.metrics.scales.dtype
         rows = self.known_rows(data.qids).to(device) if known_queries else None
         scores = torch.empty(data.num_documents, dtype=dtype, device="cpu")
-        scorer = self._without_idle(policy or self.phi.policy)
+        scorer = self.without_idle(policy or self.phi.policy)
         for first, last in list_blocks(data.offsets, documents_at_once):
             start, stop = int(data.offsets[first]), int(data.offsets[last])
             scores[start:stop] = scorer(
@@ -127,7 +127,7 @@ class LGMML(nn.Module):
             ).cpu()
         return data.in_caller_order(scores)
 
-    def _without_idle(self, policy: str) -> LGMML:
+    def without_idle(self, policy: str) -> LGMML:
         """The model without the metrics that no query gives any weight, where the policy makes no other use of them."""
         if policy not in ("shared", "mean"):
             return self

@@ -1,0 +1,162 @@
+"""Exported models give the scores of the model they come from, one list per call."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lgmml_torch.checks import LGMMLError, MissingDependencyError
+from lgmml_torch.models import export
+from lgmml_torch.models.export import ListScorer, export_onnx
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.models.phi import POLICIES, Phi
+from lgmml_torch.models.preprocess import (
+    PCA,
+    Chain,
+    Clip,
+    ListMinMax,
+    ListStandardize,
+    Norm2,
+    Preprocess,
+    Quantile,
+    SignedLog1p,
+    Standardize,
+    list_rank_features,
+)
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+
+onnxruntime = pytest.importorskip("onnxruntime")
+WAYS = [(mode, policy) for mode, policies in POLICIES.items() for policy in policies]
+
+
+def lists(seed: int = 0, queries: int = 12, dim: int = 6, longest: int = 30) -> RankingData:
+    g = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, longest, (queries,), generator=g)
+    x = torch.randn(int(sizes.sum()), dim, generator=g).exp()
+    x[:, 0] = x[:, 0].round()  # ties
+    return RankingData.from_arrays(x, torch.randint(0, 3, (len(x),), generator=g), group=sizes)
+
+
+def ranker(data: RankingData, prep: Preprocess, *, norm: str = "mahalanobis", kernel: str = "paper", **phi) -> LGMML:
+    g = torch.Generator().manual_seed(1)
+    z = prep.fit_transform(data.features, data.offsets)
+    dim = z.shape[1]
+    support = torch.stack([torch.randperm(dim, generator=g)[:2] for _ in range(5)])
+    blocks = [
+        MetricBlock(z[:7].clone(), torch.randn(7, dim, dim, generator=g)),
+        MetricBlock(z[:3].clone(), torch.randn(3, dim, 2, generator=g)),
+        MetricBlock(torch.randn(5, 2, generator=g), torch.randn(5, 2, 2, generator=g), support=support),
+    ]
+    bank = LocalMetrics(blocks, num_features=dim, norm=norm)
+    bank.set_scales(bank(z).median(dim=0).values)
+    model = LGMML(prep, bank, Phi(data.num_queries, 15, init=torch.rand(15, generator=g), **phi), kernel=kernel)
+    model.summarize(model.distances(data.features, data.offsets), data.offsets)
+    with torch.no_grad():
+        weight = model.phi.table.weight
+        weight.add_(torch.rand(weight.shape, generator=g))
+        if model.phi.gate is not None:
+            model.phi.gate.last.weight.normal_(0, 0.3, generator=g)
+    return model.eval()
+
+
+def by_list(data: RankingData, score) -> torch.Tensor:
+    return torch.cat([torch.as_tensor(score(x.contiguous())) for x in data.features.split(data.sizes.tolist())])
+
+
+def session(model: LGMML, folder: Path, **options):
+    run = onnxruntime.InferenceSession(export_onnx(model, folder / "model.onnx", **options))
+    return lambda x: run.run(["scores"], {"features": x.numpy()})[0]
+
+
+PREPROCESSINGS = {
+    "paper": lambda: Chain([Norm2()]),
+    "list_rank": list_rank_features,
+    "logs": lambda: Chain([SignedLog1p(), Standardize(), Clip(3.0)]),
+    "lists": lambda: Chain([ListStandardize(), PCA(0.95)]),
+    "min_max": lambda: Chain([Quantile(output="normal"), ListMinMax()]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PREPROCESSINGS)
+def test_scores_of_lists_of_any_length_equal_the_models(name: str, tmp_path: Path) -> None:
+    data = lists()
+    model = ranker(data, PREPROCESSINGS[name](), norm="trace" if name == "logs" else "mahalanobis")
+    run = session(model, tmp_path)
+    new = lists(seed=1, longest=200)
+    expected = model.score(new)[new.order]
+    np.testing.assert_allclose(by_list(new, run), expected, rtol=1e-5, atol=1e-5)
+    assert run(new.features[:1]).shape == (1,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "policy"), [("shared", "ones"), ("per_query", "knn"), ("amortized", "amortized")])
+def test_policies_are_exported(mode: str, policy: str, tmp_path: Path) -> None:
+    data = lists()
+    model = ranker(data, Chain([Standardize()]), mode=mode, kernel="rbf" if mode == "shared" else "paper")
+    run = session(model, tmp_path, policy=policy)
+    expected = model.score(data, policy=policy)[data.order]
+    np.testing.assert_allclose(by_list(data, run), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "policy"), WAYS)
+@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
+def test_the_scorer_that_is_exported_equals_the_model(mode: str, policy: str, norm: str) -> None:
+    data = lists()
+    model = ranker(data, list_rank_features(), mode=mode, norm=norm)
+    with torch.no_grad():
+        model.phi.table.weight[:, 3] = 0
+        found = by_list(data, ListScorer(model, policy))
+    torch.testing.assert_close(found, model.score(data, policy=policy)[data.order], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_file_says_what_it_is(tmp_path: Path) -> None:
+    import onnx
+
+    model = ranker(lists(), Chain([Standardize()]))
+    file = export_onnx(model, tmp_path / "model.onnx")
+    stored = onnx.load(file)
+    onnx.checker.check_model(stored, full_check=True)
+    facts = {entry.key: entry.value for entry in stored.metadata_props}
+    assert facts["format"] == "lgmml-torch"
+    assert (facts["num_features"], facts["policy"]) == ("6", "shared")
+    (given,) = stored.graph.input
+    sizes = [size.dim_param or size.dim_value for size in given.type.tensor_type.shape.dim]
+    assert sizes == ["documents", 6]
+
+
+@pytest.mark.slow
+def test_compressed_models_are_exported_too(tmp_path: Path) -> None:
+    data = lists()
+    small = ranker(data, Chain([Standardize()])).compress(0.1, data).model
+    run = session(small, tmp_path)
+    np.testing.assert_allclose(by_list(data, run), small.score(data)[data.order], rtol=1e-5, atol=1e-5)
+
+
+def test_errors_name_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ranker(lists(), Chain([Standardize()]))
+    with pytest.raises(LGMMLError, match="`policy` must be one of 'shared', 'ones', got 'knn'"):
+        export_onnx(model, tmp_path / "model.onnx", policy="knn")
+    real = importlib.import_module
+
+    def without(name: str, *rest):
+        if name == "onnxscript":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(export.importlib, "import_module", without)
+    with pytest.raises(MissingDependencyError, match=r"`onnxscript` is needed .* pip install 'lgmml-torch\[onnx\]'"):
+        export_onnx(model, tmp_path / "model.onnx")
+
+
+def test_models_too_large_for_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ranker(lists(), Chain([Standardize()]))
+    monkeypatch.setattr(torch.Tensor, "element_size", lambda tensor: 2**40)
+    with pytest.raises(LGMMLError, match=r"`model` must be smaller than 2 GiB for one ONNX file, got .* compress it"):
+        export_onnx(model, tmp_path / "model.onnx")
