@@ -127,6 +127,7 @@ def check_symmetric(name: str, A: Tensor, *, rtol: float = 1e-6) -> None:
     check_square(name, A)
     if A.numel() == 0:
         return
+    A = A if A.is_floating_point() else A.double()
     gap = (A - A.mT).abs().amax(dim=(-2, -1))
     scale = A.abs().amax(dim=(-2, -1))
     if bool((gap > rtol * scale).any()):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,6 +26,17 @@ BANDWIDTHS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
 MEDIAN_DOCUMENTS = 65_536  # the median of more documents than this does not move the scale noticeably
 
 
+@dataclass(frozen=True)
+class SampledInfo:
+    """What `fit_sampled` reports as it goes.
+
+    Attributes:
+        total: metrics there will be.
+    """
+
+    total: int
+
+
 def fit_sampled(
     data: RankingData,
     valid: RankingData | None = None,
@@ -42,7 +53,7 @@ def fit_sampled(
     kernel: str = "paper",
     bandwidth: float | Sequence[float] = BANDWIDTHS,
     seed: int = 0,
-    on_round: Callable[[int, Mapping[str, Any]], None] | None = None,
+    on_round: Callable[[int, SampledInfo], None] | None = None,
 ) -> Bank:
     """Sample regions, take the geometric-mean metric of each in closed form, and choose its anchor by NDCG.
 
@@ -62,7 +73,7 @@ def fit_sampled(
         bandwidth: distances are divided by it and by their median; of several, validation NDCG@10 with equal weights
             chooses.
         seed: of the regions.
-        on_round: called as ``on_round(metrics_done, info)``, ``info["total"]`` being the metrics in all.
+        on_round: called as ``on_round(metrics_done, info)``.
 
     Raises:
         DataError: when no query has a positive and a lower-labelled document.
@@ -82,7 +93,7 @@ def fit_sampled(
         lam=lam,
         relative=relative,
         reduction=reduction,
-        progress=None if on_round is None else lambda done, total: on_round(done, {"total": total}),
+        progress=None if on_round is None else lambda done, total: on_round(done, SampledInfo(total)),
     )
     lists = (data.features, data.labels, data.offsets)
     anchors = choose_anchors(*lists, regions, factors, candidates=candidates, norm=norm)

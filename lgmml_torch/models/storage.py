@@ -72,7 +72,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"no checkpoint at {file}")
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        with file.open("rb") as stream:  # a path ending in .safetensors would be read as that
+            content = torch.load(stream, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{file} is not a checkpoint of this package, or it is damaged: {error}") from error
     header = content.get(FORMAT) if isinstance(content, dict) else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, Checkpoint
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from lgmml_torch import plots
@@ -125,6 +126,18 @@ class Story(Callback):
             for writer in _writers(trainer):
                 figure = plots.metrics_picture(model.metrics, model.phi.table.weight.detach().mean(0))
                 writer.add_figure("metrics/learned", figure, trainer.global_step)
+
+
+def bank_curve(loggers: Sequence[Logger]) -> Callable[[int, Any], None]:
+    """A callback for fitting that sends what it is told to the loggers, e.g. the validation curve of boosting."""
+
+    def tell(done: int, info: Any) -> None:
+        numbers = {f"bank/{name}": value for name, value in vars(info).items() if isinstance(value, float)}
+        if numbers:
+            for logger in loggers:
+                logger.log_metrics(numbers, step=done)
+
+    return tell
 
 
 def _writers(trainer: pl.Trainer) -> list[SummaryWriter]:

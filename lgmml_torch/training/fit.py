@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
+from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.datamodule import RankingDataModule
 from lgmml_torch.data.progress import progress_bar
 from lgmml_torch.fitting.bank import Bank
@@ -62,19 +62,17 @@ def prepare(
     fit_bank: FitBank,
     kernel: str = "paper",
     seed: int = 0,
-    on_round: Callable[[int, Mapping[str, Any]], None] | None = None,
+    on_round: Callable[[int, Any], None] | None = None,
 ) -> Prepared:
     """Fit the preprocessing on the training lists, then build the local metrics in closed form."""
     features = preprocess.fit_transform(train.features, train.offsets)
     fitted = train.replace(features=features)
     seen = None if valid is None else valid.replace(features=preprocess(valid.features, valid.offsets))
     log.info("%d features after preprocessing, of %d", features.shape[1], train.num_features)
-    total = [1.0]
     with progress_bar("local metrics", total=1.0) as report:
 
-        def tell(done: int, info: Mapping[str, Any]) -> None:
-            total[0] = float(info.get("total", total[0]))
-            report(done / max(total[0], 1.0))
+        def tell(done: int, info: Any) -> None:
+            report(done / max(info.total, 1))
             if on_round is not None:
                 on_round(done, info)
 
@@ -84,12 +82,12 @@ def prepare(
     return Prepared(preprocess, bank, kernel, splits)
 
 
-def add_distances(prepared: Prepared, model: LGMML, compute: Callable[..., Tensor] = compute_distances) -> None:
+def add_distances(prepared: Prepared, model: LGMML, cache: Cache | None = None) -> None:
     """Distances of every split that has none yet."""
     for name, data in prepared.splits.items():
         if name not in prepared.dists:
             with progress_bar(f"distances, {name}", total=data.num_documents) as report:
-                prepared.dists[name] = compute(model, data, progress=lambda done, total, report=report: report(done))
+                prepared.dists[name] = compute_distances(model, data, cache=cache, progress=report)
 
 
 def train_phi(
@@ -110,6 +108,7 @@ def train_phi(
     seed: int = 0,
     resume: str | Path | None = None,
     preset: str = "default",
+    cache: Cache | None = None,
 ) -> tuple[LGMMLModule, KeepCheckpoints, pl.Trainer]:
     """Train Φ by sampled WARP in Lightning; the module comes back with the weights that validation kept.
 
@@ -130,9 +129,10 @@ def train_phi(
         seed: of all draws.
         resume: a ``last.ckpt`` to go on from.
         preset: metric definitions.
+        cache: where distances are kept; in memory when None.
     """
     model = prepared.model(make_phi)
-    add_distances(prepared, model)
+    add_distances(prepared, model, cache)
     module = LGMMLModule(
         model.spec(),
         model,
@@ -177,16 +177,13 @@ QUIET: dict[str, Any] = {
 
 
 @contextmanager
-def quiet_lightning() -> Any:
+def quiet_lightning() -> Iterator[None]:
     """Leave out advice that does not apply: loaders here hand out row numbers, which costs nothing worth a worker."""
+    for name in ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
         warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
         warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")
         yield
-
-
-def set_threads(threads: int | None) -> None:
-    """How many cores torch uses for one operation; all of them when None."""
-    if threads is not None:
-        torch.set_num_threads(threads)

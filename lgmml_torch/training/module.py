@@ -61,6 +61,7 @@ class LGMMLModule(pl.LightningModule):
         self._optimizer, self._step_size = optimizer, step_size
         self._data: dict[str, tuple[RankingData, Tensor]] = {}
         self._rank_weights = torch.zeros(1)
+        self.counts: dict[str, dict[str, int]] = {}  # queries counted in the last evaluation of a split
         self.valid_metrics = RankingMetrics(METRICS, preset=preset)
         self.test_metrics = RankingMetrics(METRICS, preset=preset)
 
@@ -225,6 +226,7 @@ class LGMMLModule(pl.LightningModule):
         )
 
     def _log_metrics(self, prefix: str, metrics: RankingMetrics) -> None:
+        self.counts[prefix] = {name: found.counted for name, found in metrics.summary().items()}
         for name, value in metrics.compute().items():
             self.log(f"{prefix}/{name}", value, prog_bar=name == "ndcg@10")
         metrics.reset()

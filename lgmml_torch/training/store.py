@@ -1,60 +1,88 @@
-"""Scaled distances of a whole data set, computed once: after that, training Φ is linear work."""
+"""Scaled distances of a whole data set, computed once and kept: after that, training Φ is linear work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import hashlib
+import json
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
+from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
+FORMAT = 1  # of the cached distances
+
 
 @torch.no_grad()
-def fill_distances(
+def compute_distances(
     model: LGMML,
     data: RankingData,
-    out: Tensor,  # (N, K)
     *,
+    cache: Cache | None = None,
     documents_at_once: int = 16_384,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Tensor:  # (N, K)
-    """Write the distances of every document into ``out``, whole lists at a time.
+    """Distances of every document, whole lists at a time.
 
     Args:
         model: its preprocessing and metrics are used, its Φ is not.
         data: raw features.
-        out: where to, e.g. a memory-mapped array.
+        cache: where they are kept, memory-mapped; only in memory when None.
         documents_at_once: how many documents are preprocessed together.
-        progress: called with (documents done, documents in all).
+        progress: called with the number of documents done.
     """
+    shape = (data.num_documents, model.metrics.num_metrics)
+    dtype = model.metrics.scales.dtype
+    if cache is None:
+        return _fill(model, data, torch.empty(shape, dtype=dtype), documents_at_once, progress)
+
+    def fill(arrays: Arrays) -> None:
+        _fill(model, data, torch.from_numpy(arrays["dists"]), documents_at_once, progress)
+
+    numpy_dtype = str(dtype).removeprefix("torch.")
+    arrays = cache.get_or_fill(distance_key(model, data), {"dists": (shape, numpy_dtype)}, fill)
+    return torch.from_numpy(arrays["dists"])
+
+
+def distance_key(model: LGMML, data: RankingData) -> dict[str, str | int]:
+    """What the distances depend on: the documents, the preprocessing and the metrics; not Φ, labels or ids."""
+    state = [*model.preprocess.state_dict().values(), *model.metrics.state_dict().values()]
+    spec = json.dumps([model.preprocess.spec(), model.metrics.spec()], sort_keys=True)
+    return {
+        "kind": "distances",
+        "format": FORMAT,
+        "model": _digest(state),
+        "spec": spec,
+        "data": _digest([data.features, data.offsets]),
+    }
+
+
+def _fill(
+    model: LGMML, data: RankingData, out: Tensor, documents_at_once: int, progress: Callable[[int], None] | None
+) -> Tensor:
     device, dtype = model.metrics.scales.device, model.metrics.scales.dtype
     for first, last in list_blocks(data.offsets, documents_at_once):
         start, stop = int(data.offsets[first]), int(data.offsets[last])
         features = data.features[start:stop].to(device=device, dtype=dtype)
         offsets = (data.offsets[first : last + 1] - start).to(device)
-        out[start:stop] = model.distances(features, offsets).to(out)
+        prepared = model.preprocess(features, offsets)
+        if device.type == "cpu":
+            model.metrics(prepared, out=out[start:stop])
+        else:
+            out[start:stop] = model.metrics(prepared).cpu()
         if progress is not None:
-            progress(stop, data.num_documents)
+            progress(stop)
     return out
 
 
-def compute_distances(
-    model: LGMML,
-    data: RankingData,
-    *,
-    file: str | Path | None = None,
-    dtype: torch.dtype | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Tensor:  # (N, K)
-    """Distances of every document, in memory or, with ``file``, in a memory-mapped file that others may open."""
-    shape = (data.num_documents, model.metrics.num_metrics)
-    dtype = dtype or model.metrics.scales.dtype
-    if file is None:
-        out = torch.empty(shape, dtype=dtype)
-    else:
-        out = torch.from_file(str(file), shared=True, size=shape[0] * shape[1], dtype=dtype).view(shape)
-    return fill_distances(model, data, out, progress=progress)
+def _digest(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous().numpy()
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.reshape(-1).view("uint8").data)
+    return digest.hexdigest()

@@ -1,0 +1,232 @@
+"""One run, from data to report; reads like the way the data flows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytorch_lightning as pl
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from lgmml_torch.checks import ConfigError, LGMMLError
+from lgmml_torch.data.cache import Cache
+from lgmml_torch.files import write_text
+from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.models.phi import POLICIES
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.reports import Evaluation, evaluate, evaluate_scores, print_evaluations, run_markdown
+from lgmml_torch.run_config import check_overrides, config_dir
+from lgmml_torch.training.callbacks import KeepCheckpoints, bank_curve
+from lgmml_torch.training.fit import Prepared, prepare, quiet_lightning, train_phi
+from lgmml_torch.training.ideal import ideal_scores
+from lgmml_torch.training.module import LGMMLModule
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RunResult:
+    """What a run leaves behind."""
+
+    model: LGMML
+    evaluations: list[Evaluation]
+    folder: Path
+    best_epoch: int
+    best_valid: float
+    bank_history: dict[str, Any] = field(default_factory=dict)
+
+
+def train(cfg: DictConfig) -> RunResult | None:
+    """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report.
+
+    Returns None in helper processes of a distributed run.
+    """
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    folder = Path(cfg.paths.output_dir)
+    splits = load_splits(cfg)
+    loggers = [instantiate(part) for part in cfg.logger.values() if part]
+    prepared = reuse(cfg, splits) if cfg.resume or cfg.warm_start else fit_metrics(cfg, splits, loggers)
+    module, keeper, trainer = train_best_phi(cfg, prepared, loggers, folder)
+    if "test" in splits:
+        with quiet_lightning():
+            trainer.test(module, trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
+    if not trainer.is_global_zero:
+        return None
+    evaluations = evaluate_run(cfg, module, prepared)
+    result = RunResult(module.model, evaluations, folder, keeper.best_epoch, keeper.best, prepared.bank.history)
+    write_report(cfg, result, keeper, loggers)
+    return result
+
+
+def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
+    """The configured data, under the names the rest of the package uses."""
+    parts = instantiate(cfg.data)
+    names = {"vali": "valid"}
+    splits = {names.get(name, name): data for name, data in parts.items()}
+    for name, data in splits.items():
+        log.info("%s: %s", name, data)
+    return splits
+
+
+def fit_metrics(cfg: DictConfig, splits: dict[str, RankingData], loggers: list[Any]) -> Prepared:
+    """Fit preprocessing and local metrics; how that went goes to the loggers."""
+    prepared = prepare(
+        splits["train"],
+        splits.get("valid"),
+        preprocess=instantiate(cfg.preprocess),
+        fit_bank=instantiate(cfg.local_metrics, _convert_="all"),
+        kernel=cfg.kernel,
+        seed=cfg.seed,
+        on_round=bank_curve(loggers),
+    )
+    prepared.splits.update({name: data for name, data in splits.items() if name not in prepared.splits})
+    return prepared
+
+
+def reuse(cfg: DictConfig, splits: dict[str, RankingData]) -> Prepared:
+    """Preprocessing, metrics and Φ₀ of an earlier run; only Φ is trained."""
+    model = LGMML.load(cfg.resume or cfg.warm_start)
+    width = splits["train"].num_features
+    if width != model.num_features:
+        raise ConfigError(f"the model to start from has {model.num_features} features, the data has {width}")
+    start = model.phi.table.weight.detach().mean(0)
+    return Prepared(model.preprocess, Bank(model.metrics, start), model.kernel, dict(splits))
+
+
+def train_best_phi(
+    cfg: DictConfig, prepared: Prepared, loggers: list[Any], folder: Path
+) -> tuple[LGMMLModule, KeepCheckpoints, pl.Trainer]:
+    """Train Φ; of several margins and starting values, validation keeps one."""
+    margins, inits = list(cfg.search.margin) or [cfg.warp.margin], list(cfg.search.init) or [None]
+    cache = None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
+    queries = prepared.splits["train"].num_queries
+    rule = instantiate(cfg.step_size)
+    found = []
+    for number, (init, margin) in enumerate(product(inits, margins)):
+        only = len(margins) * len(inits) == 1
+        place = folder / "checkpoints" / ("" if only else f"candidate-{number}")
+        make_phi = instantiate(cfg.phi, **({} if init is None else {"init": init}))
+        outcome = train_phi(
+            prepared,
+            make_phi=make_phi,
+            folder=place,
+            loader=OmegaConf.to_container(cfg.loader, resolve=True),  # type: ignore[arg-type]
+            margin=margin,
+            deviation_penalty=cfg.warp.deviation_penalty,
+            optimizer=instantiate(cfg.optimizer),
+            step_size=rule(queries) if callable(rule) else None,
+            keep=cfg.warp.keep,
+            callbacks=[instantiate(part) for part in cfg.callbacks.values() if part],
+            loggers=loggers if only or number == 0 else [],
+            trainer=instantiate(cfg.trainer),
+            seed=cfg.seed,
+            resume=cfg.resume,
+            preset=cfg.evaluation.preset,
+            cache=cache,
+        )
+        if only:
+            return outcome
+        judged = judge(outcome[0], prepared, cfg.search.policy)
+        log.info("margin %g, starting weight %s: validation NDCG@10 %.4f", margin, init, judged)
+        found.append((judged, -number, outcome))
+    return max(found, key=lambda item: item[:2])[2]
+
+
+def judge(module: LGMMLModule, prepared: Prepared, policy: str | None) -> float:
+    """Validation NDCG@10 under a policy."""
+    data = prepared.splits["valid"]
+    return evaluate(module.model, data, split="valid", metrics=("ndcg@10",), policy=policy).means["ndcg@10"]
+
+
+def evaluate_run(cfg: DictConfig, module: LGMMLModule, prepared: Prepared) -> list[Evaluation]:
+    """The three kinds of number, kept apart: training queries, unseen queries, unseen queries with ideal Φ."""
+    model, splits = module.model, prepared.splits
+    options = {"metrics": tuple(cfg.evaluation.metrics), "preset": cfg.evaluation.preset, "seed": cfg.seed}
+    own = model.phi.mode == "per_query" or model.phi.deviations
+    found = [evaluate(model, splits["train"], split="training queries", known_queries=own, **options)]
+    for name in ("valid", "test"):
+        if name in splits:
+            policies = POLICIES[model.phi.mode] if cfg.evaluation.all_policies else (model.phi.policy,)
+            for policy in policies:
+                found.append(evaluate(model, splits[name], split=f"{name}: unseen queries", policy=policy, **options))
+    if cfg.evaluation.ideal and "test" in splits:
+        data, dists = splits["test"], prepared.dists["test"]
+        start = model.phi.table.weight.detach().mean(0)
+        scores = ideal_scores(dists, data.labels, data.offsets, start, kernel=model.kernel, seed=cfg.seed)
+        found.append(evaluate_scores(scores, data, split="test: ideal Φ (upper bound)", policy="ideal", **options))
+    return found
+
+
+def write_report(cfg: DictConfig, result: RunResult, keeper: KeepCheckpoints, loggers: list[Any]) -> None:
+    """Model file, tables for people and programs, hyperparameters with the final metrics."""
+    result.model.save(result.folder / "model.safetensors")
+    print_evaluations(result.evaluations)
+    settings = OmegaConf.to_container(cfg, resolve=True)
+    write_text(result.folder / "report.md", run_markdown(result.evaluations, keeper.curve, keeper.best_epoch, cfg.name))
+    content = {
+        "evaluations": [evaluation.to_dict() for evaluation in result.evaluations],
+        "validation curve": {str(epoch): value for epoch, value in keeper.curve.items()},
+        "best epoch": keeper.best_epoch,
+        "bank": result.bank_history,
+        "config": settings,
+    }
+    write_text(result.folder / "report.json", json.dumps(content, indent=2, default=str))
+    final = {f"final/{e.split}/{e.policy}/{name}": value for e in result.evaluations for name, value in e.means.items()}
+    for logger in loggers:
+        logger.log_hyperparams(flat(settings), final)
+        logger.save()
+    log.info("model, report and logs are in %s", result.folder)
+
+
+def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level of dotted keys.
+
+    >>> flat({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': '[2]'}
+    """
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            out.update(flat(value, f"{prefix}{key}."))
+        else:
+            out[f"{prefix}{key}"] = value if isinstance(value, (int, float, str, bool)) else str(value)
+    return out
+
+
+@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")
+def _app(cfg: DictConfig) -> float | None:
+    try:
+        result = train(cfg)
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        _fail(cause if isinstance(cause, LGMMLError) else str(error).splitlines()[0])
+    except LGMMLError as error:
+        _fail(error)
+    return None if result is None else result.best_valid
+
+
+def _fail(error: object) -> None:
+    sys.stderr.write(f"error: {error}\n")
+    sys.exit(2)
+
+
+def main() -> None:
+    """The command line: ``python train.py`` and ``lgmml train``."""
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    try:
+        check_overrides([word for word in words if "=" in word])
+    except ConfigError as error:
+        _fail(error)
+    _app()

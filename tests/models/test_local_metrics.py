@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lgmml_torch.checks import LGMMLError
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+
+D = 5
+
+
+def mixed_bank(norm: str = "mahalanobis", dtype: torch.dtype = torch.float32) -> LocalMetrics:
+    g = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g, dtype=dtype)
+
+    full = MetricBlock(rand(3, D), rand(3, D, D), scales=rand(3).abs() + 0.1, quality=rand(3))
+    support = torch.tensor([[0, 4], [2, 1]])
+    small = MetricBlock(rand(2, 2), rand(2, 2, 2), support=support, scales=rand(2).abs() + 0.1)
+    return LocalMetrics([full, small], num_features=D, norm=norm)
+
+
+def naive(bank: LocalMetrics, x: torch.Tensor) -> torch.Tensor:
+    columns = []
+    for block in bank.iter_blocks():
+        for r in range(block.num_metrics):
+            seen = x if block.is_full else x[:, block.support[r]]
+            v = (seen - block.anchors[r]).double()
+            m = block.metrics[r].double()
+            m = m if bank.norm == "mahalanobis" else m @ m
+            columns.append(torch.einsum("nd,de,ne->n", v, m, v).clamp_min(0).sqrt() / block.scales[r])
+    return torch.stack(columns, dim=1)
+
+
+@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mixed_blocks_equal_the_loop(norm: str, dtype: torch.dtype) -> None:
+    bank = mixed_bank(norm, dtype)
+    x = torch.randn(20, D, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-10
+    assert torch.allclose(bank(x).double(), naive(bank, x), atol=tolerance, rtol=tolerance)
+    out = torch.empty(20, 5, dtype=dtype)
+    assert bank(x, out=out) is out
+    assert bank(x[:0]).shape == (0, 5)
+
+
+def test_metrics_are_derived_and_positive() -> None:
+    for block in mixed_bank().iter_blocks():
+        assert torch.allclose(block.metrics, block.factors @ block.factors.mT)
+        assert (torch.linalg.eigvalsh(block.metrics) > -1e-5).all()
+
+
+def test_everything_is_a_buffer_and_nothing_a_parameter() -> None:
+    bank = mixed_bank()
+    assert not list(bank.parameters())
+    assert {"support", "anchors", "factors", "scales", "quality"} == {n.split(".")[-1] for n, _ in bank.named_buffers()}
+
+
+def test_spec_and_state_restore_the_bank() -> None:
+    bank = mixed_bank("trace")
+    again = LocalMetrics.from_spec(bank.spec())
+    again.load_state_dict(bank.state_dict())
+    x = torch.randn(4, D)
+    assert torch.equal(again(x), bank(x))
+
+
+def test_select_keeps_columns() -> None:
+    bank = mixed_bank()
+    x = torch.randn(6, D, generator=torch.Generator().manual_seed(2))
+    chosen = torch.tensor([1, 3])
+    assert torch.allclose(bank.select(chosen)(x), bank(x)[:, chosen], atol=1e-5)
+
+
+def test_set_scales() -> None:
+    bank = mixed_bank()
+    x = torch.randn(6, D)
+    before = bank(x)
+    bank.set_scales(bank.scales * 2)
+    assert torch.allclose(bank(x), before / 2)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: LocalMetrics([], num_features=3), "`blocks` must hold at least one block"),
+        (
+            lambda: LocalMetrics([MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])], num_features=3),
+            "3 features, got 2",
+        ),
+        (lambda: MetricBlock(torch.zeros(2, 2), torch.eye(2)[None]), r"`factors` must have shape \(2, 2, \*\)"),
+        (lambda: MetricBlock(torch.full((1, 1), float("nan")), torch.ones(1, 1, 1)), "`anchors` must be finite"),
+        (lambda: mixed_bank()(torch.zeros(1, 4)), r"`features` must have shape \(\*, 5\), got \(1, 4\)"),
+        (lambda: mixed_bank("manhattan"), "`norm` must be one of"),
+        (lambda: mixed_bank().set_scales(torch.ones(2)), r"`scales` must have shape \(5,\)"),
+        (
+            lambda: LocalMetrics(
+                [MetricBlock(torch.zeros(1, 1), torch.ones(1, 1, 1), support=torch.tensor([[7]]))], num_features=3
+            ),
+            "`support` must name features below 3, got 7",
+        ),
+    ],
+)
+def test_errors_are_named(build, message: str) -> None:
+    with pytest.raises(LGMMLError, match=message):
+        build()

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lgmml_torch.checks import CheckpointError, LGMMLError
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess import list_rank_features
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+
+FEATURES = 4
+
+
+def make_data(seed: int = 0, queries: int = 12) -> RankingData:
+    g = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 9, (queries,), generator=g)
+    rows = int(sizes.sum())
+    X = torch.randn(rows, FEATURES, generator=g).round(decimals=1)
+    return RankingData.from_arrays(X, torch.randint(0, 3, (rows,), generator=g), group=sizes)
+
+
+def make_model(mode: str = "per_query", dtype: torch.dtype = torch.float32) -> LGMML:
+    data = make_data().to(dtype=dtype)
+    preprocess = list_rank_features().fit(data.features, data.offsets)
+    width = preprocess.num_features_out
+    g = torch.Generator().manual_seed(1)
+    block = MetricBlock(
+        torch.randn(3, width, generator=g, dtype=dtype), torch.randn(3, width, width, generator=g, dtype=dtype)
+    )
+    small = MetricBlock(
+        torch.randn(2, 1, generator=g, dtype=dtype), torch.ones(2, 1, 1, dtype=dtype), support=torch.tensor([[0], [1]])
+    )
+    phi = Phi(data.num_queries, 5, mode=mode)
+    with torch.no_grad():
+        phi.table.weight.uniform_(0, 2, generator=g)
+    model = LGMML(preprocess, LocalMetrics([block, small], num_features=width), phi, qids=data.qids).to(dtype)
+    model.summarize(model.distances(data.features, data.offsets), data.offsets)
+    return model
+
+
+@pytest.mark.parametrize("mode", ["per_query", "shared", "amortized"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_score_equals_the_formula(mode: str, dtype: torch.dtype) -> None:
+    model, data = make_model(mode, dtype), make_data(5).to(dtype=dtype)
+    dists = model.distances(data.features, data.offsets)
+    kappa = dists * (-dists).exp()
+    phi = model.weights(kappa, data.offsets).detach().expand(data.num_queries, -1)
+    expected = torch.stack([-(phi[q] * row).sum() for q, row in zip(data.query_index.tolist(), kappa, strict=True)])
+    assert torch.allclose(model.score(data), data.in_caller_order(expected), atol=1e-5)
+    assert model.score(data).dtype == dtype
+
+
+def test_shuffled_rows_get_the_same_scores() -> None:
+    model, data = make_model("shared"), make_data(6)
+    X, y = data.in_caller_order(data.features), data.in_caller_order(data.labels)
+    qid = data.in_caller_order(data.query_index)
+    shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    other = RankingData.from_arrays(X[shuffled], y[shuffled], qid=qid[shuffled])
+    assert torch.equal(model.score(other), model.score(data)[shuffled])
+
+
+@pytest.mark.parametrize("mode", ["per_query", "shared", "amortized"])
+def test_scores_of_a_list_do_not_depend_on_other_lists(mode: str) -> None:
+    model, data = make_model(mode), make_data(7)
+    together = model.score(data)[data.order]
+    for q in range(data.num_queries):
+        alone = data.select([q])
+        part = together[int(data.offsets[q]) : int(data.offsets[q + 1])]
+        assert torch.allclose(model.score(alone)[alone.order], part, atol=1e-6)
+    assert torch.allclose(model.score(data, documents_at_once=1), model.score(data), atol=1e-6)
+
+
+def test_known_queries_only_on_request() -> None:
+    model, data = make_model("per_query"), make_data()
+    model.phi.policy = "ones"
+    unknown = model.score(data)
+    known = model.score(data, known_queries=True)
+    assert not torch.allclose(unknown, known)
+    strangers = data.replace(qids=tuple(f"new{q}" for q in data.qids))
+    assert torch.equal(model.score(strangers, known_queries=True), unknown)
+    with pytest.raises(LGMMLError, match="`known_queries` needs weights for each query"):
+        make_model("shared").score(data, known_queries=True)
+
+
+def test_policies_can_be_switched() -> None:
+    model, data = make_model("per_query"), make_data(3)
+    scores = {policy: model.score(data, policy=policy) for policy in ("ones", "mean", "knn")}
+    assert not torch.allclose(scores["ones"], scores["mean"])
+    with pytest.raises(LGMMLError, match="`policy` must be one of 'ones', 'mean', 'knn', got 'shared'"):
+        model.score(data, policy="shared")
+
+
+def test_degenerate_lists() -> None:
+    model = make_model("amortized")
+    one = RankingData.from_arrays(torch.randn(1, FEATURES), [0], qid=[1])
+    same = RankingData.from_arrays(torch.ones(30, FEATURES), [0] * 30, qid=[1] * 30)
+    none = RankingData.from_arrays(torch.zeros(0, FEATURES), [], qid=[])
+    assert torch.isfinite(model.score(one)).all()
+    assert model.score(same).unique().numel() == 1
+    assert model.score(none).shape == (0,)
+
+
+@pytest.mark.slow
+def test_a_list_of_fifty_thousand() -> None:
+    model = make_model("shared")
+    data = RankingData.from_arrays(torch.randn(50_000, FEATURES), torch.zeros(50_000), qid=[1] * 50_000)
+    assert torch.isfinite(model.score(data)).all()
+
+
+def test_contributions_add_up_to_the_score() -> None:
+    model, data = make_model("shared"), make_data(2, queries=1)
+    parts = model.contributions(data.features)
+    assert torch.allclose(parts.sum(1), model.score(data)[data.order], atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["per_query", "shared", "amortized"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_save_and_load_bit_for_bit(mode: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, data = make_model(mode, dtype), make_data(4).to(dtype=dtype)
+    model.save(tmp_path / "m.safetensors")
+    again = LGMML.load(tmp_path / "m.safetensors")
+    assert torch.equal(again.score(data), model.score(data))
+    assert again.qids == model.qids
+    assert again.phi.policy == model.phi.policy
+
+
+def test_wrong_feature_count_is_named() -> None:
+    with pytest.raises(LGMMLError, match=r"`features` must have shape \(\*, 4\), got \(2, 3\)"):
+        make_model().score(RankingData.from_arrays(torch.zeros(2, 3), [0, 1], qid=[1, 1]))
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    with pytest.raises(CheckpointError, match="no model file at"):
+        LGMML.load(file)
+    file.write_bytes(b"junk")
+    with pytest.raises(CheckpointError, match="is not a model file, or it is damaged"):
+        LGMML.load(file)
+    torch.save({"a": 1}, file)
+    with pytest.raises(CheckpointError, match="was not written by this package"):
+        LGMML.load(file)
+    make_model().save(file)
+    whole = file.read_bytes()
+    for length in (0, 7, 100, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="damaged"):
+            LGMML.load(file)
+    file.write_bytes(whole.replace(b'"version":"1"', b'"version":"9"'))
+    with pytest.raises(CheckpointError, match="has format version 9; this release reads up to 1"):
+        LGMML.load(file)
+
+
+def test_mismatched_parts_are_named() -> None:
+    model = make_model()
+    with pytest.raises(LGMMLError, match="`phi` must weigh 5 metrics, got 2"):
+        LGMML(model.preprocess, model.metrics, Phi(1, 2))
+    with pytest.raises(LGMMLError, match="`kernel` must be one of"):
+        LGMML(model.preprocess, model.metrics, model.phi, kernel="cosine")
+
+
+@pytest.mark.parametrize("mode", ["per_query", "shared", "amortized"])
+def test_no_operation_assumes_a_device(mode: str) -> None:
+    """With another default device, whatever forgets to say where it makes a tensor clashes with the rest."""
+    model, data = make_model(mode), make_data(5)
+    expected = model.score(data)
+    with torch.device("meta"):
+        found = model.score(data)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_scores_equal_cpu_scores() -> None:
+    model, data = make_model("amortized"), make_data(5)
+    expected = model.score(data)
+    assert torch.allclose(model.to("cuda").score(data), expected, atol=1e-4)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lgmml_torch import checks
+from lgmml_torch.checks import LGMMLError
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_unit_interval(value: float) -> None:
+    with pytest.raises(LGMMLError, match=r"`t` must lie in \[0, 1\], got"):
+        checks.check_unit_interval("t", value)
+
+
+def test_positive() -> None:
+    checks.check_positive("x", 0, zero=True)
+    with pytest.raises(LGMMLError, match="`x` must be positive, got 0"):
+        checks.check_positive("x", 0)
+    with pytest.raises(LGMMLError, match="`x` must be at least 0, got -1"):
+        checks.check_positive("x", -1, zero=True)
+    with pytest.raises(LGMMLError, match="got nan"):
+        checks.check_positive("x", float("nan"))
+
+
+def test_finite_names_the_place() -> None:
+    checks.check_finite("x", torch.tensor([1e38, -1e38]))
+    checks.check_finite("x", torch.zeros(0))
+    checks.check_finite("x", torch.tensor([1]))
+    with pytest.raises(LGMMLError, match=r"`x` must be finite, got inf at position \(0, 1\)"):
+        checks.check_finite("x", torch.tensor([[1.0, float("inf")]]))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        (torch.tensor([[0]]), "must be 1-D"),
+        (torch.tensor([0.0, 2.0]), "must hold integers, got torch.float32"),
+        (torch.tensor([1, 2]), "must start at 0, got 1"),
+        (torch.tensor([0, 2, 1, 2]), "must not decrease, got 2 before 1 at position 2"),
+        (torch.tensor([0, 3]), "must end at the number of rows, 2, got 3"),
+    ],
+)
+def test_offsets(offsets: torch.Tensor, message: str) -> None:
+    with pytest.raises(LGMMLError, match=message):
+        checks.check_offsets(offsets, 2)
+
+
+def test_square_and_symmetric() -> None:
+    checks.check_symmetric("A", torch.eye(3).expand(2, 3, 3))
+    checks.check_symmetric("A", torch.zeros(0, 3, 3))
+    with pytest.raises(LGMMLError, match="`A` must be square"):
+        checks.check_square("A", torch.zeros(2, 3))
+    with pytest.raises(LGMMLError, match="`A` must be symmetric, got a relative asymmetry of 1"):
+        checks.check_symmetric("A", torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
+
+
+def test_suggestions() -> None:
+    assert checks.did_you_mean("ndgc", ["ndcg", "map"]) == "; did you mean 'ndcg'?"
+    assert checks.did_you_mean("zzz", ["ndcg"]) == ""

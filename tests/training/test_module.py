@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lgmml_torch.checks import CheckpointError, LGMMLError
+from lgmml_torch.data.batches import WarpBatches
+from lgmml_torch.functional.score import kernel
+from lgmml_torch.functional.warp import warp_phi_gradient
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.training.fit import add_distances
+from lgmml_torch.training.module import DivergedError, LGMMLModule
+from tests.training import tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def make_module(mode: str, dtype: torch.dtype = torch.float32, **options) -> LGMMLModule:
+    found = tiny.prepared(dtype)
+    model = found.model(lambda queries, metrics: Phi(queries, metrics, mode=mode, **options))
+    with torch.no_grad():
+        model.phi.table.weight.uniform_(0.2, 2, generator=torch.Generator().manual_seed(2))
+    add_distances(found, model)
+    module = LGMMLModule(model.spec(), model, margin=0.3)
+    for name, data in found.splits.items():
+        module.attach(name, data, found.dists[name])
+    module.on_fit_start()
+    return module
+
+
+def hand_gradient(module: LGMMLModule, batch, shared: bool) -> torch.Tensor:
+    data, dists = module._data["train"]
+    kappa = kernel(dists[batch.rows], "paper")
+    outcome, _ = module.list_loss(batch) if len(batch.lists) else module.triplet_loss(batch)
+    worst = batch.negatives.gather(1, outcome.violator.clamp_min(0)[:, None])[:, 0]
+    queries = torch.zeros_like(batch.queries) if shared else batch.queries
+    count = 1 if shared else data.num_queries
+    return warp_phi_gradient(outcome, queries, kappa[batch.positives], kappa[worst], num_queries=count)
+
+
+@pytest.mark.parametrize("mode", ["per_query", "shared"])
+@pytest.mark.parametrize("batching", ["lists", "triplets"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradient_equals_the_hand_formula(mode: str, batching: str, sparse: bool) -> None:
+    module = make_module(mode, torch.float64, sparse=sparse)
+    data, _ = module._data["train"]
+    # More triplets than queries: some query occurs twice, and must get both terms.
+    batch = WarpBatches(data, batching=batching, batch_size=40, max_draws=5)[0, 0]
+    outcome, loss = module.list_loss(batch) if batching == "lists" else module.triplet_loss(batch)
+    assert (outcome.violator >= 0).any()
+    loss.backward()
+    gradient = module.model.phi.table.weight.grad
+    gradient = gradient.to_dense() if sparse else gradient
+    assert torch.allclose(gradient, hand_gradient(module, batch, mode == "shared"), atol=1e-12)
+    assert torch.allclose(loss.detach(), outcome.loss.detach().sum(), atol=1e-9)
+
+
+def test_no_operation_of_a_step_assumes_a_device() -> None:
+    module = make_module("per_query")
+    data, _ = module._data["train"]
+    for batching in ("lists", "triplets"):
+        batch = WarpBatches(data, batching=batching, batch_size=8)[0, 0]
+        step = module.list_loss if batching == "lists" else module.triplet_loss
+        expected = step(batch)[1].detach()
+        with torch.device("meta"):
+            assert torch.equal(step(batch)[1].detach(), expected)
+
+
+@pytest.mark.parametrize("mode", ["per_query", "shared", "amortized"])
+@pytest.mark.parametrize("batching", ["lists", "triplets"])
+def test_training_lowers_the_loss(mode: str, batching: str, tmp_path: Path) -> None:
+    module, keeper, _ = tiny.train(tmp_path, mode=mode, batching=batching, epochs=4, keep="last")
+    data, dists = module._data["train"]
+    model = tiny.prepared().model(lambda queries, metrics: Phi(queries, metrics, mode=mode))
+    start = LGMMLModule(model.spec(), model)
+    start.attach("train", data, dists)
+    start.on_fit_start()
+    fresh_draws = WarpBatches(data, batch_size=data.num_queries, seed=99)[0, 0]
+    assert module.list_loss(fresh_draws)[1].detach() < start.list_loss(fresh_draws)[1].detach()
+    assert (module.model.phi.table.weight >= 0).all()
+    assert sorted(keeper.curve) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_same_seed_same_result_for_any_number_of_workers(dtype: torch.dtype, tmp_path: Path) -> None:
+    found = [
+        tiny.train(tmp_path / str(i), workers=workers, dtype=dtype)[0].model.phi.table.weight.detach()
+        for i, workers in enumerate((0, 0, 1, 2))
+    ]
+    assert found[0].dtype == dtype
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_best_epoch_includes_the_start(tmp_path: Path) -> None:
+    """With steps far too large, nothing beats the weights training started from."""
+    module, keeper, _ = tiny.train(tmp_path, mode="shared", epochs=2)
+    assert keeper.best == max(keeper.curve.values())
+    kept = LGMML.load(tmp_path / "best.ckpt")
+    assert torch.equal(kept.phi.table.weight, module.model.phi.table.weight)
+
+
+def test_checkpoints_hold_tensors_and_primitives_only(tmp_path: Path) -> None:
+    module, _, _ = tiny.train(tmp_path, epochs=1)
+    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert content["lgmml-torch"]["version"] == 1
+    data = tiny.splits()[2]
+    for kept in ("best.ckpt", "last.ckpt"):
+        assert torch.isfinite(LGMML.load(tmp_path / kept).score(data)).all()
+    again = LGMMLModule.load_from_checkpoint(tmp_path / "best.ckpt", weights_only=True)
+    assert torch.equal(again.model.score(data), module.model.score(data))
+
+
+def test_foreign_and_cut_checkpoints_are_named(tmp_path: Path) -> None:
+    tiny.train(tmp_path, epochs=1)
+    file = tmp_path / "last.ckpt"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="damaged"):
+        LGMML.load(file)
+    torch.save({"state_dict": {}}, file)
+    with pytest.raises(CheckpointError, match="was not written by this package"):
+        LGMML.load(file)
+
+
+class Poison(tiny.pl.Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
+        if trainer.global_step == 5:
+            with torch.no_grad():
+                module._data["train"][1].fill_(float("nan"))
+
+
+def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(LGMMLError, match=r"must be finite|the loss is nan at step 5"):
+        tiny.train(tmp_path, callbacks=(Poison(),))
+    assert torch.isfinite(LGMML.load(tmp_path / "last.ckpt").phi.table.weight).all()
+
+
+def test_missing_distances_are_named() -> None:
+    module = make_module("shared")
+    module._data.pop("valid")
+    with pytest.raises(LGMMLError, match="the module has no 'valid' distances"):
+        module.block_scores("valid", 0, 1)
+    assert issubclass(DivergedError, LGMMLError)

@@ -1,0 +1,61 @@
+"""Runs that are killed, or shared by two processes, with real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.training.tiny", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def result(*arguments: object) -> dict:
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return torch.load(str(arguments[1]), weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("alone")
+    return result(folder / "run", folder / "result.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("die_at", "workers"), [(3, 0), (4, 2), (9, 0), (14, 1)])
+def test_a_killed_run_resumes_to_the_same_bits(alone: dict, die_at: int, workers: int, tmp_path: Path) -> None:
+    """Seven steps make an epoch, so the kills fall within the first, second and third, and at an epoch's end."""
+    folder, file = tmp_path / "run", tmp_path / "result.pt"
+    killed = run(folder, file, "--die-at", die_at, "--workers", workers)
+    assert killed.returncode == -9, killed.stderr
+    assert not file.exists()
+    resumed = result(folder, file, "--resume", "--workers", workers)
+    assert resumed["test"] == alone["test"]
+    assert resumed["curve"] == alone["curve"]
+    assert resumed["phi"].keys() == alone["phi"].keys()
+    for name, value in alone["phi"].items():
+        assert torch.equal(resumed["phi"][name], value), name
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_every_list_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    two = result(folder, tmp_path / "two.pt", "--devices", 2)
+    assert set(two["counted"].values()) == {10}
+    from lgmml_torch.models.ranker import LGMML
+    from lgmml_torch.reports import evaluate
+    from tests.training import tiny
+
+    one = evaluate(LGMML.load(folder / "last.ckpt"), tiny.splits()[2], split="test")
+    for name, value in one.means.items():
+        assert two["test"][f"test/{name}"] == pytest.approx(value, abs=1e-12)

@@ -1,0 +1,114 @@
+"""A small problem and its trained model, for tests; also run as a program that tests kill and resume.
+
+python -m tests.training.tiny FOLDER RESULT [--resume] [--workers N] [--die-at STEP] [--devices N] [--mode MODE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from lgmml_torch.data.generated import letor_like
+from lgmml_torch.fitting.sampled import fit_sampled
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess import Chain, RemoveConstant, Standardize
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.callbacks import KeepCheckpoints
+from lgmml_torch.training.fit import Prepared, prepare, train_phi
+from lgmml_torch.training.module import LGMMLModule
+
+
+def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:
+    data = letor_like(40, 8, seed=1, dtype=dtype)
+    return data.split((0.5, 0.25, 0.25), seed=0)
+
+
+def prepared(dtype: torch.dtype = torch.float32) -> Prepared:
+    train, valid, test = splits(dtype)
+    found = prepare(
+        train,
+        valid,
+        preprocess=Chain([RemoveConstant(), Standardize()]),
+        fit_bank=lambda data, valid, *, seed, on_round: fit_sampled(data, valid, num_metrics=6, seed=seed),
+    )
+    found.splits["test"] = test
+    return found
+
+
+class DieAt(pl.Callback):
+    """Kills the process the hard way after a number of steps."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.global_step >= self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(
+    folder: Path,
+    *,
+    mode: str = "per_query",
+    workers: int = 0,
+    epochs: int = 3,
+    callbacks: tuple[pl.Callback, ...] = (),
+    resume: bool = False,
+    dtype: torch.dtype = torch.float32,
+    batching: str = "lists",
+    found: Prepared | None = None,
+    trainer: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[LGMMLModule, KeepCheckpoints, pl.Trainer]:
+    return train_phi(
+        found or prepared(dtype),
+        make_phi=lambda queries, metrics, **start: Phi(
+            queries, metrics, mode=mode, sparse=mode == "per_query" and not (trainer or {}).get("strategy"), **start
+        ),
+        folder=folder,
+        loader={"batch_size": 3, "num_workers": workers, "batching": batching},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1 if mode == "per_query" else 0.01),
+        every_n_steps=2,
+        callbacks=callbacks,
+        trainer={"max_epochs": epochs, "accelerator": "cpu", **(trainer or {})},
+        resume=folder / "last.ckpt" if resume else None,
+        **options,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--die-at", type=int)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--mode", default="per_query")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    extra = {"devices": options.devices, "strategy": "ddp"} if options.devices > 1 else {}
+    module, keeper, trainer = train(
+        options.folder,
+        mode=options.mode,
+        workers=options.workers,
+        resume=options.resume,
+        keep="last",
+        callbacks=() if options.die_at is None else (DieAt(options.die_at),),
+        trainer=extra,
+    )
+    found = trainer.test(module, trainer.datamodule, verbose=False)[0]
+    counted = module.counts["test"]
+    if trainer.is_global_zero:
+        content = {"phi": module.model.phi.state_dict(), "test": found, "curve": keeper.curve, "counted": counted}
+        torch.save(content, options.result)
+
+
+if __name__ == "__main__":
+    main()
