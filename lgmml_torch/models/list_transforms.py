@@ -10,7 +10,7 @@ from torch import Tensor
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.functional.moments import column_moments, row_blocks
 from lgmml_torch.functional.quantile import list_ids, list_rank_percentiles
-from lgmml_torch.models.preprocess_base import Preprocess
+from lgmml_torch.models.preprocess_base import Preprocess, Source
 
 
 class ListRank(Preprocess):
@@ -23,6 +23,7 @@ class ListRank(Preprocess):
     """
 
     name = "list_rank"
+    view = "list rank"
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return list_rank_percentiles(features, offsets)
@@ -36,6 +37,7 @@ class ListMinMax(Preprocess):
     """
 
     name = "list_min_max"
+    view = "list min-max"
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         lists = list_ids(offsets, features.shape[0])
@@ -52,6 +54,7 @@ class ListStandardize(Preprocess):
     """
 
     name = "list_standardize"
+    view = "list z-score"
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         lists = list_ids(offsets, features.shape[0])
@@ -94,6 +97,10 @@ class PCA(Preprocess):
     def num_features_out(self) -> int:
         """Number of components."""
         return self.directions.shape[1] if self.fitted else self.num_features_in
+
+    def sources(self) -> list[Source]:
+        """Components, each of several features."""
+        return [Source(-1, f"component {number + 1}") for number in range(self.num_features_out)]
 
     def arguments(self) -> dict[str, Any]:
         """The number of components, or the share of the variance."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice
 from lgmml_torch.models.list_transforms import PCA, ListMinMax, ListRank, ListStandardize
-from lgmml_torch.models.preprocess_base import Preprocess
+from lgmml_torch.models.preprocess_base import Preprocess, Source
 from lgmml_torch.models.transforms import Clip, Norm2, Quantile, RemoveConstant, SignedLog1p, Standardize
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Quantile",
     "RemoveConstant",
     "SignedLog1p",
+    "Source",
     "Standardize",
     "build_preprocess",
     "list_rank_features",
@@ -76,6 +77,13 @@ class Chain(_Composite):
     def num_features_out(self) -> int:
         """That of the last step."""
         return self._parts()[-1].num_features_out if len(self.steps) and self.fitted else self.num_features_in
+
+    def sources(self) -> list[Source]:
+        """Traced back through the steps; "list rank of log" when both leave their mark."""
+        traced = super().sources()
+        for step in self._parts():
+            traced = [_traced(source, traced) for source in step.sources()]
+        return traced
 
     def fit_transform(
         self,
@@ -118,12 +126,24 @@ class Concat(_Composite):
         """The steps' features together."""
         return sum(step.num_features_out for step in self._parts())
 
+    def sources(self) -> list[Source]:
+        """Those of the steps, one after the other."""
+        return [source for step in self._parts() for source in step.sources()]
+
     def _fit(self, features: Tensor, offsets: Tensor) -> None:
         for step in self._parts():
             step.fit(features, offsets)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return torch.cat([step(features, offsets) for step in self._parts()], dim=1)
+
+
+def _traced(source: Source, before: list[Source]) -> Source:
+    """A column of a step whose own columns have sources."""
+    if source.feature < 0:
+        return source
+    origin = before[source.feature]
+    return Source(origin.feature, " of ".join(view for view in (source.view, origin.view) if view))
 
 
 STEPS: dict[str, type[Preprocess]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,17 @@ from torch import Tensor, nn
 from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
 
 CHUNK_ROWS = 16384
+
+
+class Source(NamedTuple):
+    """Where a column comes from: the feature, from 0 (−1: several), and the view of it, empty for its own scale."""
+
+    feature: int
+    view: str
+
+    def __str__(self) -> str:
+        name = f"feature {self.feature + 1}" if self.feature >= 0 else ""
+        return ", ".join(part for part in (name, self.view) if part)
 
 
 class Preprocess(nn.Module):
@@ -23,6 +34,7 @@ class Preprocess(nn.Module):
 
     name: ClassVar[str]
     state: ClassVar[tuple[str, ...]] = ()
+    view: ClassVar[str] = ""  # what explanations call the result; empty when only origin and unit change
     width: Tensor  # () number of features seen by `fit`, -1 before
 
     def __init__(self) -> None:
@@ -52,6 +64,14 @@ class Preprocess(nn.Module):
     def fitted(self) -> bool:
         """Whether `fit` has run or a state has been loaded."""
         return self._num_features_in is not None
+
+    def sources(self) -> list[Source]:
+        """For every column of the result, the feature it comes from and the view of it.
+
+        Raises:
+            LGMMLError: before `fit`.
+        """
+        return [Source(column, self.view) for column in range(self.num_features_in)]
 
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments as JSON-able primitives."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive
 from lgmml_torch.functional.moments import column_moments
 from lgmml_torch.functional.quantile import interpolate_knots, mid_rank_knots, pad_knots
-from lgmml_torch.models.preprocess_base import Preprocess
+from lgmml_torch.models.preprocess_base import Preprocess, Source
 
 
 class Norm2(Preprocess):
@@ -67,6 +67,7 @@ class SignedLog1p(Preprocess):
     """
 
     name = "signed_log1p"
+    view = "log"
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return features.sign() * features.abs().log1p()
@@ -112,6 +113,10 @@ class RemoveConstant(Preprocess):
         """Number of features kept."""
         return len(self.kept) if self.fitted else self.num_features_in
 
+    def sources(self) -> list[Source]:
+        """The features kept."""
+        return [Source(column, self.view) for column in self.kept.tolist()] if self.fitted else super().sources()
+
     def arguments(self) -> dict[str, Any]:
         """The tolerance."""
         return {"tolerance": self.tolerance}
@@ -143,6 +148,7 @@ class Quantile(Preprocess):
     """
 
     name = "quantile"
+    view = "quantile"
     state = ("knots", "levels")
     knots: Tensor  # (D, 2ᵖ)
     levels: Tensor  # (D, 2ᵖ)

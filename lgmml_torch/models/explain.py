@@ -1,0 +1,207 @@
+"""Why one document stands above another: the score difference split over metrics, and theirs over features."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.functional.score import kernel
+from lgmml_torch.models.local_metrics import MetricBlock
+from lgmml_torch.models.preprocess_base import Source
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+
+FLAT = 1e-9  # below this relative difference of squared distances, the kernel's slope replaces its secant
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """f(document) − f(over) = Σᵣ ``metrics[r]``, and ``metrics[r]`` = Σⱼ ``features[r, j]``; all in float64.
+
+    Attributes:
+        qid: the query.
+        document: the document meant to be above, by id or by place in the list.
+        over: the other one.
+        scores: ``(2,)`` of the two.
+        phi: ``(K,)`` weight of each metric for this query.
+        distances: ``(2, K)`` scaled distances of the two to each anchor.
+        quality: ``(K,)`` NDCG of the anchor on its region, NaN where it was not measured.
+        metrics: ``(K,)`` what each metric adds to the difference.
+        features: ``(K, D')`` what each preprocessed feature adds to each metric's part.
+        anchors: ``(K, D')`` the ideal documents, NaN for features a metric does not look at.
+        columns: ``(D',)`` the raw feature and the view behind each preprocessed feature.
+        values: ``(2, D')`` preprocessed features of the two.
+        raw: ``(2, D)`` their raw features.
+    """
+
+    qid: Hashable
+    document: str
+    over: str
+    scores: Tensor
+    phi: Tensor
+    distances: Tensor
+    quality: Tensor
+    metrics: Tensor
+    features: Tensor
+    anchors: Tensor
+    columns: list[Source]
+    values: Tensor
+    raw: Tensor
+
+    @property
+    def difference(self) -> float:
+        """How much higher the document scores than the other; negative when it does not."""
+        return float(self.scores[0] - self.scores[1])
+
+    def leading_metrics(self, count: int = 10) -> list[int]:
+        """The metrics that matter most, by size of their part; those without any are left out."""
+        return _leading(self.metrics, count)
+
+    def leading_features(self, count: int = 10, *, metric: int | None = None) -> list[tuple[int, float]]:
+        """The preprocessed features that matter most, over all metrics or in one, with what they add."""
+        parts = self.features.sum(0) if metric is None else self.features[metric]
+        return [(column, float(parts[column])) for column in _leading(parts, count)]
+
+
+@torch.no_grad()
+def explain(
+    model: LGMML,
+    data: RankingData,
+    *,
+    qid: Hashable,
+    document: str | int,
+    over: str | int,
+    policy: str | None = None,
+    known_queries: bool = False,
+) -> Explanation:
+    r"""Split the difference of two documents' scores.
+
+    .. math:: f(a) - f(b) = \sum_r \Phi[r]\,(\kappa(d_r(b)) - \kappa(d_r(a)))
+
+    is exact. With v = x − p_r, d² is quadratic, so that d²(b) − d²(a) = Σⱼ (b − a)ⱼ·(M(v_a + v_b))ⱼ is exact
+    too: it is the integral of the gradient along the line from a to b. Each metric's part is shared out in proportion,
+    which makes the part of a feature in which the documents agree exactly 0.
+
+    Args:
+        model: what ranks.
+        data: raw features, with the whole list of the query: weights and list features depend on it.
+        qid: the query.
+        document: an id in ``data.doc_ids``, or the document's place in its list in the caller's order, from 0.
+        over: the one to compare with.
+        policy: as in `LGMML.score`.
+        known_queries: as in `LGMML.score`.
+
+    Raises:
+        DataError: when there is no such query or document.
+    """
+    index = find_query(data, qid)
+    part = data.select([index])
+    rows = [find_document(part, name) for name in (document, over)]
+    device, dtype = model.metrics.scales.device, model.metrics.scales.dtype
+    features, offsets = part.features.to(device=device, dtype=dtype), part.offsets.to(device)
+    prepared = model.preprocess(features, offsets)
+    known = model.known_rows((qid,)).to(device) if known_queries else None
+    kappa = kernel(model.metrics(prepared), model.kernel)
+    phi = model.weights(kappa, offsets, policy=policy, rows=known)[0].double().cpu()
+    pair = prepared[rows].double().cpu()
+    split = [_split_block(block, pair, model.metrics.norm, model.kernel) for block in model.metrics.iter_blocks()]
+    distances, shares, anchors = (torch.cat(parts) for parts in zip(*split, strict=True))
+    kappa = kernel(distances.T, model.kernel)
+    return Explanation(
+        qid=qid,
+        document=_label(part, rows[0]),
+        over=_label(part, rows[1]),
+        scores=-(kappa * phi).sum(1),
+        phi=phi,
+        distances=distances.T,
+        quality=model.metrics.quality.double().cpu(),
+        metrics=phi * (kappa[1] - kappa[0]),
+        features=phi[:, None] * shares,
+        anchors=anchors,
+        columns=model.preprocess.sources(),
+        values=pair,
+        raw=part.features[rows],
+    )
+
+
+def find_query(data: RankingData, qid: Hashable) -> int:
+    """The index of a query; text finds a number and the other way round, as command lines know only text.
+
+    Raises:
+        DataError: when it is not there.
+    """
+    for wanted in (qid, str(qid)):
+        for index, known in enumerate(data.qids):
+            if known == wanted or (isinstance(wanted, str) and str(known) == wanted):
+                return index
+    some = ", ".join(str(known) for known in data.qids[:5]) + (", …" if len(data.qids) > 5 else "")
+    raise DataError(f"there is no query {qid!r}; the data has {some}")
+
+
+def find_document(data: RankingData, name: str | int) -> int:
+    """The row of a document of the only query: by its id, or by its place in the caller's order, from 0.
+
+    Raises:
+        DataError: when it is not there, or when the id is not unique.
+    """
+    if isinstance(name, str):
+        rows = [row for row, known in enumerate(data.doc_ids or ()) if known == name]
+        if len(rows) == 1:
+            return rows[0]
+        what = f"{len(rows)} documents" if rows else "no document"
+        raise DataError(f"query {data.qids[0]!r} has {what} with the id {name!r}")
+    if not 0 <= name < data.num_documents:
+        raise DataError(f"query {data.qids[0]!r} has {data.num_documents} documents, got place {name}")
+    return int(data.order.argsort()[name])
+
+
+def _label(data: RankingData, row: int) -> str:
+    own = data.doc_ids[row] if data.doc_ids is not None else ""
+    return own or f"no. {int(data.order[row]) + 1}"
+
+
+def _split_block(
+    block: MetricBlock,
+    pair: Tensor,  # (2, D')
+    norm: str,
+    name: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # (K, 2), (K, D'), (K, D')
+    """Distances of the pair, each feature's part of κ(d(b)) − κ(d(a)), and the anchors."""
+    factors, points = block.factors.double().cpu(), block.anchors.double().cpu()
+    if norm == "trace":
+        factors = factors @ factors.mT
+    count, width = points.shape
+    support = torch.arange(width).expand(count, width) if block.is_full else block.support.cpu()
+    a, b = pair[0][support], pair[1][support]  # (K, s)
+    images = [((x - points)[:, None, :] @ factors)[:, 0] for x in (a, b)]
+    scales = block.scales.double().cpu()
+    squares = torch.stack([image.square().sum(1) for image in images], dim=1) / scales[:, None].square()  # (K, 2)
+    pull = (factors @ (images[0] + images[1])[:, :, None])[:, :, 0]
+    rise = (b - a) * pull / scales[:, None].square()  # (K, s): sums to d²(b) − d²(a)
+    shares = pair.new_zeros(count, pair.shape[1]).scatter_add_(1, support, _slope(squares, rise.sum(1), name) * rise)
+    anchors = pair.new_full((count, pair.shape[1]), torch.nan).scatter_(1, support, points)
+    return squares.sqrt(), shares, anchors
+
+
+def _slope(
+    squares: Tensor,  # (K, 2)
+    rise: Tensor,  # (K,)
+    name: str,
+) -> Tensor:  # (K, 1)
+    """(κ(d_b) − κ(d_a))/(d_b² − d_a²), or the derivative of κ by d² where the two are too close for a quotient."""
+    kappa = kernel(squares.sqrt(), name)
+    flat = rise.abs() <= FLAT * squares.sum(1)
+    secant = (kappa[:, 1] - kappa[:, 0]) / torch.where(flat, 1.0, rise)
+    with torch.enable_grad():
+        middle = squares.mean(1).clamp_min(torch.finfo(squares.dtype).tiny).requires_grad_()
+        (tangent,) = torch.autograd.grad(kernel(middle.sqrt(), name).sum(), middle)
+    return torch.where(flat, tangent, secant)[:, None]
+
+
+def _leading(parts: Tensor, count: int) -> list[int]:
+    order = parts.abs().argsort(descending=True, stable=True)[:count]
+    return [int(place) for place in order if parts[place] != 0]
