@@ -124,7 +124,7 @@ def finished(state: BoostState, config: BoostConfig) -> bool:
 
 def make_bank(state: BoostState, num_features: int) -> Bank:
     """The metrics up to the best round."""
-    last = state.best_round or state.round  # without an evaluation every round counts
+    last = state.best_round if state.valid_ndcg else state.round  # without validation every round counts
     kept = state.learners.select(state.learners.rounds <= last)
     if not len(kept):
         raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
