@@ -1,0 +1,1 @@
+"""The commands of ``lgmml``: each module has a ``run`` that takes the parsed arguments."""

@@ -1,0 +1,77 @@
+"""``lgmml info``: what is in a model file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from lgmml_torch.models.preprocess import Preprocess
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import FORMAT, load_checkpoint
+
+
+def run(args: Namespace) -> None:
+    """Print one line for each fact."""
+    model = LGMML.load(args.model)
+    facts = describe_model(model, Path(args.model))
+    if args.json:
+        sys.stdout.write(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        return
+    width = max(len(name) for name in facts)
+    sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in facts.items() if value is not None))
+
+
+def describe_model(model: LGMML, file: Path) -> dict[str, Any]:
+    """The facts people ask for, as primitives."""
+    kind, version = file_kind(file)
+    phi = model.phi.table.weight.detach()
+    quality = model.metrics.quality[~model.metrics.quality.isnan()]
+    sources = Counter(source.feature for source in model.preprocess.sources())
+    blocks = [
+        f"{block.num_metrics} on {'all' if block.is_full else block.anchors.shape[1]} features"
+        for block in model.metrics.iter_blocks()
+    ]
+    return {
+        "file": str(file),
+        "size": f"{file.stat().st_size / 1024:.1f} KiB",
+        "kind": kind,
+        "format version": version,
+        "local metrics (K)": model.metrics.num_metrics,
+        "of which": ", ".join(blocks),
+        "norm": model.metrics.norm,
+        "kernel": model.kernel,
+        "mean anchor NDCG": round(float(quality.mean()), 4) if len(quality) else None,
+        "raw features": model.num_features,
+        "features used": f"{len(sources)} in {model.metrics.num_features} columns",
+        "preprocessing": steps(model.preprocess),
+        "weights Φ": model.phi.mode + (" with deviations" if model.phi.deviations else ""),
+        "policy for new queries": model.phi.policy,
+        "training queries": len(model.qids),
+        "mean Φ": float(f"{float(phi.mean()):.6g}"),
+        "share of Φ that is zero": round(float((phi == 0).double().mean()), 4),
+        "precision": str(model.metrics.scales.dtype).removeprefix("torch."),
+    }
+
+
+def file_kind(file: Path) -> tuple[str, int]:
+    """What the file is, and the version of its format."""
+    if zipfile.is_zipfile(file):
+        return "checkpoint of a training run", int(load_checkpoint(file)[FORMAT]["version"])
+    with safe_open(file, framework="pt") as content:
+        return "model", int(content.metadata()["version"])
+
+
+def steps(preprocess: Preprocess | dict[str, Any]) -> str:
+    """The steps in one line: ``remove_constant → (quantile + list_rank) → standardize``."""
+    spec = preprocess.spec() if isinstance(preprocess, Preprocess) else preprocess
+    inner = [steps(step) for step in spec["args"].get("steps", [])]
+    if spec["name"] == "chain":
+        return " → ".join(inner) or "none"
+    return f"({' + '.join(inner)})" if spec["name"] == "concat" else str(spec["name"])
