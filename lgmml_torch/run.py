@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import logging
 import sys
@@ -56,7 +58,7 @@ def train(cfg: DictConfig) -> RunResult | None:
         torch.set_num_threads(cfg.threads)
     folder = Path(cfg.paths.output_dir)
     splits = load_splits(cfg)
-    loggers = [instantiate(part) for part in cfg.logger.values() if part]
+    loggers = [build(part) for part in cfg.logger.values() if part]
     prepared = reuse(cfg, splits) if cfg.resume or cfg.warm_start else fit_metrics(cfg, splits, loggers)
     module, keeper, trainer = train_best_phi(cfg, prepared, loggers, folder)
     if "test" in splits:
@@ -72,7 +74,7 @@ def train(cfg: DictConfig) -> RunResult | None:
 
 def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
     """The configured data, under the names the rest of the package uses."""
-    parts = instantiate(cfg.data)
+    parts = build(cfg.data)
     names = {"vali": "valid"}
     splits = {names.get(name, name): data for name, data in parts.items()}
     for name, data in splits.items():
@@ -85,8 +87,8 @@ def fit_metrics(cfg: DictConfig, splits: dict[str, RankingData], loggers: list[A
     prepared = prepare(
         splits["train"],
         splits.get("valid"),
-        preprocess=instantiate(cfg.preprocess),
-        fit_bank=instantiate(cfg.local_metrics, _convert_="all"),
+        preprocess=build(cfg.preprocess),
+        fit_bank=build(cfg.local_metrics, _convert_="all"),
         kernel=cfg.kernel,
         seed=cfg.seed,
         on_round=bank_curve(loggers),
@@ -112,12 +114,12 @@ def train_best_phi(
     margins, inits = list(cfg.search.margin) or [cfg.warp.margin], list(cfg.search.init) or [None]
     cache = None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
     queries = prepared.splits["train"].num_queries
-    rule = instantiate(cfg.step_size)
+    rule = build(cfg.step_size)
     found = []
     for number, (init, margin) in enumerate(product(inits, margins)):
         only = len(margins) * len(inits) == 1
         place = folder / "checkpoints" / ("" if only else f"candidate-{number}")
-        make_phi = instantiate(cfg.phi, **({} if init is None else {"init": init}))
+        make_phi = build(cfg.phi, **({} if init is None else {"init": init}))
         outcome = train_phi(
             prepared,
             make_phi=make_phi,
@@ -125,12 +127,12 @@ def train_best_phi(
             loader=OmegaConf.to_container(cfg.loader, resolve=True),  # type: ignore[arg-type]
             margin=margin,
             deviation_penalty=cfg.warp.deviation_penalty,
-            optimizer=instantiate(cfg.optimizer),
+            optimizer=build(cfg.optimizer),
             step_size=rule(queries) if callable(rule) else None,
             keep=cfg.warp.keep,
-            callbacks=[instantiate(part) for part in cfg.callbacks.values() if part],
+            callbacks=[build(part) for part in cfg.callbacks.values() if part],
             loggers=loggers if only or number == 0 else [],
-            trainer=instantiate(cfg.trainer),
+            trainer=build(cfg.trainer),
             seed=cfg.seed,
             resume=cfg.resume,
             preset=cfg.evaluation.preset,
@@ -205,13 +207,30 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     return out
 
 
+def build(part: Any, **arguments: Any) -> Any:
+    """Make what a part of the configuration describes.
+
+    Raises:
+        LGMMLError: what went wrong, without Hydra's wrapping.
+    """
+    try:
+        made = instantiate(part, **arguments)
+        if isinstance(made, functools.partial):  # would fail only when it is called, perhaps minutes later
+            inspect.signature(made.func).bind_partial(*made.args, **made.keywords)
+        return made
+    except TypeError as error:
+        raise ConfigError(f"{part.get('_target_')}: {error}") from error
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, LGMMLError):
+            raise cause from None
+        raise ConfigError(" ".join(str(error).split())) from error
+
+
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")
 def _app(cfg: DictConfig) -> float | None:
     try:
         result = train(cfg)
-    except InstantiationException as error:
-        cause = error.__cause__ or error
-        _fail(cause if isinstance(cause, LGMMLError) else str(error).splitlines()[0])
     except LGMMLError as error:
         _fail(error)
     return None if result is None else result.best_valid

@@ -51,7 +51,7 @@ class Prepared:
         start = {} if self.bank.phi is None else {"init": self.bank.phi}
         phi = make_phi(train.num_queries, self.bank.metrics.num_metrics, **start)
         model = LGMML(self.preprocess, self.bank.metrics, phi, kernel=self.kernel, qids=train.qids)
-        return model.to(train.features.dtype)
+        return model.to(train.features.dtype).train()
 
 
 def prepare(
