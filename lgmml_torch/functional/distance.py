@@ -23,10 +23,14 @@ from lgmml_torch.checks import (
     check_shape,
 )
 from lgmml_torch.functional.quadratic import quadratic_kernel
-from lgmml_torch.functional.tiles import factor_kernel, fill_tiles, subspace_kernel
+from lgmml_torch.functional.tiles import TileKernel, factor_kernel, fill_tiles, subspace_kernel
 
 NORMS = ("mahalanobis", "trace")
-METHODS = ("factor", "quadratic")
+METHODS = ("factor", "quadratic", "auto")
+# With fewer rows the table of the quadratic form costs more than it saves; with ranks below this share of D it saves
+# nothing.
+MANY_ROWS, HIGH_RANK = 2048, 0.55
+CHUNK_ROWS, SUBSPACE_CHUNK_ROWS = 2048, 256
 
 
 def norm_factors(
@@ -54,7 +58,7 @@ def local_distances(
     *,
     norm: str = "mahalanobis",
     method: str = "factor",
-    chunk_rows: int = 2048,
+    chunk_rows: int = CHUNK_ROWS,
     out: Tensor | np.ndarray | None = None,  # (N, K)
 ) -> Tensor:  # (N, K)
     r"""Distances of all documents to all anchors.
@@ -72,7 +76,8 @@ def local_distances(
         factors: One factor of each metric, ``M = F Fᵀ``; a low rank R makes the work proportionally smaller.
         norm: ``"mahalanobis"`` or ``"trace"``.
         method: ``"factor"``, accurate to rounding, or ``"quadratic"``, within 1e-4 of the mean distance and up to
-            twice as fast for many rows and factors of full rank; only float32 features have the choice.
+            twice as fast for many rows and factors of full rank; only float32 features have the choice. ``"auto"``
+            takes the quadratic form where it is faster.
         chunk_rows: Rows in one tile; the default keeps a tile of usual width in a core's second-level cache.
         out: Where to write, a tensor or a (memory-mapped) array, of any floating dtype; made when not given.
 
@@ -89,9 +94,7 @@ def local_distances(
     check_shape("anchors", anchors, (None, dim))
     check_shape("factors", factors, (len(anchors), dim, None))
     check_choice("method", method, METHODS)
-    points, lenses = _like(features, anchors, norm_factors(factors, norm))
-    quadratic = method == "quadratic" and features.dtype == torch.float32 and points.numel() > 0
-    kernel = quadratic_kernel(points, lenses) if quadratic else factor_kernel(points, lenses)
+    kernel = distance_kernel(features, anchors, factors, norm=norm, method=method)
     return fill_tiles(kernel, features, _result(out, (num, len(anchors)), features), chunk_rows)
 
 
@@ -103,7 +106,7 @@ def subspace_distances(
     factors: Tensor,  # (K, s, r)
     *,
     norm: str = "mahalanobis",
-    chunk_rows: int = 256,
+    chunk_rows: int = SUBSPACE_CHUNK_ROWS,
     out: Tensor | np.ndarray | None = None,  # (N, K)
 ) -> Tensor:  # (N, K)
     """Distances under metrics that look at few features: ``d_r(p) = ‖F_rᵀ(p[support_r] − p_r)‖``.
@@ -127,8 +130,38 @@ def subspace_distances(
     if support.numel() and not (int(support.min()) >= 0 and int(support.max()) < dim):
         worst = int(support.min()) if int(support.min()) < 0 else int(support.max())
         raise LGMMLError(f"`support` must index the {dim} features, got {worst}")
-    kernel = subspace_kernel(support, *_like(features, anchors, norm_factors(factors, norm)))
+    kernel = distance_kernel(features, anchors, factors, support=support, norm=norm)
     return fill_tiles(kernel, features, _result(out, (num, len(support)), features), chunk_rows)
+
+
+def quadratic_pays(
+    features: Tensor,  # (N, D)
+    factors: Tensor,  # (K, D, R)
+    norm: str,
+) -> bool:
+    """Whether ``method="auto"`` takes the quadratic form: many float32 rows, and factors of high rank."""
+    rank = factors.shape[2] if norm == "mahalanobis" else factors.shape[1]
+    return features.dtype == torch.float32 and len(features) >= MANY_ROWS and rank >= HIGH_RANK * factors.shape[1]
+
+
+def distance_kernel(
+    like: Tensor,  # features, or anything of their dtype and device
+    anchors: Tensor,  # (K, s)
+    factors: Tensor,  # (K, s, R)
+    *,
+    support: Tensor | None = None,  # (K, s)
+    norm: str = "mahalanobis",
+    method: str = "factor",
+) -> TileKernel:
+    """What :func:`local_distances` and :func:`subspace_distances` run on every tile, to be kept for several calls."""
+    points, lenses = _like(like, anchors, norm_factors(factors, norm))
+    if support is not None:
+        return subspace_kernel(support, points, lenses)
+    if method == "auto":
+        method = "quadratic" if quadratic_pays(like, factors, norm) else "factor"
+    if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:
+        return quadratic_kernel(points, lenses)
+    return factor_kernel(points, lenses)
 
 
 def median_scales(

@@ -54,8 +54,18 @@ def subspace_kernel(
     return fill
 
 
-def fill_tiles(kernel: TileKernel, features: Tensor, out: Tensor, chunk_rows: int) -> Tensor:
-    """Run a kernel over tiles of rows and write the transposed tiles to ``out``."""
+def fill_tiles(
+    kernel: TileKernel,
+    features: Tensor,  # (N, D)
+    out: Tensor,  # (N, K)
+    chunk_rows: int,
+    *,
+    scales: Tensor | None = None,  # (K,)
+) -> Tensor:  # (N, K)
+    """Run a kernel over tiles of rows, divide by the scales and write the transposed tiles to ``out``.
+
+    Dividing here costs no pass over ``out`` and rounds once, whatever the dtype of ``out``.
+    """
     check_positive("chunk_rows", chunk_rows)
     for start in range(0, len(features), chunk_rows):
         rows = features[start : start + chunk_rows]
@@ -68,5 +78,7 @@ def fill_tiles(kernel: TileKernel, features: Tensor, out: Tensor, chunk_rows: in
                 raise LGMMLError(
                     f"distances must stay below {torch.finfo(tile.dtype).max:.3g} ({tile.dtype}), got an overflow"
                 )
+        if scales is not None:
+            tile.div_(scales[:, None])
         out[start : start + chunk_rows].copy_(tile.T)
     return out

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
-from lgmml_torch.functional import quadratic
+from lgmml_torch.functional import distance, quadratic
 from lgmml_torch.functional.distance import local_distances, median_scales, norm_factors, subspace_distances
 from lgmml_torch.functional.quadratic import QuadraticKernel, quadratic_kernel
+from lgmml_torch.functional.tiles import fill_tiles
 from tests.reference import distance as reference
 
 
@@ -99,6 +100,28 @@ def test_monomials_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_float64_always_gets_the_factor_form() -> None:
     x, a, F = case(10, 3, 2, 3)
     assert torch.equal(local_distances(x, a, F, method="quadratic"), local_distances(x, a, F))
+
+
+def test_auto_takes_the_quadratic_form_for_many_rows_of_high_rank_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, anchors, F = quadratic_case("plain", dim=10)
+    few, narrow = local_distances(x, anchors, F), local_distances(x, anchors, F[:, :, :5])
+    many = local_distances(x, anchors, F, method="quadratic")
+    assert torch.equal(local_distances(x, anchors, F, method="auto"), few)
+    monkeypatch.setattr(distance, "MANY_ROWS", len(x))
+    assert torch.equal(local_distances(x, anchors, F, method="auto"), many)
+    assert not torch.equal(many, few)
+    assert torch.equal(local_distances(x, anchors, F[:, :, :5], method="auto"), narrow)
+    wide = local_distances(x, anchors, F[:, :, :5], method="auto", norm="trace")  # whose factor is the metric itself
+    assert torch.equal(wide, local_distances(x, anchors, F[:, :, :5], method="quadratic", norm="trace"))
+
+
+def test_scales_divide_before_the_result_is_rounded() -> None:
+    x, a, F = case(40, 5, 3, 5, dtype=torch.float32)
+    scales = torch.tensor([1e-3, 1.0, 7.0])
+    kernel = distance.distance_kernel(x, a, 1e5 * F)  # beyond float16 unless divided first
+    found = fill_tiles(kernel, x, torch.empty(40, 3, dtype=torch.float16), 16, scales=1e5 * scales)
+    expected = local_distances(x, a, F) / scales
+    torch.testing.assert_close(found.float(), expected, rtol=1e-3, atol=1e-6)
 
 
 def test_identity_factors_give_euclidean_distances_under_both_norms() -> None:
@@ -214,7 +237,7 @@ def test_errors_name_argument_rule_and_value() -> None:
         local_distances(x, a, F[:1])
     with pytest.raises(LGMMLError, match=r"`norm` must be one of .*, got 'trac'; did you mean 'trace'"):
         local_distances(x, a, F, norm="trac")
-    with pytest.raises(LGMMLError, match=r"`method` must be one of 'factor', 'quadratic', got 'fast'"):
+    with pytest.raises(LGMMLError, match=r"`method` must be one of 'factor', 'quadratic', 'auto', got 'fast'"):
         local_distances(x, a, F, method="fast")
     with pytest.raises(LGMMLError, match=r"`out` must have shape \(4, 2\), got \(4, 3\)"):
         local_distances(x, a, F, out=torch.empty(4, 3))
