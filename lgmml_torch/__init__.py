@@ -1,3 +1,116 @@
-"""Learning to rank with localized geometric-mean metrics."""
+"""Learning to rank with localized geometric-mean metrics.
+
+The names below are all a user needs; each is imported when it is first used, because Lightning and scikit-learn take
+longer to import than most calls take to run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lgmml_torch.data.catalog import open_dataset
+    from lgmml_torch.data.datamodule import RankingDataModule
+    from lgmml_torch.data.letor import load_letor, load_letor_splits, load_lightgbm
+    from lgmml_torch.data.letor_write import save_letor
+    from lgmml_torch.estimator import LGMMLRanker
+    from lgmml_torch.fitting.boosted import fit_boosted
+    from lgmml_torch.fitting.sampled import fit_sampled
+    from lgmml_torch.functional.gmml import gmml
+    from lgmml_torch.functional.ranking import (
+        average_precision,
+        dcg,
+        err,
+        ndcg,
+        precision,
+        rank_metrics,
+        recall,
+        reciprocal_rank,
+    )
+    from lgmml_torch.functional.spd import geometric_mean
+    from lgmml_torch.metrics import RankingMetrics
+    from lgmml_torch.models.explain import Explanation, explain
+    from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+    from lgmml_torch.models.phi import Phi
+    from lgmml_torch.models.preprocess import Preprocess, build_preprocess, list_rank_features
+    from lgmml_torch.models.ranker import LGMML
+    from lgmml_torch.ragged import RankingData
+    from lgmml_torch.reports import Evaluation, evaluate
+    from lgmml_torch.training.module import LGMMLModule
+
+_HOMES = {
+    "data.catalog": ("open_dataset",),
+    "data.datamodule": ("RankingDataModule",),
+    "data.letor": ("load_letor", "load_letor_splits", "load_lightgbm"),
+    "data.letor_write": ("save_letor",),
+    "estimator": ("LGMMLRanker",),
+    "fitting.boosted": ("fit_boosted",),
+    "fitting.sampled": ("fit_sampled",),
+    "functional.gmml": ("gmml",),
+    "functional.ranking": (
+        "average_precision", "dcg", "err", "ndcg", "precision", "rank_metrics", "recall", "reciprocal_rank",
+    ),
+    "functional.spd": ("geometric_mean",),
+    "metrics": ("RankingMetrics",),
+    "models.explain": ("Explanation", "explain"),
+    "models.local_metrics": ("LocalMetrics", "MetricBlock"),
+    "models.phi": ("Phi",),
+    "models.preprocess": ("Preprocess", "build_preprocess", "list_rank_features"),
+    "models.ranker": ("LGMML",),
+    "ragged": ("RankingData",),
+    "reports": ("Evaluation", "evaluate"),
+    "training.module": ("LGMMLModule",),
+}  # fmt: skip
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "LGMML",
+    "Evaluation",
+    "Explanation",
+    "LGMMLModule",
+    "LGMMLRanker",
+    "LocalMetrics",
+    "MetricBlock",
+    "Phi",
+    "Preprocess",
+    "RankingData",
+    "RankingDataModule",
+    "RankingMetrics",
+    "__version__",
+    "average_precision",
+    "build_preprocess",
+    "dcg",
+    "err",
+    "evaluate",
+    "explain",
+    "fit_boosted",
+    "fit_sampled",
+    "geometric_mean",
+    "gmml",
+    "list_rank_features",
+    "load_letor",
+    "load_letor_splits",
+    "load_lightgbm",
+    "ndcg",
+    "open_dataset",
+    "precision",
+    "rank_metrics",
+    "recall",
+    "reciprocal_rank",
+    "save_letor",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lgmml_torch' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"lgmml_torch.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

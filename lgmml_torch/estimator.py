@@ -1,0 +1,214 @@
+"""`LGMMLRanker`: training and scoring behind scikit-learn's interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.estimator_fit import check_parameters, fit_model
+from lgmml_torch.estimator_tools import check_names, feature_names, has_relevant, held_out, query_weights, surroundings
+from lgmml_torch.functional.ranking import ndcg
+from lgmml_torch.models.preprocess import Preprocess
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+
+
+class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
+    """A ranker for lists of documents, ``fit(X, y, qid=…)`` and ``predict(X, qid=…)``.
+
+    Args:
+        bank: how the local metrics are built: ``"boosted"`` (for queries nobody has seen) or ``"sampled"`` (the
+            paper's regions).
+        rounds: at most so many rounds of boosting.
+        num_metrics: K, for a sampled bank.
+        bank_options: further settings of `fit_boosted` or `fit_sampled`.
+        preprocess: what happens to raw features: a `Preprocess` or its description; `list_rank_features` when None.
+        kernel: κ, see `lgmml_torch.functional.score.kernel`. Boosted banks need ``"paper"``.
+        phi: how Φ is trained: ``"shared"``, ``"per_query"`` or ``"amortized"``.
+        policy: what new queries get; the way's own default when None.
+        epochs: of sampled WARP; 0 keeps the bank's own Φ₀.
+        learning_rate: of plain SGD on Φ.
+        margin: ζ.
+        batch_size: lists in a batch.
+        max_draws: negatives drawn for each positive.
+        validation_fraction: share of the queries held out in `fit` when it gets no ``eval_set``; they decide when
+            boosting stops and which epoch is kept. 0 trains on all of them, to the end.
+        precision: ``"float32"`` or ``"float64"``.
+        random_state: a seed, a `numpy.random.RandomState`, or None for a different one each time.
+        n_jobs: cores to use; all when None.
+        verbose: 0 is silent, 1 tells the stages through logging.
+
+    Attributes:
+        model_: the fitted `LGMML`.
+        n_features_in_: number of features.
+        feature_names_in_: their names, when ``X`` was a frame with text as column names.
+        bank_history_: how building the metrics went.
+        validation_curve_: validation NDCG@10 by epoch, epoch 0 being the untrained Φ; empty without validation.
+        best_epoch_: the epoch whose Φ was kept.
+
+    >>> X = np.linspace(0, 1, 60)[:, None] ** [1, 2]
+    >>> ranker = LGMMLRanker(rounds=2, epochs=0, random_state=0)
+    >>> _ = ranker.fit(X, X[:, 0] > 0.8, qid=np.arange(60) % 6)
+    >>> ranker.predict(X[:12], qid=[0] * 12).shape
+    (12,)
+    """
+
+    # What scikit-learn's metadata routing passes on without being asked.
+    __metadata_request__fit: ClassVar[dict[str, bool]] = {"qid": True}
+    __metadata_request__predict: ClassVar[dict[str, bool]] = {"qid": True}
+    __metadata_request__score: ClassVar[dict[str, bool]] = {"qid": True}
+
+    def __init__(
+        self,
+        *,
+        bank: str = "boosted",
+        rounds: int = 200,
+        num_metrics: int = 500,
+        bank_options: Mapping[str, Any] | None = None,
+        preprocess: Preprocess | Mapping[str, Any] | None = None,
+        kernel: str = "paper",
+        phi: str = "shared",
+        policy: str | None = None,
+        epochs: int = 10,
+        learning_rate: float = 0.001,
+        margin: float = 0.1,
+        batch_size: int = 32,
+        max_draws: int | None = 10,
+        validation_fraction: float = 0.2,
+        precision: str = "float32",
+        random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.bank = bank
+        self.rounds = rounds
+        self.num_metrics = num_metrics
+        self.bank_options = bank_options
+        self.preprocess = preprocess
+        self.kernel = kernel
+        self.phi = phi
+        self.policy = policy
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.margin = margin
+        self.batch_size = batch_size
+        self.max_draws = max_draws
+        self.validation_fraction = validation_fraction
+        self.precision = precision
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        qid: Any = None,
+        sample_weight: Any = None,
+        eval_set: tuple[Any, Any, Any] | None = None,
+    ) -> Self:
+        """Build the metrics and train Φ.
+
+        Args:
+            X: ``(N, D)`` numpy, torch, pandas or scipy sparse; rows in any order.
+            y: ``(N,)`` relevance, higher is better.
+            qid: ``(N,)`` the query of each row. Required.
+            sample_weight: ``(N,)`` at least 0, the same for all rows of a query: queries are what is weighted. The
+                loss of Φ is multiplied by it, and a query of weight 0 is left out altogether; between other weights
+                the closed-form metrics make no difference.
+            eval_set: ``(X, y, qid)`` of validation queries, instead of a share of the training queries.
+
+        Raises:
+            DataError: for data that does not fit together or holds nothing to learn.
+            LGMMLError: for a parameter that does not exist or lies outside its range.
+        """
+        check_parameters(self.get_params(deep=False))
+        seed = self._seed()
+        data = self._data(X, y, qid)
+        weights = None if sample_weight is None else query_weights(sample_weight, data)
+        names = feature_names(X)
+        if eval_set is not None and len(eval_set) != 3:
+            raise DataError(f"`eval_set` must be (X, y, qid), got {len(eval_set)} parts")
+        if weights is not None:
+            data = data.replace(query_weights=weights).select((weights > 0).nonzero()[:, 0])
+        if eval_set is None:
+            train, valid = held_out(data, self.validation_fraction, seed)
+        else:
+            train, valid = data, self._data(*eval_set)
+            check_names(feature_names(eval_set[0]), names, "eval_set")
+            if valid.num_features != data.num_features:
+                got = valid.num_features
+                raise DataError(f"`eval_set` must have {data.num_features} features as `X`, got {got}")
+            if not has_relevant(valid):
+                raise DataError("`eval_set` must have a query with a relevant document, got none")
+        with surroundings(self.n_jobs, self.verbose):
+            fitted = fit_model(train, valid, self.get_params(deep=False), seed)
+        self.model_ = fitted.model
+        self.bank_history_, self.validation_curve_ = fitted.bank_history, fitted.curve
+        self.best_epoch_ = fitted.best_epoch
+        self.n_features_in_ = data.num_features
+        if names is not None:
+            self.feature_names_in_ = names
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        return self
+
+    def predict(self, X: Any, *, qid: Any = None) -> NDArray[Any]:
+        """Scores, one per row in the order of the rows; higher is better. Whole lists belong in one call.
+
+        Args:
+            X: as in `fit`.
+            qid: the query of each row. Required: a document's score may depend on its list.
+        """
+        check_is_fitted(self, "model_")
+        data = self._features(X, np.zeros(X.shape[0] if hasattr(X, "shape") else len(X), np.float32), qid)
+        scores: NDArray[Any] = self.model_.score(data).numpy()
+        return scores
+
+    def score(self, X: Any, y: Any, *, qid: Any = None) -> float:
+        """Mean NDCG@10 over the queries; those without a relevant document are left out."""
+        check_is_fitted(self, "model_")
+        data = self._features(X, y, qid)
+        scores = self.model_.score(data)[data.order]
+        return float(ndcg(scores, data.labels, data.offsets, k=10, tie_order=data.order))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted model, see `LGMML.save`."""
+        check_is_fitted(self, "model_")
+        self.model_.save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """A ranker that predicts with a stored model; its training parameters are the defaults."""
+        model = LGMML.load(path)
+        ranker = cls(kernel=model.kernel, phi=model.phi.mode, policy=model.phi.policy)
+        ranker.model_, ranker.n_features_in_ = model, model.num_features
+        return ranker
+
+    def _data(self, X: Any, y: Any, qid: Any) -> RankingData:
+        if qid is None:
+            raise DataError("`qid` must name the query of each row, got None")
+        return RankingData.from_arrays(X, y, qid=qid, dtype=getattr(torch, self.precision))
+
+    def _features(self, X: Any, y: Any, qid: Any) -> RankingData:
+        """Data for the fitted model."""
+        check_names(feature_names(X), getattr(self, "feature_names_in_", None), "X")
+        data = self._data(X, y, qid)
+        if data.num_features != self.n_features_in_:
+            raise DataError(f"`X` must have {self.n_features_in_} features as in `fit`, got {data.num_features}")
+        return data
+
+    def _seed(self) -> int:
+        if isinstance(self.random_state, (int, np.integer)):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
