@@ -58,7 +58,7 @@ def train(cfg: DictConfig) -> RunResult | None:
         torch.set_num_threads(cfg.threads)
     folder = Path(cfg.paths.output_dir)
     splits = load_splits(cfg)
-    loggers = [build(part) for part in cfg.logger.values() if part]
+    loggers = make_loggers(cfg)
     prepared = reuse(cfg, splits) if cfg.resume or cfg.warm_start else fit_metrics(cfg, splits, loggers)
     module, keeper, trainer = train_best_phi(cfg, prepared, loggers, folder)
     if "test" in splits:
@@ -80,6 +80,12 @@ def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
     for name, data in splits.items():
         log.info("%s: %s", name, data)
     return splits
+
+
+def make_loggers(cfg: DictConfig, **place: str) -> list[Any]:
+    """The configured loggers; ``place`` keeps candidates of a search apart where a logger knows of versions."""
+    parts = [part for part in cfg.logger.values() if part]
+    return [build(part, **{key: value for key, value in place.items() if key in part}) for part in parts]
 
 
 def fit_metrics(cfg: DictConfig, splits: dict[str, RankingData], loggers: list[Any]) -> Prepared:
@@ -131,7 +137,7 @@ def train_best_phi(
             step_size=rule(queries) if callable(rule) else None,
             keep=cfg.warp.keep,
             callbacks=[build(part) for part in cfg.callbacks.values() if part],
-            loggers=loggers if only or number == 0 else [],
+            loggers=loggers if only else make_loggers(cfg, version=f"candidate-{number}"),
             trainer=build(cfg.trainer),
             seed=cfg.seed,
             resume=cfg.resume,

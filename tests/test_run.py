@@ -131,7 +131,7 @@ def test_resume_and_warm_start(default_run: RunResult, tmp_path: Path) -> None:
 @pytest.mark.parametrize("metrics", ["sampled", "extrapolated", "boosted"])
 def test_every_pair_of_parts_trains(phi: str, metrics: str, tmp_path: Path) -> None:
     sizes = BOOSTED if metrics == "boosted" else ["local_metrics.num_metrics=5"]
-    result = run(tmp_path, f"local_metrics={metrics}", f"phi={phi}", *sizes, "trainer.max_epochs=1", "callbacks=quiet")
+    result = run(tmp_path, f"local_metrics={metrics}", f"phi={phi}", *sizes, "trainer.max_epochs=1")
     assert all(torch.isfinite(values).any() for e in result.evaluations for values in e.per_query.values())
 
 

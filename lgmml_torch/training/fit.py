@@ -19,6 +19,7 @@ from torch import Tensor
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.datamodule import RankingDataModule
 from lgmml_torch.data.progress import progress_bar
+from lgmml_torch.files import write_bytes
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess import Preprocess
@@ -149,6 +150,8 @@ def train_phi(
         splits["train"], splits.get("valid"), splits.get("test"), seed=seed, **(loader or {})
     )
     keeper = KeepCheckpoints(folder, every_n_steps=every_n_steps)
+    if resume is not None:
+        _bring_best(Path(resume), keeper.best_file)
     make: Callable[..., pl.Trainer] = (
         trainer if callable(trainer) else partial(pl.Trainer, **{**QUIET, **(trainer or {})})
     )
@@ -161,6 +164,13 @@ def train_phi(
         module.model.load_state_dict(tensors)
     module.model.eval()
     return module, keeper, lightning
+
+
+def _bring_best(resume: Path, best_file: Path) -> None:
+    """A run resumed in another folder may never beat the best epoch so far: that model has to come along."""
+    earlier = resume.parent / best_file.name
+    if earlier.is_file() and not best_file.exists():
+        write_bytes(best_file, earlier.read_bytes())
 
 
 # What a library call should not do by itself: print tables, bars and advice.
