@@ -155,12 +155,11 @@ class LGMML(nn.Module):
         """Let Φ remember the training lists, where its mode needs them."""
         if not self.phi.needs_summaries:
             return
-        blocks = [
-            list_summary(
-                kernel(dists[int(offsets[a]) : int(offsets[b])], self.kernel), offsets[a : b + 1] - int(offsets[a])
-            )
-            for a, b in list_blocks(offsets, 32_768)
-        ]
+        blocks = []
+        for first, last in list_blocks(offsets, 32_768):
+            start, stop = int(offsets[first]), int(offsets[last])
+            kappa = kernel(dists[start:stop].to(self.metrics.scales.dtype), self.kernel)
+            blocks.append(list_summary(kappa, offsets[first : last + 1] - start))
         self.phi.set_summaries(torch.cat(blocks))
 
     @torch.no_grad()

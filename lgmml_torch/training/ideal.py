@@ -34,12 +34,12 @@ def ideal_scores(
     1/√pass; each list keeps the scores of the pass with its best NDCG@k, the start included. What comes out says how
     much of the ranking the local metrics could express; it is not to be had for a list whose labels are unknown.
     """
-    scores = dists.new_empty(len(labels))
+    scores = start.new_empty(len(labels))
     generator = torch.Generator().manual_seed(seed)
     unit = float(start.mean()) or 1.0
     for first, last in list_blocks(offsets, 8192):
         rows, own = gather_segments(offsets, torch.arange(first, last))
-        kappa, grades = apply_kernel(dists[rows], kernel), labels[rows]
+        kappa, grades = apply_kernel(dists[rows].to(start), kernel), labels[rows]
         phi = start.to(kappa).expand(last - first, -1).clone()
         table = negative_table(grades, own)
         best = score(kappa, phi, own)

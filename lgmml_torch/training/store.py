@@ -31,7 +31,7 @@ def compute_distances(
     """Distances of every document, whole lists at a time.
 
     Half precision halves memory and disk and rounds each distance once: by at most 2⁻¹¹ of itself in float16 (plus
-    3e-8, and only up to 65504) and 2⁻⁹ in bfloat16. Training turns them back into the model's dtype batch by batch.
+    3e-8, and only up to 65504) and 2⁻⁸ in bfloat16. Training turns them back into the model's dtype batch by batch.
 
     Args:
         model: its preprocessing and metrics are used, its Φ is not.
