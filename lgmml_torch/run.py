@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import logging
 import sys
 from dataclasses import dataclass, field
@@ -21,13 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.files import write_text
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.reports import Evaluation, evaluate, evaluate_scores, print_evaluations, run_markdown
+from lgmml_torch.reports import Evaluation, evaluate, evaluate_scores
 from lgmml_torch.run_config import check_overrides, config_dir
+from lgmml_torch.run_report import write_report
 from lgmml_torch.training.callbacks import KeepCheckpoints, bank_curve
 from lgmml_torch.training.fit import Prepared, prepare, quiet_lightning, train_phi
 from lgmml_torch.training.ideal import ideal_scores
@@ -68,7 +67,8 @@ def train(cfg: DictConfig) -> RunResult | None:
         return None
     evaluations = evaluate_run(cfg, module, prepared)
     result = RunResult(module.model, evaluations, folder, keeper.best_epoch, keeper.best, prepared.bank.history)
-    write_report(cfg, result, keeper, loggers)
+    settings = OmegaConf.to_container(cfg, resolve=True)
+    write_report(folder, module.model, evaluations, keeper, prepared.bank.history, settings, loggers)
     return result
 
 
@@ -175,42 +175,6 @@ def evaluate_run(cfg: DictConfig, module: LGMMLModule, prepared: Prepared) -> li
         scores = ideal_scores(dists, data.labels, data.offsets, start, kernel=model.kernel, seed=cfg.seed)
         found.append(evaluate_scores(scores, data, split="test: ideal Φ (upper bound)", policy="ideal", **options))
     return found
-
-
-def write_report(cfg: DictConfig, result: RunResult, keeper: KeepCheckpoints, loggers: list[Any]) -> None:
-    """Model file, tables for people and programs, hyperparameters with the final metrics."""
-    result.model.save(result.folder / "model.safetensors")
-    print_evaluations(result.evaluations)
-    settings = OmegaConf.to_container(cfg, resolve=True)
-    write_text(result.folder / "report.md", run_markdown(result.evaluations, keeper.curve, keeper.best_epoch, cfg.name))
-    content = {
-        "evaluations": [evaluation.to_dict() for evaluation in result.evaluations],
-        "validation curve": {str(epoch): value for epoch, value in keeper.curve.items()},
-        "best epoch": keeper.best_epoch,
-        "bank": result.bank_history,
-        "config": settings,
-    }
-    write_text(result.folder / "report.json", json.dumps(content, indent=2, default=str))
-    final = {f"final/{e.split}/{e.policy}/{name}": value for e in result.evaluations for name, value in e.means.items()}
-    for logger in loggers:
-        logger.log_hyperparams(flat(settings), final)
-        logger.save()
-    log.info("model, report and logs are in %s", result.folder)
-
-
-def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level of dotted keys.
-
-    >>> flat({"a": {"b": 1}, "c": [2]})
-    {'a.b': 1, 'c': '[2]'}
-    """
-    out: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            out.update(flat(value, f"{prefix}{key}."))
-        else:
-            out[f"{prefix}{key}"] = value if isinstance(value, (int, float, str, bool)) else str(value)
-    return out
 
 
 def build(part: Any, **arguments: Any) -> Any:
