@@ -9,7 +9,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast lint format clean
+.PHONY: help setup train tensorboard test test-fast lint format clean paper paper-full picture paper paper-full
 
 help: ## show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,12 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+train: $(STAMP) ## train, evaluate and report on generated data, nothing to download (under two minutes)
+	$(PY) train.py
+
+tensorboard: $(STAMP) ## watch the runs below outputs/ at http://localhost:6006
+	$(VENV)/bin/tensorboard --logdir outputs
 
 test: $(STAMP) ## run every test
 	$(TEST_ENV) $(PY) -m pytest -n $(JOBS) --dist loadgroup
@@ -38,3 +44,11 @@ format: $(STAMP) ## let ruff rewrite what it can
 
 clean: ## remove caches and run folders, keep the environment
 	rm -rf outputs multirun logs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+paper: $(STAMP) ## every table and figure of the paper, in a reduced size, and docs/results.md
+	$(PY) -m lgmml_torch.experiments all size=reduced
+	$(PY) -m lgmml_torch.experiments page size=reduced
+
+paper-full: $(STAMP) ## the same in full size (hours; see docs/results.md)
+	$(PY) -m lgmml_torch.experiments all size=full
+	$(PY) -m lgmml_torch.experiments page size=full

@@ -155,8 +155,8 @@ def train_phi(
     make: Callable[..., pl.Trainer] = (
         trainer if callable(trainer) else partial(pl.Trainer, **{**QUIET, **(trainer or {})})
     )
-    lightning = make(callbacks=[*callbacks, keeper], logger=list(loggers))
     with quiet_lightning():
+        lightning = make(callbacks=[*callbacks, keeper], logger=list(loggers))
         lightning.fit(module, data_module, ckpt_path=resume, weights_only=True)
     file = keeper.best_file if keep == "best" else keeper.last_file
     if lightning.is_global_zero or file.exists():
