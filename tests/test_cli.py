@@ -156,6 +156,36 @@ def test_evaluate_prints_table_counts_and_definitions(
     assert "(letor4)" in json.loads(capsys.readouterr().out)["metrics"]["map"]["definition"]
 
 
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_as_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from functools import partial
+
+    from lgmml_torch.fitting.boosted import fit_boosted
+    from lgmml_torch.models.phi import Phi
+    from lgmml_torch.models.preprocess import list_rank_features
+    from lgmml_torch.training.fit import prepare, quiet_lightning, train_phi
+
+    train, valid, test = (small_data(20, seed=seed, shuffled=True) for seed in (1, 2, 3))
+    prepared = prepare(
+        train, valid, preprocess=list_rank_features(), fit_bank=partial(fit_boosted, rounds=2, candidates=6)
+    )
+    prepared.splits["test"] = test
+    options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
+    module, keeper, trainer = train_phi(
+        prepared, make_phi=partial(Phi, mode="shared"), folder=tmp_path, keep="last", trainer=options
+    )
+    with quiet_lightning():
+        trainer.test(module, trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
+    logged = {name.removeprefix("test/"): float(value) for name, value in trainer.callback_metrics.items()}
+    capsys.readouterr()
+    lgmml("evaluate", keeper.last_file, write(test, tmp_path, "txt"), "--json", "-")
+    found = json.loads(capsys.readouterr().out)["metrics"]
+    for name, summary in found.items():
+        assert summary["mean"] == pytest.approx(logged[name], abs=1e-6)
+    lgmml("info", keeper.last_file, "--json")
+    assert json.loads(capsys.readouterr().out)["kind"] == "checkpoint of a training run"
+
+
 def test_data_sets_and_lightgbm_files(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small_data(seed=7, ids=False)
     expected = evaluate(LGMML.load(model_file), data).means["map"]
@@ -191,6 +221,7 @@ def test_explain(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture
     assert f"Query {data.qids[query]}: {names[0]} (score " in printed
     assert f"difference {expected.difference:+.6g}" in printed
     assert ", quantile" in printed
+    assert "(anchor at " in printed
     assert "all others" in printed
     assert "has no document with the id 'x'" in refused(capsys, *words[:-3], "x", "--over", 1)
     assert "got place -1" in refused(capsys, *words[:-1], 0)

@@ -96,7 +96,7 @@ def show(content: dict[str, Any]) -> None:
     table = Table("metric", "part", "weight Φ", "distance of the first", "of the second", "anchor NDCG", "mostly by")
     for row in content["metrics"]:
         near, far = row["distances"]
-        mostly = "; ".join(f"{item['feature']} {item['part']:+.3g}" for item in row["features"])
+        mostly = "; ".join(f"{i['feature']} {i['part']:+.3g} (anchor at {i['anchor']:.3g})" for i in row["features"])
         quality = "" if row["anchor_ndcg"] is None else f"{row['anchor_ndcg']:.3f}"
         part, weight = f"{row['part']:+.6g}", f"{row['weight']:.4g}"
         table.add_row(str(row["metric"]), part, weight, f"{near:.4g}", f"{far:.4g}", quality, mostly)
