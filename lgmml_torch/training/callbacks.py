@@ -124,7 +124,8 @@ class Story(Callback):
         if self.pictures:
             model = cast(LGMMLModule, pl_module).model
             for writer in _writers(trainer):
-                figure = plots.metrics_picture(model.metrics, model.phi.table.weight.detach().mean(0))
+                names = [str(source).removeprefix("feature ") for source in model.preprocess.sources()]
+                figure = plots.metrics_picture(model.metrics, model.phi.table.weight.detach().mean(0), names=names)
                 writer.add_figure("metrics/learned", figure, trainer.global_step)
 
 
