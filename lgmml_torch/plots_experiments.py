@@ -1,0 +1,237 @@
+"""Pictures of the experiments: lines with bands, bars with error bars, and a drawing of the pipeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+__all__ = ["Line", "Panel", "Picture", "bars_picture", "lines_picture", "pipeline_picture"]
+
+# One system, one look, in every picture; the first word that a label starts with decides.
+LOOKS = {
+    "random": ("#bbbbbb", "."), "Euclidean": ("#777777", "X"), "linear": ("#997755", "P"), "GBRT": ("#ccaa22", "D"),
+    "λ-MART": ("#aa3377", "s"), "MLR": ("#cc7788", "v"), "R-MLR": ("#ee6677", "s"), "GMML": ("#228833", "D"),
+    "L-GMML as published": ("#66bbee", "v"), "L-GMML": ("#2b5c99", "o"),
+    "train": ("#2b5c99", "o"), "valid": ("#66bbee", "v"), "test": ("#ccaa22", "D"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """One system: y over x, with a band or bars of what is not sure; ``hollow`` marks points that were cut short."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    hollow: Sequence[bool] | None = None
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines in one pair of axes."""
+
+    title: str
+    lines: Sequence[Line]
+    y: str = ""  # of this panel alone
+    marks: Mapping[str, float] = field(default_factory=dict)  # vertical lines by label
+
+
+def lines_picture(
+    panels: Sequence[Panel],
+    *,
+    x: str,
+    y: str,
+    log_x: bool = True,
+    log_y: bool = False,
+    columns: int = 4,
+    bars: bool = False,
+    title: str = "",
+    note: str = "",
+) -> Picture:
+    """Panels side by side; x has a tick at every point, the legend is shared; ``bars`` draws bars in place of bands."""
+    columns = min(columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    wide = 6.4 if columns == 1 else 3.6
+    figure = Picture(figsize=(wide * columns + 0.4, 3.2 * rows + 1.0), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis, panel in zip(axes, panels, strict=False):
+        for number, line in enumerate(panel.lines):
+            _draw(axis, line, shift=0.05 * (number - (len(panel.lines) - 1) / 2) if bars else None)
+        for label, place in panel.marks.items():
+            axis.axvline(place, color="#444444", linestyle=":", linewidth=1.2, label=label, zorder=1)
+        axis.set_title(panel.title, fontsize=11)
+        axis.set_xlabel(x)
+        axis.set_ylabel(panel.y or y)
+        axis.grid(alpha=0.3)
+        _ticks(axis, sorted({value for line in panel.lines for value in line.x}), log_x)
+        if log_y:
+            _log_scale(axis)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    _legend(figure, list(axes[: len(panels)]))
+    if title or note:
+        figure.suptitle("\n".join(text for text in (title, note) if text), fontsize=10)
+    return figure
+
+
+def look(label: str) -> tuple[str, str]:
+    """Colour and marker of a system: the longest known name its label starts with."""
+    known = [name for name in LOOKS if label.startswith(name)]
+    return LOOKS[max(known, key=len)] if known else ("#444444", "o")
+
+
+def _draw(axis: Axes, line: Line, shift: float | None) -> None:
+    colour, marker = look(line.label)
+    style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.6}
+    style |= {"linestyle": "--" if line.dashed else "-", "label": line.label}
+    if shift is not None and line.low is not None and line.high is not None:
+        below, above = np.subtract(line.y, line.low), np.subtract(line.high, line.y)
+        axis.errorbar(np.add(line.x, shift), line.y, yerr=[below, above], capsize=3, elinewidth=1.1, **style)
+        return
+    axis.plot(line.x, line.y, **style)
+    if line.low is not None and line.high is not None:
+        axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+    if line.hollow is not None and any(line.hollow):
+        cut = [(a, b) for a, b, is_cut in zip(line.x, line.y, line.hollow, strict=True) if is_cut]
+        axis.plot(
+            *zip(*cut, strict=True), linestyle="none", marker="^", markersize=10, color="white",
+            markeredgecolor=colour, markeredgewidth=1.6, zorder=5, label=f"{line.label}, cut at the time cap: more",
+        )  # fmt: skip
+
+
+def _ticks(axis: Axes, values: Sequence[float], log_x: bool) -> None:
+    if not log_x:
+        axis.xaxis.set_major_locator(FixedLocator(values))
+        return
+    axis.set_xscale("log")
+    kept: list[float] = []
+    for value in values:  # labels closer than this would run into one another
+        if not kept or value / kept[-1] > 1.9:
+            kept.append(value)
+    axis.xaxis.set_major_locator(FixedLocator(kept))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _log_scale(axis: Axes) -> None:
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    low, high = axis.get_ylim()
+    if high < 100 * low:  # less than two decades have too few ticks without those between
+        axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""))
+    else:
+        axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend(figure: Picture, axes: Sequence[Axes]) -> None:
+    found: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(4, len(found)), fontsize=9)
+
+
+def bars_picture(
+    groups: Sequence[str],
+    systems: Mapping[str, Sequence[tuple[float, float, float]]],
+    *,
+    y: str,
+    title: str = "",
+    note: str = "",
+    log_y: bool = False,
+    digits: int = 2,
+) -> Picture:
+    """A group of bars for each data set, one bar per system: (value, below, above) with error bars; NaN is left out."""
+    bars = len(groups) * len(systems)
+    figure = Picture(figsize=(max(6.0, 0.62 * bars + 2.2), 4.2), layout="constrained")
+    axis = figure.subplots()
+    width = 0.84 / max(1, len(systems))
+    for index, (label, values) in enumerate(systems.items()):
+        place = np.arange(len(groups)) + (index - (len(systems) - 1) / 2) * width
+        height = np.array([value for value, _, _ in values])
+        errors = np.array([(below, above) for _, below, above in values]).T
+        kept = ~np.isnan(height)
+        axis.bar(place[kept], height[kept], width * 0.94, color=look(label)[0], label=label, zorder=2)
+        axis.errorbar(
+            place[kept], height[kept], yerr=np.abs(errors[:, kept]), fmt="none", ecolor="#222222", capsize=2.5,
+            linewidth=1.1, zorder=3,
+        )  # fmt: skip
+        for x, value, above in zip(place[kept], height[kept], np.abs(errors[1, kept]), strict=True):
+            top = value + above if value >= 0 else max(0.0, value + above)
+            text = f"{value:.{digits}f}" if abs(value) < 100 else f"{value:,.0f}"
+            axis.annotate(
+                text, (x, top), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7,
+            )  # fmt: skip
+    axis.set_xticks(range(len(groups)), groups)
+    axis.set_ylabel(y)
+    axis.grid(axis="y", alpha=0.3, zorder=0)
+    axis.margins(y=0.12)
+    if log_y:
+        _log_scale(axis)
+    else:
+        axis.axhline(0, color="#222222", linewidth=0.8)
+    figure.legend(loc="outside lower center", ncols=min(6, len(systems)), fontsize=9)
+    if title or note:
+        figure.suptitle("\n".join(text for text in (title, note) if text), fontsize=10)
+    return figure
+
+
+@dataclass(frozen=True)
+class Box:
+    """A stage of the pipeline: where it stands on the grid, what it is called and what it does."""
+
+    column: float
+    row: float
+    name: str
+    text: str
+    colour: str = "#dce8f5"
+
+
+def pipeline_picture(boxes: Sequence[Box], arrows: Sequence[tuple[int, int, str]], *, title: str = "") -> Picture:
+    """Boxes on a grid, arrows between them with a word each."""
+    columns, rows = max(box.column for box in boxes) + 1, max(box.row for box in boxes) + 1
+    figure = Picture(figsize=(3.05 * columns, 1.85 * rows + 0.5), layout="constrained")
+    axis = figure.subplots()
+    centres = [(3.0 * box.column, -1.9 * box.row) for box in boxes]
+    half = (1.12, 0.62)
+    for box, (x, y) in zip(boxes, centres, strict=True):
+        axis.add_patch(
+            FancyBboxPatch(
+                (x - half[0], y - half[1]), 2 * half[0], 2 * half[1], boxstyle="round,pad=0.06,rounding_size=0.12",
+                facecolor=box.colour, edgecolor="#33475b", linewidth=1.2,
+            )
+        )  # fmt: skip
+        axis.text(x, y + 0.32, box.name, ha="center", va="center", fontsize=10.5, fontweight="bold")
+        axis.text(x, y - 0.16, box.text, ha="center", va="center", fontsize=8.2, linespacing=1.35)
+    for start, stop, word in arrows:
+        a, b = centres[start], centres[stop]
+        sideways = abs(b[0] - a[0]) > 0.1
+        sign = math.copysign(1, b[0] - a[0]) if sideways else math.copysign(1, b[1] - a[1])
+        shift = (sign * (half[0] + 0.08), 0.0) if sideways else (0.0, sign * (half[1] + 0.08))
+        tail, head = (a[0] + shift[0], a[1] + shift[1]), (b[0] - shift[0], b[1] - shift[1])
+        axis.add_patch(FancyArrowPatch(tail, head, arrowstyle="-|>", mutation_scale=14, color="#33475b", linewidth=1.3))
+        x, y = (tail[0] + head[0]) / 2, (tail[1] + head[1]) / 2
+        axis.text(
+            x + (0.0 if sideways else 0.1), y + (0.1 if sideways else 0.0), word, ha="center" if sideways else "left",
+            va="bottom" if sideways else "center", fontsize=7.6, color="#33475b",
+        )  # fmt: skip
+    axis.set_xlim(-1.4, 3.0 * (columns - 1) + 1.4)
+    axis.set_ylim(-1.9 * (rows - 1) - 0.85, 0.85)
+    axis.set_aspect("equal")
+    axis.axis("off")
+    if title:
+        axis.set_title(title, fontsize=12)
+    return figure
