@@ -9,7 +9,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train tensorboard test test-fast lint format clean paper paper-full picture paper paper-full
+.PHONY: help setup train tensorboard test test-fast lint format clean paper paper-full picture
 
 help: ## show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,3 +52,6 @@ paper: $(STAMP) ## every table and figure of the paper, in a reduced size, and d
 paper-full: $(STAMP) ## the same in full size (hours; see docs/results.md)
 	$(PY) -m lgmml_torch.experiments all size=full
 	$(PY) -m lgmml_torch.experiments page size=full
+
+picture: $(STAMP) ## the picture of the README, docs/images/overview.png
+	$(PY) -m benchmarks.picture
