@@ -122,7 +122,7 @@ def bare(data: RankingData, dists: Tensor, settings: dict[str, Any]) -> tuple[fl
             hit = (MARGIN + f_neg > f_pos[:, None]) & (draw < batch.num_draws[:, None])
             first = torch.where(hit, draw, width).amin(dim=1)
             rank = (batch.num_negatives // (first + 1)).clamp_min(1)
-            weight = torch.where(first < width, weights[rank] * batch.weights, 0.0)
+            weight = torch.where(first < width, weights[rank] * batch.weights.to(phi.dtype), 0.0)
             worst = neg[torch.arange(count), first.clamp_max(width - 1)]
             slope = weight[:, None] * (pos - worst)
             if own:
