@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive, check_unit_interval
 from lgmml_torch.fitting.bank import Bank
@@ -64,7 +63,6 @@ def fit_model(train: RankingData, valid: RankingData | None, params: Mapping[str
             loader={"batch_size": params["batch_size"], "max_draws": params["max_draws"]},
             margin=params["margin"],
             optimizer=partial(torch.optim.SGD, lr=params["learning_rate"]),
-            callbacks=[] if train.query_weights is None else [weigh_queries(train.query_weights)],
             trainer={**trainer, "default_root_dir": folder},
             seed=seed,
         )
@@ -78,18 +76,6 @@ def bank_fitter(params: Mapping[str, Any]) -> Callable[..., Bank]:
     if params["bank"] == "sampled":
         return partial(fit_sampled, num_metrics=params["num_metrics"], kernel=params["kernel"], **options)
     return partial(fit_boosted, rounds=params["rounds"], **options)
-
-
-def weigh_queries(
-    weights: Tensor,  # (Q,)
-) -> Any:
-    """A callback that multiplies the loss of every tuple by the weight of its query."""
-    from pytorch_lightning.callbacks import LambdaCallback
-
-    def weigh(trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        batch.weights.mul_(weights[batch.queries.cpu()].to(batch.weights))
-
-    return LambdaCallback(on_train_batch_start=weigh)
 
 
 def new_preprocess(given: Preprocess | Mapping[str, Any] | None) -> Preprocess:

@@ -16,7 +16,9 @@ import pytorch_lightning as pl
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import LearningRateMonitor
 
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.cache import Cache
@@ -88,6 +90,12 @@ def make_loggers(cfg: DictConfig, **place: str) -> list[Any]:
     return [build(part, **{key: value for key, value in place.items() if key in part}) for part in parts]
 
 
+def make_callbacks(cfg: DictConfig) -> list[Any]:
+    """The configured callbacks; the learning rate can be watched only where there is a logger."""
+    made = [build(part) for part in cfg.callbacks.values() if part]
+    return [item for item in made if cfg.logger or not isinstance(item, LearningRateMonitor)]
+
+
 def fit_metrics(cfg: DictConfig, splits: dict[str, RankingData], loggers: list[Any]) -> Prepared:
     """Fit preprocessing and local metrics; how that went goes to the loggers."""
     prepared = prepare(
@@ -136,7 +144,7 @@ def train_best_phi(
             optimizer=build(cfg.optimizer),
             step_size=rule(queries) if callable(rule) else None,
             keep=cfg.warp.keep,
-            callbacks=[build(part) for part in cfg.callbacks.values() if part],
+            callbacks=make_callbacks(cfg),
             loggers=loggers if only else make_loggers(cfg, version=f"candidate-{number}"),
             trainer=build(cfg.trainer),
             seed=cfg.seed,
@@ -201,7 +209,7 @@ def build(part: Any, **arguments: Any) -> Any:
 def _app(cfg: DictConfig) -> float | None:
     try:
         result = train(cfg)
-    except LGMMLError as error:
+    except (LGMMLError, MisconfigurationException) as error:
         _fail(error)
     return None if result is None else result.best_valid
 

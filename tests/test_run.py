@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -205,3 +207,12 @@ def test_bad_use_gets_one_sentence(tmp_path: Path) -> None:
     missing = load_config(["data=mq2008", f"paths.data_dir={tmp_path}/none"])
     with pytest.raises(DataError, match="must name an existing folder"):
         load_splits(missing)
+
+
+def test_help_and_runs_without_loggers(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "train.py", "--help"], cwd=config_dir().parent, capture_output=True, text=True, check=True
+    )
+    for word in ("== Parts ==", "local_metrics: boosted", "data=mq2008", "max_epochs: 10"):
+        assert word in done.stdout
+    run(tmp_path, *BOOSTED, "logger=none", "trainer.max_epochs=1")

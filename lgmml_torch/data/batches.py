@@ -53,7 +53,7 @@ class WarpBatches(Dataset[WarpBatch]):
     """All batches of all epochs; item ``(epoch, batch)`` is made on demand.
 
     Args:
-        data: training data; only labels and offsets are used.
+        data: training data; labels, offsets and, where there are any, query weights are used.
         batching: ``"lists"``: whole lists, each once per epoch in random order, draws for all their positives.
             ``"triplets"``: queries and positives drawn independently, as in the paper.
         batch_size: lists, or triplets, per batch.
@@ -84,7 +84,7 @@ class WarpBatches(Dataset[WarpBatch]):
             raise DataError(
                 "nothing to learn from: no query has a relevant document and a less relevant one; are all labels equal?"
             )
-        self.offsets = data.offsets
+        self.offsets, self.query_weights = data.offsets, data.query_weights
         self.batching, self.batch_size, self.max_draws, self.seed = batching, batch_size, max_draws, seed
         items = len(self.table.queries) if batching == "lists" else len(self.table.positives)
         whole = -(-items // batch_size)
@@ -96,14 +96,19 @@ class WarpBatches(Dataset[WarpBatch]):
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch, batch))
         if self.batching == "triplets":
             draws = sample_triplets(self.table, self.batch_size, max_draws=self.max_draws, generator=generator)
-            return _triplet_batch(draws)
+            return self._weighed(_triplet_batch(draws))
         shuffled = torch.randperm(
             len(self.table.queries), generator=torch.Generator().manual_seed(mixed_seed(self.seed, epoch, -1))
         )
         chosen = shuffled[batch * self.batch_size : (batch + 1) * self.batch_size]
         lists = self.table.queries[chosen]
         draws = sample_list_draws(self.table, lists, max_draws=self.max_draws, generator=generator)
-        return _list_batch(draws, lists, self.offsets)
+        return self._weighed(_list_batch(draws, lists, self.offsets))
+
+    def _weighed(self, batch: WarpBatch) -> WarpBatch:
+        if self.query_weights is None:
+            return batch
+        return batch._replace(weights=batch.weights * self.query_weights[batch.queries])
 
 
 def _triplet_batch(draws: Draws) -> WarpBatch:

@@ -203,8 +203,9 @@ class _Gate(nn.Module):
 
     def __init__(self, num_metrics: int, hidden: int, bound: float = 3.0) -> None:
         super().__init__()
-        self.first = nn.utils.skip_init(nn.Linear, 2 * num_metrics, hidden)
-        self.last = nn.utils.skip_init(nn.Linear, hidden, num_metrics)
+        with torch.random.fork_rng(devices=[]):  # the layers' own start values are drawn, and not used
+            self.first = nn.Linear(2 * num_metrics, hidden)
+            self.last = nn.Linear(hidden, num_metrics)
         self.bound = bound
         # A fixed pattern instead of random numbers: the same model from the same data, without global state.
         generator = torch.Generator().manual_seed(0)
@@ -221,5 +222,5 @@ class _Gate(nn.Module):
 
 
 def _embedding(rows: int, width: int, sparse: bool) -> nn.Embedding:
-    """An embedding of zeros; the usual constructor would draw from the global random state."""
-    return nn.Embedding.from_pretrained(torch.zeros(rows, width), freeze=False, sparse=sparse)
+    """An embedding of zeros; without the weight given, the constructor would draw from the global random state."""
+    return nn.Embedding(rows, width, sparse=sparse, _weight=torch.zeros(rows, width))

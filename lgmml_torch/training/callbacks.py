@@ -59,8 +59,9 @@ class KeepCheckpoints(Checkpoint):
 
     def _judge(self, trainer: pl.Trainer, epoch: int, value: float) -> None:
         self.curve[epoch] = value
-        if value > self.best:
-            self.best, self.best_epoch = value, epoch
+        undecided = math.isnan(value) and self.best == -math.inf  # no validation query has a relevant document
+        if value > self.best or undecided:
+            self.best, self.best_epoch = (self.best if undecided else value), epoch
             trainer.save_checkpoint(self.best_file, weights_only=False)
 
     def state_dict(self) -> dict[str, Any]:

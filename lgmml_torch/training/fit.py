@@ -156,7 +156,8 @@ def train_phi(
         trainer if callable(trainer) else partial(pl.Trainer, **{**QUIET, **(trainer or {})})
     )
     with quiet_lightning():
-        lightning = make(callbacks=[*callbacks, keeper], logger=list(loggers))
+        no_validation = {} if "valid" in splits else {"limit_val_batches": 0}
+        lightning = make(callbacks=[*callbacks, keeper], logger=list(loggers), **no_validation)
         lightning.fit(module, data_module, ckpt_path=resume, weights_only=True)
     file = keeper.best_file if keep == "best" else keeper.last_file
     if lightning.is_global_zero or file.exists():

@@ -127,3 +127,12 @@ def test_bad_settings_are_named() -> None:
 def test_seeds_mix() -> None:
     seeds = {mixed_seed(a, b, c) for a in range(5) for b in range(5) for c in range(-1, 4)}
     assert len(seeds) == 125
+
+
+@pytest.mark.parametrize("batching", ["lists", "triplets"])
+def test_query_weights_multiply_the_tuples(batching: str) -> None:
+    data = make_data()
+    weights = torch.arange(data.num_queries).float()
+    plain = WarpBatches(data, batching=batching)[0, 0]
+    weighed = WarpBatches(data.replace(query_weights=weights), batching=batching)[0, 0]
+    assert torch.equal(weighed.weights, plain.weights * weights[plain.queries])
