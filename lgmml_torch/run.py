@@ -125,13 +125,16 @@ def train_best_phi(
     cfg: DictConfig, prepared: Prepared, loggers: list[Any], folder: Path
 ) -> tuple[LGMMLModule, KeepCheckpoints, pl.Trainer]:
     """Train Φ; of several margins and starting values, validation keeps one."""
-    margins, inits = list(cfg.search.margin) or [cfg.warp.margin], list(cfg.search.init) or [None]
+    candidates = list(product(list(cfg.search.init) or [None], list(cfg.search.margin) or [cfg.warp.margin]))
+    if len(candidates) > 1 and (cfg.search.policy or cfg.phi.policy) == "ones":
+        log.info("new queries get ones, so validation cannot tell the %d candidates apart: the first", len(candidates))
+        candidates = candidates[:1]
+    only = len(candidates) == 1
     cache = None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
     queries = prepared.splits["train"].num_queries
     rule = build(cfg.step_size)
     found = []
-    for number, (init, margin) in enumerate(product(inits, margins)):
-        only = len(margins) * len(inits) == 1
+    for number, (init, margin) in enumerate(candidates):
         place = folder / "checkpoints" / ("" if only else f"candidate-{number}")
         make_phi = build(cfg.phi, **({} if init is None else {"init": init}))
         outcome = train_phi(

@@ -140,7 +140,7 @@ def test_every_pair_of_parts_trains(phi: str, metrics: str, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_paper_reports_every_policy(tmp_path: Path) -> None:
     result = run(
-        tmp_path, "experiment=paper", "local_metrics.num_metrics=6", "search.margin=[0.1]", "search.init=[1.0,0.1]",
+        tmp_path, "experiment=paper", "local_metrics.num_metrics=6", "search.margin=[0.1]", "search.init=[1.0,0.1]", "search.policy=mean",
         "trainer.max_epochs=2",
     )  # fmt: skip
     policies = [e.policy for e in result.evaluations if e.split == "test: unseen queries"]
