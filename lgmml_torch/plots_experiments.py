@@ -19,7 +19,7 @@ __all__ = ["Line", "Panel", "Picture", "bars_picture", "lines_picture", "pipelin
 LOOKS = {
     "random": ("#bbbbbb", "."), "Euclidean": ("#777777", "X"), "linear": ("#997755", "P"), "GBRT": ("#ccaa22", "D"),
     "λ-MART": ("#aa3377", "s"), "MLR": ("#cc7788", "v"), "R-MLR": ("#ee6677", "s"), "GMML": ("#228833", "D"),
-    "L-GMML as published": ("#66bbee", "v"), "L-GMML": ("#2b5c99", "o"),
+    "L-GMML as published": ("#66bbee", "v"), "L-GMML boosted": ("#332288", "^"), "L-GMML": ("#2b5c99", "o"),
     "train": ("#2b5c99", "o"), "valid": ("#66bbee", "v"), "test": ("#ccaa22", "D"),
 }  # fmt: skip
 
@@ -74,7 +74,7 @@ def lines_picture(
         axis.set_xlabel(x)
         axis.set_ylabel(panel.y or y)
         axis.grid(alpha=0.3)
-        _ticks(axis, sorted({value for line in panel.lines for value in line.x}), log_x)
+        _ticks(axis, [list(line.x) for line in panel.lines], log_x)
         if log_y:
             _log_scale(axis)
     for axis in axes[len(panels) :]:
@@ -110,10 +110,15 @@ def _draw(axis: Axes, line: Line, shift: float | None) -> None:
         )  # fmt: skip
 
 
-def _ticks(axis: Axes, values: Sequence[float], log_x: bool) -> None:
+def _ticks(axis: Axes, places: Sequence[Sequence[float]], log_x: bool) -> None:
+    """A tick at every point where the lines share theirs, else at 1, 2, 5, 10, …."""
+    values = sorted({value for line in places for value in line})
     if not log_x:
         axis.xaxis.set_major_locator(FixedLocator(values))
         return
+    if any(set(line) != set(values) for line in places):
+        steps = [step * 10.0**power for power in range(-3, 7) for step in (1, 2, 5)]
+        values = [step for step in steps if values[0] <= step <= values[-1]]
     axis.set_xscale("log")
     kept: list[float] = []
     for value in values:  # labels closer than this would run into one another
@@ -165,13 +170,12 @@ def bars_picture(
         errors = np.array([(below, above) for _, below, above in values]).T
         kept = ~np.isnan(height)
         axis.bar(place[kept], height[kept], width * 0.94, color=look(label)[0], label=label, zorder=2)
-        axis.errorbar(
-            place[kept], height[kept], yerr=np.abs(errors[:, kept]), fmt="none", ecolor="#222222", capsize=2.5,
-            linewidth=1.1, zorder=3,
-        )  # fmt: skip
+        if np.any(errors[:, kept]):
+            style: dict[str, Any] = {"fmt": "none", "ecolor": "#222222", "capsize": 2.5, "linewidth": 1.1, "zorder": 3}
+            axis.errorbar(place[kept], height[kept], yerr=np.abs(errors[:, kept]), **style)
         for x, value, above in zip(place[kept], height[kept], np.abs(errors[1, kept]), strict=True):
             top = value + above if value >= 0 else max(0.0, value + above)
-            text = f"{value:.{digits}f}" if abs(value) < 100 else f"{value:,.0f}"
+            text = f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}" if log_y else f"{value:.{digits}f}"
             axis.annotate(
                 text, (x, top), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7,
             )  # fmt: skip

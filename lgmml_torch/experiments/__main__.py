@@ -31,8 +31,9 @@ def run_figure(name: str, overrides: Sequence[str] = ()) -> tuple[Outcome, Path]
     torch.set_num_threads(cfg.threads)
     try:
         started = time.perf_counter()
-        outcome: Outcome = get_method(cfg.run)(cfg, Store(Path(cfg.results_dir) / "raw"))
-        outcome.write(folder)
+        store = Store(Path(cfg.results_dir) / "raw")
+        outcome: Outcome = get_method(cfg.run)(cfg, store)
+        outcome.write(folder, sum(store.took.values()))
         log.info("%s: %.0f s, files in %s", name, time.perf_counter() - started, folder)
     finally:
         torch.set_num_threads(before)

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,8 @@ class Outcome:
     pictures: Mapping[str, Picture]
     claims: Sequence[Claim] = ()
     about: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, folder: Path) -> list[Path]:
+    def write(self, folder: Path, took: float = 0.0) -> list[Path]:
         """Tables as Markdown and CSV, pictures as PNG and SVG, all of it for the results page as JSON."""
         files = []
         for table in self.tables:
@@ -92,9 +91,9 @@ class Outcome:
                 files.append(folder / f"{name}.{ending}")
                 save_figure(picture, files[-1], dpi=110)
         content = {
-            "name": self.name, "title": self.title, "about": self.about, "settings": dict(self.settings),
+            "name": self.name, "title": self.title, "about": self.about,
             "tables": [asdict(table) for table in self.tables], "pictures": list(self.pictures),
-            "claims": [asdict(claim) for claim in self.claims], "environment": environment(),
+            "claims": [asdict(claim) for claim in self.claims], "environment": environment(), "took": took,
         }  # fmt: skip
         files.append(folder / "outcome.json")
         write_text(files[-1], json.dumps(content, indent=1, default=str))

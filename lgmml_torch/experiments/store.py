@@ -37,6 +37,7 @@ class Record:
 
     values: dict[str, list[float]] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
+    took: float = 0.0  # seconds of the whole piece of work
 
     def tensor(self, metric: str) -> Tensor:  # (Q,)
         """The values of one metric."""
@@ -74,6 +75,7 @@ class Store:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        self.took: dict[str, float] = {}  # seconds of every piece of work asked for, done now or earlier
 
     def path(self, job: Job) -> Path:
         """Where the record of a job is or will be."""
@@ -86,14 +88,23 @@ class Store:
         """The stored record, or the work done and stored."""
         path = self.path(job)
         if path.is_file():
-            return read_record(path)
+            return self._read(path)
         started = time.perf_counter()
         record = job.make()
         record.info.setdefault("seed", job.settings.get("seed"))
-        content = {"settings": dict(job.settings), "values": _writable(record.values), "info": _writable(record.info)}
-        write_text(path, json.dumps({**content, "environment": environment()}, indent=1, allow_nan=False))
-        log.info("%s %s: %.1f s", job.kind, job.label, time.perf_counter() - started)
-        return read_record(path)  # the same object whether or not the work was done just now
+        took = time.perf_counter() - started
+        content = {
+            "settings": dict(job.settings), "values": _writable(record.values), "info": _writable(record.info),
+            "took": took, "environment": environment(),
+        }  # fmt: skip
+        write_text(path, json.dumps(content, indent=1, allow_nan=False))
+        log.info("%s %s: %.1f s", job.kind, job.label, took)
+        return self._read(path)  # the same object whether or not the work was done just now
+
+    def _read(self, path: Path) -> Record:
+        record = read_record(path)
+        self.took[path.name] = record.took
+        return record
 
     def all(self, jobs: Iterable[Job], title: str) -> list[Record]:
         """The records of all jobs, in order, with a progress bar."""
@@ -115,7 +126,7 @@ def read_record(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         values = {name: [math.nan if v is None else float(v) for v in row] for name, row in content["values"].items()}
-        return Record(values, content["info"])
+        return Record(values, content["info"], float(content.get("took", 0.0)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not a stored result ({error}); delete it to compute it again") from error
 
