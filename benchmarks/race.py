@@ -19,6 +19,8 @@ import json
 import sys
 from typing import Any
 
+import torch
+
 from benchmarks.harness import RESULTS, machine_facts, print_table, save_result, verdict
 from benchmarks.peers import lightgbm_race
 from benchmarks.settings import parse
@@ -71,6 +73,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     settings = parse(sys.argv[1:], DEFAULTS, __doc__, choices={"shape": SHAPES})
+    torch.set_num_threads(settings["threads"])  # for generating and evaluating; and the result says so
     result = run(settings)
     ours, trees = result["ours"], result["lightgbm"]
     reached, grown = trees["reached_our_ndcg"], max(trees["valid_ndcg@10"].values())
