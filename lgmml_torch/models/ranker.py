@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from lgmml_torch.models.preprocess import Preprocess, build_preprocess
 from lgmml_torch.models.storage import read_model, write_model
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
+
+if TYPE_CHECKING:
+    from lgmml_torch.models.explain import Explanation
 
 
 class LGMML(nn.Module):
@@ -171,6 +174,12 @@ class LGMML(nn.Module):
         offsets = torch.tensor([0, len(features)], device=features.device)
         kappa = kernel(self.distances(features, offsets), self.kernel)
         return -kappa * self.weights(kappa, offsets)
+
+    def explain(self, data: RankingData, *, qid: Hashable, document: str | int, over: str | int) -> Explanation:
+        """Why one document of a list stands above another, see `lgmml_torch.models.explain.explain`."""
+        from lgmml_torch.models.explain import explain  # it needs this module
+
+        return explain(self, data, qid=qid, document=document, over=over)
 
     def compress(self, tol: float, data: RankingData) -> Compressed:
         """A cheaper model whose scores differ by at most ``tol`` of their spread within the lists of ``data``.

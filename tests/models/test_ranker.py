@@ -177,3 +177,10 @@ def test_cuda_scores_equal_cpu_scores() -> None:
     model, data = make_model("amortized"), make_data(5)
     expected = model.score(data)
     assert torch.allclose(model.to("cuda").score(data), expected, atol=1e-4)
+
+
+def test_explain_splits_the_difference() -> None:
+    model, data = make_model("shared"), RankingData.from_arrays(torch.randn(5, FEATURES), [0, 1, 0, 2, 1], qid=[0] * 5)
+    found = model.explain(data, qid=0, document=0, over=1)
+    scores = model.score(data).double()
+    assert found.difference == pytest.approx(float(scores[0] - scores[1]), abs=1e-5)
