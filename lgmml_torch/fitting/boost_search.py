@@ -65,11 +65,27 @@ def draw_bag(
         weight = data.query_weights.to(gradients)[queries][query]
         gradients, hessians = gradients * weight, hessians * weight
     kept = (hessians > 0).nonzero()[:, 0]
-    if len(kept) > config.cap:
-        kept = kept[torch.randperm(len(kept), generator=generator)[: config.cap].sort().values.to(kept.device)]
+    kept = kept[draw_rows(hessians[kept], config.cap, generator)]
     sizes = torch.bincount(query[kept])
     offsets = offsets_from_sizes(sizes[sizes > 0])
     return Bag(data.features[rows[kept]], gradients[kept], hessians[kept], offsets)
+
+
+def draw_rows(
+    hessians: Tensor,  # (M,)
+    cap: int,
+    generator: torch.Generator,
+) -> Tensor:  # (min(M, cap),)
+    """At most ``cap`` rows, in order."""
+    count = len(hessians)
+    if count <= cap:
+        return torch.arange(count, device=hessians.device)
+    if count <= 4 * cap:
+        drawn = torch.randperm(count, generator=generator)[:cap]
+    else:
+        # One huge list: the few documents in its first places are in every pair, and uniform draws would miss them.
+        drawn = torch.multinomial((hessians + hessians.mean()).cpu(), cap, generator=generator)
+    return drawn.sort().values.to(hessians.device)
 
 
 def find_learners(
@@ -79,6 +95,8 @@ def find_learners(
     generator: torch.Generator,
 ) -> Learners:
     """The best few candidates with their share φ of the Newton step; none when nothing lowers the loss."""
+    if not (bool((bag.gradients > 0).any()) and bool((bag.gradients < 0).any())):
+        return Learners.empty(max(config.sizes), bag.features)  # nothing to tell apart among these documents
     newton = NewtonRows(bag.gradients, bag.hessians, bag.offsets, ridge=config.ridge)
     weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
     weights = weights if prior is None else weights * prior

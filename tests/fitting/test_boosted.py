@@ -11,6 +11,7 @@ from torch import Tensor
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.fitting.boost_config import BoostConfig
+from lgmml_torch.fitting.boost_search import Bag, find_learners
 from lgmml_torch.fitting.boost_state import BoostState
 from lgmml_torch.fitting.boosted import RoundInfo, fit_boosted
 from lgmml_torch.functional.ranking import ndcg
@@ -171,6 +172,19 @@ def test_odd_lists_are_no_obstacle() -> None:
     labels[60:] = 0
     bank = fit_boosted(RankingData.from_arrays(x, labels, qid=qid), cap=20, **SMALL)
     assert bank.metrics.num_metrics > 0
+
+
+def test_a_list_far_above_the_cap_keeps_its_first_places() -> None:
+    x = torch.randn(5000, 4, generator=torch.Generator().manual_seed(0))
+    data = RankingData.from_arrays(x, (x[:, 0] > 1.5).long(), group=[5000])
+    bank = fit_boosted(data, cap=100, rounds=20)
+    assert bank.history["train_ndcg"][-1] > 0.9
+
+
+def test_a_sample_without_positives_finds_nothing(train: RankingData) -> None:
+    n = 6
+    bag = Bag(train.features[:n], -torch.ones(n), torch.ones(n), torch.tensor([0, n]))
+    assert len(find_learners(bag, None, BoostConfig(), torch.Generator())) == 0
 
 
 def test_errors(train: RankingData, valid: RankingData) -> None:
