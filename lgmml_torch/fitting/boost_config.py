@@ -11,7 +11,7 @@ METRICS = ("gmml", "gmml-pooled", "identity")
 
 @dataclass(frozen=True)
 class BoostConfig:
-    """Settings of `fit_boosted`; the defaults were chosen on validation queries of four data sets.
+    """Settings of `fit_boosted`; the defaults are the recipe of the method, not tuned any further.
 
     Attributes:
         rounds: at most so many.
