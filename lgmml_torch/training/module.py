@@ -150,7 +150,9 @@ class LGMMLModule(pl.LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """A step, then Φ ← max(Φ, 0)."""
         super().optimizer_step(*args, **kwargs)
-        self.model.phi.project_(self._touched if self.model.phi.sparse else None)
+        # Other processes' gradients arrive too, so only a lone process knows which rows have changed.
+        alone = self.model.phi.sparse and self.trainer.world_size == 1
+        self.model.phi.project_(self._touched if alone else None)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the size of the gradient."""

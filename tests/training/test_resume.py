@@ -52,6 +52,7 @@ def test_two_processes_evaluate_every_list_once(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     two = result(folder, tmp_path / "two.pt", "--devices", 2)
     assert set(two["counted"].values()) == {10}
+    assert (two["phi"]["table.weight"] >= 0).all()
     from lgmml_torch.models.ranker import LGMML
     from lgmml_torch.reports import evaluate
     from tests.training import tiny

@@ -69,7 +69,7 @@ def train(
     return train_phi(
         found or prepared(dtype),
         make_phi=lambda queries, metrics, **start: Phi(
-            queries, metrics, mode=mode, sparse=mode == "per_query" and not (trainer or {}).get("strategy"), **start
+            queries, metrics, mode=mode, sparse=mode == "per_query", **start
         ),
         folder=folder,
         loader={"batch_size": 3, "num_workers": workers, "batching": batching},
