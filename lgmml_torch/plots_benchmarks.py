@@ -41,7 +41,7 @@ def scaling_picture(
     >>> len(scaling_picture(points, {"documents": {"all": 1.0}}).axes)
     1
     """
-    figure = Figure(figsize=(4.2 * len(seconds), 3.6), layout="constrained")
+    figure = Figure(figsize=(4.4 * len(seconds), 4.2), layout="constrained")
     for axis, (size, points) in zip(np.atleast_1d(figure.subplots(1, len(seconds))), seconds.items(), strict=True):
         for number, (stage, exponent) in enumerate(exponents[size].items()):
             values = [found[stage] for found in points.values()]
@@ -51,7 +51,7 @@ def scaling_picture(
         axis.set_ylabel("seconds")
         axis.set_xticks(list(points), [f"{value:,}" for value in points], minor=False)
         axis.minorticks_off()
-        axis.legend(title="exponent", fontsize=8)
+        axis.legend(title="exponents", fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
     return figure
 
 
