@@ -6,7 +6,7 @@ Run with ``python -m benchmarks.scoring``. Settings follow as ``name=value``:
     fraction=0.1   of the WEB10K shape our model is trained on
     metrics=500    K
     trees=5000     of the tree rankers; leaves of single documents are allowed in growing them
-    grow=20000     documents the tree rankers are grown on
+    grow=10000     documents the tree rankers are grown on
     documents=8192 scored in each call
     tols=0.01,0.02,0.05  tolerances of compression, of the scores' spread within lists
     rounds=5
@@ -43,7 +43,7 @@ from lgmml_torch.plots_benchmarks import ratios_picture
 from lgmml_torch.ragged import RankingData
 
 DEFAULTS: dict[str, Any] = {
-    "parts": "all", "fraction": 0.1, "metrics": 500, "trees": 5000, "grow": 20_000, "documents": 8192,
+    "parts": "all", "fraction": 0.1, "metrics": 500, "trees": 5000, "grow": 10_000, "documents": 8192,
     "tols": "0.01,0.02,0.05", "rounds": 5, "folds": 5, "threads": 1, "passes": 5,
 }  # fmt: skip
 REAL = ("mq2008", "mslr-sample")
