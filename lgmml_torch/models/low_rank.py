@@ -33,12 +33,13 @@ class LowRank:
         self.values: list[dict[int, Tensor]] = []  # for each column: rank → (N,) kernel values
         self.factors: list[Tensor] = []  # for each column: (s, R), turned
         self.stretch: list[dict[int, float]] = []
+        self.errors: list[dict[int, float]] = []  # for each column: rank → relative change of its contribution
         self.places: list[tuple[int, int]] = []  # for each column: its block and its row there
         for number, block in enumerate(metrics.iter_blocks()):
             lenses = norm_factors(block.factors, metrics.norm)
             for row in range(block.num_metrics):
                 rows = features if block.is_full else features[:, block.support[row]]
-                self._add((rows - block.anchors[row]).double(), lenses[row].double(), float(block.scales[row]))
+                self._add(rows - block.anchors[row], lenses[row], float(block.scales[row]))
                 self.places.append((number, row))
 
     def _add(
@@ -49,8 +50,11 @@ class LowRank:
     ) -> None:
         full = lens.shape[1]
         # From the gaps' second moments, a smaller matrix than the images and shared work for any rank.
-        moments = lens.T @ (gaps.T @ gaps) @ lens
-        turned = lens @ torch.linalg.eigh(moments).eigenvectors.flip(1) if full > NARROW else lens
+        turned = lens
+        if full > NARROW:
+            wide = lens.double()
+            moments = wide.T @ (gaps.T @ gaps).double() @ wide
+            turned = (wide @ torch.linalg.eigh(moments).eigenvectors.flip(1)).to(lens)
         squares = (gaps @ turned).square_()
         whole = squares.sum(dim=1).sqrt()
         values, stretch = {full: kappa_of(whole / scale, self.kernel)}, {full: 1.0}
@@ -60,9 +64,8 @@ class LowRank:
             if energy > 0:
                 stretch[rank] = float(part @ whole) / energy
                 values[rank] = kappa_of(part * (stretch[rank] / scale), self.kernel)
-        dtype = self.metrics.scales.dtype
-        self.values.append({rank: value.to(dtype) for rank, value in values.items()})
-        self.factors.append(turned.to(dtype))
+        self.values.append(values)
+        self.factors.append(turned)
         self.stretch.append(stretch)
 
     def truncate(
@@ -73,21 +76,22 @@ class LowRank:
     ) -> tuple[Tensor, Tensor]:  # (K,), (N, K)
         """Lowest rank of each metric whose contribution changes by at most ``limit`` of its size, and contributions.
 
-        Both are measured after ``centre``, which takes the mean of every list away.
+        Both are measured after ``centre``, which takes the mean of every list away; weights and ``centre`` must be the
+        same in every call.
         """
-        ranks, columns = [], []
-        for r, by_rank in enumerate(self.values):
-            full = max(by_rank)
-            whole = centre(-weights[:, r, None] * by_rank[full][:, None])
-            chosen, column = full, whole
-            for rank in sorted(by_rank) if limit > 0 else []:
-                cut = centre(-weights[:, r, None] * by_rank[rank][:, None])
-                if float((cut - whole).norm()) <= limit * float(whole.norm()):
-                    chosen, column = rank, cut
-                    break
-            ranks.append(chosen)
-            columns.append(column)
-        return torch.tensor(ranks), torch.cat(columns, dim=1)
+        if not self.errors:
+            self.errors = [self._changes(by_rank, weights[:, r, None], centre) for r, by_rank in enumerate(self.values)]
+        ranks = [min(rank for rank, error in errors.items() if error <= limit) for errors in self.errors]
+        chosen = torch.stack([by_rank[rank] for by_rank, rank in zip(self.values, ranks, strict=True)], dim=1)
+        return torch.tensor(ranks), centre(-weights * chosen)
+
+    @staticmethod
+    def _changes(by_rank: dict[int, Tensor], weights: Tensor, centre: Callable[[Tensor], Tensor]) -> dict[int, float]:
+        """Relative change of one metric's contribution at each rank; exactly 0 at the full one."""
+        ranks = sorted(by_rank)
+        parts = centre(weights * torch.stack([by_rank[rank] for rank in ranks], dim=1))
+        sizes = (parts - parts[:, -1:]).norm(dim=0) / parts[:, -1].norm().clamp_min(1e-300)
+        return dict(zip(ranks, sizes.tolist(), strict=True))
 
     def costs(
         self,
