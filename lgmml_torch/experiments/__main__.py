@@ -33,7 +33,7 @@ def run_figure(name: str, overrides: Sequence[str] = ()) -> tuple[Outcome, Path]
         started = time.perf_counter()
         store = Store(Path(cfg.results_dir) / "raw")
         outcome: Outcome = get_method(cfg.run)(cfg, store)
-        outcome.write(folder, sum(store.took.values()))
+        outcome.write(folder, store.took)
         log.info("%s: %.0f s, files in %s", name, time.perf_counter() - started, folder)
     finally:
         torch.set_num_threads(before)

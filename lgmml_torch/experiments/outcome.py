@@ -79,7 +79,7 @@ class Outcome:
     claims: Sequence[Claim] = ()
     about: str = ""
 
-    def write(self, folder: Path, took: float = 0.0) -> list[Path]:
+    def write(self, folder: Path, took: tuple[float, float] = (0.0, 0.0)) -> list[Path]:
         """Tables as Markdown and CSV, pictures as PNG and SVG, all of it for the results page as JSON."""
         files = []
         for table in self.tables:

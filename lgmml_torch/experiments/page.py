@@ -20,7 +20,8 @@ table it comes from. “Holds” and “does not hold” are decided by 95% inte
 contains zero; “not tested” means the data is not at hand. The paper's numbers come from other implementations of the
 metrics and are never compared with ours as numbers.
 
-Size of this run: **{size}**. {machine} Computing time: {times}. The reduced size is made for 15 minutes on two idle
+Size of this run: **{size}**. {machine} Computing time, wall clock (processor):
+{times}. The reduced size is made for 15 minutes on two idle
 cores. The full size (ten folds, three seeds, the whole grids, long time caps for R-MLR) is made for a night, about 12
 hours, most of it R-MLR and the paper's grid for Φ; that time is estimated from the reduced size, and each experiment
 goes on where it stopped.
@@ -60,11 +61,9 @@ def _head(outcomes: list[dict[str, Any]], size: str) -> str:
         if loads
         else ""
     )
-    times = ", ".join(f"{o['title']} {o['took']:,.0f} s" for o in outcomes if o["took"] >= 1)
+    times = ", ".join(f"{o['title']} {o['took'][0]:,.0f} s ({o['took'][1]:,.0f})" for o in outcomes)
     target = "paper-full" if size == "full" else "paper"
-    return HEAD.format(
-        size=size, target=target, machine=machine, times=times or "seconds", summary=f"Claims: {summary}."
-    )
+    return HEAD.format(size=size, target=target, machine=machine, times=times, summary=f"Claims: {summary}.")
 
 
 def _claim_table(outcomes: list[dict[str, Any]]) -> str:

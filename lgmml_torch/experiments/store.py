@@ -28,7 +28,7 @@ from lgmml_torch.files import write_text
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of the meaning of stored results; raising it lets all of them be computed again
+VERSION = 2  # of the meaning of stored results; raising it lets all of them be computed again
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Record:
 
     values: dict[str, list[float]] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
-    took: float = 0.0  # seconds of the whole piece of work
+    took: tuple[float, float] = (0.0, 0.0)  # seconds of the whole piece of work: wall clock, processor
 
     def tensor(self, metric: str) -> Tensor:  # (Q,)
         """The values of one metric."""
@@ -75,7 +75,7 @@ class Store:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.took: dict[str, float] = {}  # seconds of every piece of work asked for, done now or earlier
+        self._took: dict[str, tuple[float, float]] = {}
 
     def path(self, job: Job) -> Path:
         """Where the record of a job is or will be."""
@@ -89,21 +89,26 @@ class Store:
         path = self.path(job)
         if path.is_file():
             return self._read(path)
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         record = job.make()
         record.info.setdefault("seed", job.settings.get("seed"))
         took = time.perf_counter() - started
         content = {
             "settings": dict(job.settings), "values": _writable(record.values), "info": _writable(record.info),
-            "took": took, "environment": environment(),
+            "took": took, "cpu": time.process_time() - cpu, "environment": environment(),
         }  # fmt: skip
         write_text(path, json.dumps(content, indent=1, allow_nan=False))
         log.info("%s %s: %.1f s", job.kind, job.label, took)
         return self._read(path)  # the same object whether or not the work was done just now
 
+    @property
+    def took(self) -> tuple[float, float]:
+        """Seconds, wall clock and processor, of every piece of work asked for, done now or earlier."""
+        return sum(wall for wall, _ in self._took.values()), sum(cpu for _, cpu in self._took.values())
+
     def _read(self, path: Path) -> Record:
         record = read_record(path)
-        self.took[path.name] = record.took
+        self._took[path.name] = record.took
         return record
 
     def all(self, jobs: Iterable[Job], title: str) -> list[Record]:
@@ -126,7 +131,7 @@ def read_record(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         values = {name: [math.nan if v is None else float(v) for v in row] for name, row in content["values"].items()}
-        return Record(values, content["info"], float(content.get("took", 0.0)))
+        return Record(values, content["info"], (float(content["took"]), float(content["cpu"])))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not a stored result ({error}); delete it to compute it again") from error
 
