@@ -13,13 +13,13 @@ PACKAGE = Path(__file__).parent.parent / "lgmml_torch"
 LAYERS = [
     ("checks", 0), ("segments", 0), ("arrays", 0), ("files", 0), ("ragged", 1), ("functional", 2),
     ("data.datamodule", 4), ("data", 3), ("models", 3), ("metrics", 3), ("plots", 3), ("plots_experiments", 3),
-    ("plots_benchmarks", 3),
+    ("plots_benchmarks", 3), ("plots_quality", 3),
     ("fitting", 4), ("baselines", 4), ("training", 4),
     ("estimator", 5), ("estimator_fit", 5), ("estimator_tools", 5), ("run_config", 5), ("run_report", 5), ("run", 5), ("experiments", 6),
     ("report_tables", 5), ("reports", 5), ("streaming", 4), ("commands", 6), ("cli", 6),
 ]  # fmt: skip
 ONLY_IN = {
-    "matplotlib": ("plots", "plots_experiments", "plots_benchmarks"),
+    "matplotlib": ("plots", "plots_experiments", "plots_benchmarks", "plots_quality"),
     "pytorch_lightning": ("training", "data.datamodule", "estimator_fit", "run", "run_report", "experiments", "cli"),
     "hydra": ("run", "run_config", "cli", "experiments"),
     "omegaconf": ("run", "run_config", "cli", "experiments"),

@@ -1,0 +1,148 @@
+"""The systems that are compared, each as one function of a fold, a seed and what validation chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.quality_data import NOISES, Fold
+from benchmarks.quality_linear import fit_linear, fit_random, fit_ridge
+from benchmarks.quality_trees import Score, bag_lightgbm, fit_lightgbm, fit_xgboost, rank_fold, with_list_ranks
+from lgmml_torch.ragged import RankingData
+
+Fit = Callable[[Fold, int, Mapping[str, Any]], tuple[dict[str, Score], dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class System:
+    """One or several rows of the table that come from one fit.
+
+    Attributes:
+        name: by which it is stored and named on the command line.
+        fit: gives scores by row name, and facts about the fit.
+        labels: row names and how they read in tables.
+        choice: what is chosen on validation beforehand.
+        seeds: at most so many are of use (1: nothing is random).
+        noises: kinds of noise it is also run with.
+    """
+
+    name: str
+    fit: Fit
+    labels: Mapping[str, str]
+    choice: str | None = None
+    seeds: int = 3
+    noises: tuple[str, ...] = ()
+
+
+def _trees(name: str, fit: Callable[..., Score], ranks: bool) -> Fit:
+    def run(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+        if not ranks:
+            return {name: fit(fold, seed, chosen)}, {}
+        score = fit(rank_fold(fold), seed, chosen)
+        return {name: lambda data: score(with_list_ranks(data))}, {}
+
+    return run
+
+
+def _lgmml(function: str, **options: Any) -> Fit:
+    """A function of `quality_lgmml`, imported when it is needed: Lightning takes its time."""
+
+    def run(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+        from benchmarks import quality_lgmml
+
+        resolved = {
+            key: getattr(quality_lgmml, value) if key == "preprocess" else value for key, value in options.items()
+        }
+        found: tuple[dict[str, Score], dict[str, Any]] = getattr(quality_lgmml, function)(
+            fold, seed, chosen, **resolved
+        )
+        return found
+
+    return run
+
+
+_boosted = partial(_lgmml, "fit_boosted_model")
+
+# In the order in which they are run: what the targets are about comes first.
+SYSTEMS = (
+    System("random", fit_random, {"random": "random order"}),
+    System("ridge", fit_ridge, {"ridge": "linear, ridge regression"}, seeds=1),
+    System("linear", fit_linear, {"linear": "linear, LambdaRank"}, seeds=1),
+    System(
+        "boosted", _boosted(warp=True),
+        {"boosted": "**boosted L-GMML (default)**", "boosted+warp": "boosted, then WARP"},
+    ),
+    System(
+        "lightgbm+ranks", _trees("lightgbm+ranks", fit_lightgbm, True),
+        {"lightgbm+ranks": "LightGBM + list ranks"}, "lightgbm+ranks",
+    ),
+    System("lightgbm", _trees("lightgbm", fit_lightgbm, False), {"lightgbm": "LightGBM"}, "lightgbm"),
+    System(
+        "paper", _lgmml("fit_paper"),
+        {f"paper {policy}": f"paper's L-GMML, new queries: {policy}" for policy in ("ones", "mean", "knn")}, "paper",
+    ),
+    System(
+        "sampled shared", _lgmml("fit_sampled_phi", mode="shared"),
+        {"sampled shared": "paper's metrics, shared Φ"}, "sampled shared",
+    ),
+    System(
+        "sampled amortized", _lgmml("fit_sampled_phi", mode="amortized"),
+        {"sampled amortized": "paper's metrics, amortized Φ"}, "sampled amortized",
+    ),
+    System(
+        "boosted bag", _boosted(name="boosted bag", settings=("local_metrics=bagged",)),
+        {"boosted bag": "bag of 5 boosted L-GMML"},
+    ),
+    System(
+        "lightgbm bag", _trees("lightgbm bag", bag_lightgbm, True),
+        {"lightgbm bag": "bag of 5 LightGBM + list ranks"}, "lightgbm+ranks",
+    ),
+    System(
+        "boosted identity", _boosted(name="boosted identity", settings=("local_metrics.metric=identity",)),
+        {"boosted identity": "boosted, identity metric"},
+    ),
+    System(
+        "boosted pooled", _boosted(name="boosted pooled", settings=("local_metrics.metric=gmml-pooled",)),
+        {"boosted pooled": "boosted, pooled pairs"},
+    ),
+    System(
+        "boosted no ranks", _boosted(name="boosted no ranks", preprocess="quantile_features"),
+        {"boosted no ranks": "boosted, no list ranks"},
+    ),
+    System(
+        "boosted noise", _boosted(name="boosted noise"), {"boosted noise": "boosted L-GMML with noise"}, noises=NOISES
+    ),
+    System(
+        "lightgbm noise", _trees("lightgbm noise", fit_lightgbm, True),
+        {"lightgbm noise": "LightGBM + list ranks with noise"}, "lightgbm+ranks", noises=NOISES,
+    ),
+    System(
+        "xgboost+ranks", _trees("xgboost+ranks", fit_xgboost, True), {"xgboost+ranks": "XGBoost + list ranks"},
+        "xgboost+ranks", seeds=1,
+    ),
+    System("xgboost", _trees("xgboost", fit_xgboost, False), {"xgboost": "XGBoost"}, "xgboost", seeds=1),
+)  # fmt: skip
+LABELS = {row: label for system in SYSTEMS for row, label in system.labels.items()}
+
+
+def find_system(name: str) -> System:
+    """The system of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {system.name: system for system in SYSTEMS}[name]
+
+
+def score_all(scores: Mapping[str, Score], data: RankingData) -> dict[str, list[float]]:
+    """NDCG@10 of every query under every score; NaN where a query has no relevant document."""
+    from lgmml_torch.functional.ranking import ndcg
+
+    return {
+        name: ndcg(
+            score(data), data.labels, data.offsets, k=10, tie_order=data.order, reduction="none"
+        ).double().tolist()
+        for name, score in scores.items()
+    }  # fmt: skip

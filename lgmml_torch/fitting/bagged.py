@@ -1,0 +1,165 @@
+"""Bags of boosted banks, merged into one: a score is a sum over metrics, so a mean of models is a model of its kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import DataError, LGMMLError, check_positive, check_unit_interval
+from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.fitting.boosted import OnRound, RoundInfo, fit_boosted
+from lgmml_torch.functional.ranking import ndcg
+from lgmml_torch.functional.score import kernel
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import segment_ids, segment_sum
+
+log = logging.getLogger(__name__)
+
+SEED_STEP = 1000  # between members, so that bags of neighbouring seeds share none
+
+
+def fit_bagged(
+    data: RankingData,
+    valid: RankingData | None = None,
+    *,
+    seed: int = 0,
+    on_round: OnRound | None = None,
+    members: int = 5,
+    share: float = 1.0,
+    **settings: Any,
+) -> Bank:
+    r"""Several boosted banks as one: :math:`\Phi = (\Phi_1 / (M s_1), \dots, \Phi_M / (M s_M))`.
+
+    :math:`s_m` is the spread of member m's scores within the training lists, so every member has the same say. The
+    result is an ordinary bank: one checkpoint, one call to score. One member ranks as `fit_boosted` does.
+
+    Args:
+        data: training queries, features preprocessed.
+        valid: queries that decide when each member stops.
+        seed: of the first member; the others follow from it.
+        on_round: called as ``on_round(rounds_done, info)``, counted over all members.
+        members: M.
+        share: of the training queries, drawn anew for each member; 1 gives every member all of them.
+        **settings: those of `fit_boosted`.
+
+    Raises:
+        LGMMLError: for a number of members below 1 or a share outside (0, 1].
+        DataError: when a member's share holds nothing to learn from.
+
+    >>> x = torch.linspace(-1, 1, 40)[:, None]
+    >>> data = RankingData.from_arrays(x, (x[:, 0] > 0.5).long(), qid=torch.arange(40) % 4)
+    >>> bank = fit_bagged(data, members=2, rounds=3, sizes=(1,), candidates=2)
+    >>> bank.history["members"], bool((bank.phi >= 0).all())
+    (2, True)
+    """
+    check_positive("members", members)
+    check_unit_interval("share", share)
+    check_positive("share", share)
+    banks, spreads = [], []
+    for member in range(members):
+        own = seed + SEED_STEP * member
+        part = data if share == 1 else query_share(data, share, own)
+        bank = fit_boosted(part, valid, seed=own, on_round=_counted(on_round, member, members), **settings)
+        banks.append(bank)
+        spreads.append(score_spread(bank_scores(bank, data), data.offsets))
+        log.info("member %d of %d: %d metrics", member + 1, members, bank.metrics.num_metrics)
+    merged = merge_banks(banks, [1 / (members * spread) for spread in spreads])
+    history: dict[str, Any] = {
+        "members": members,
+        "spreads": spreads,
+        "best_round": [bank.history["best_round"] for bank in banks],
+        "best_valid_ndcg": None,
+    }
+    if valid is not None:
+        scores = bank_scores(merged, valid)
+        history["best_valid_ndcg"] = float(ndcg(scores, valid.labels, valid.offsets, k=10, tie_order=valid.order))
+    return replace(merged, history=history)
+
+
+def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
+    """One bank whose score is the weighted sum of the banks' scores; metrics of one shape become one block.
+
+    Raises:
+        LGMMLError: banks without Φ, of different features or norms, or not as many weights.
+    """
+    if not banks or len(banks) != len(weights):
+        raise LGMMLError(f"`weights` must be one for each of at least one bank, got {len(weights)} for {len(banks)}")
+    first = banks[0].metrics
+    blocks: dict[tuple[Any, ...], list[tuple[MetricBlock, Tensor]]] = {}
+    for bank, weight in zip(banks, weights, strict=True):
+        if bank.phi is None:
+            raise LGMMLError("`banks` must have weights Φ, got one without")
+        found = (bank.metrics.num_features, bank.metrics.norm)
+        if found != (first.num_features, first.norm):
+            raise LGMMLError(f"`banks` must agree on features and norm, got {found} beside {first.num_features}")
+        start = 0
+        for block in bank.metrics.iter_blocks():
+            phi = bank.phi[start : start + block.num_metrics] * weight
+            blocks.setdefault((block.is_full, *block.factors.shape[1:]), []).append((block, phi))
+            start += block.num_metrics
+    metrics = LocalMetrics(
+        [_joined([block for block, _ in group]) for group in blocks.values()],
+        num_features=first.num_features,
+        norm=first.norm,
+    )
+    return Bank(metrics, torch.cat([phi for group in blocks.values() for _, phi in group]))
+
+
+def bank_scores(bank: Bank, data: RankingData) -> Tensor:  # (N,)
+    """−Σ Φᵣ κ(dᵣ) of every row, with the bank's own Φ."""
+    assert bank.phi is not None
+    return -(kernel(bank.metrics(data.features), "paper") @ bank.phi)
+
+
+def score_spread(
+    scores: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+) -> float:
+    """Standard deviation of the scores around the means of their lists.
+
+    What is the same for a whole list ranks nothing.
+
+    Raises:
+        DataError: when every list has equal scores.
+
+    >>> score_spread(torch.tensor([1.0, 3.0, 7.0, 9.0]), torch.tensor([0, 2, 4]))
+    1.0
+    """
+    means = segment_sum(scores.double(), offsets) / offsets.diff().clamp_min(1)
+    spread = float((scores.double() - means[segment_ids(offsets)]).square().mean().sqrt())
+    if not spread > 0:
+        raise DataError("a member of the bag scores all documents of every training list alike; more rounds may help")
+    return spread
+
+
+def query_share(data: RankingData, share: float, seed: int) -> RankingData:
+    """A random share of the queries, at least one, in their order."""
+    count = max(1, round(share * data.num_queries))
+    drawn = torch.randperm(data.num_queries, generator=torch.Generator().manual_seed(seed))[:count]
+    return data.select(drawn.sort().values)
+
+
+def _joined(blocks: Sequence[MetricBlock]) -> MetricBlock:
+    names = ("anchors", "factors", "scales", "quality")
+    parts = {name: torch.cat([getattr(block, name) for block in blocks]) for name in names}
+    support = None if blocks[0].is_full else torch.cat([block.support for block in blocks])
+    return MetricBlock(
+        parts["anchors"], parts["factors"], support=support, scales=parts["scales"], quality=parts["quality"]
+    )
+
+
+def _counted(on_round: OnRound | None, member: int, members: int) -> OnRound | None:
+    """Rounds counted over all members."""
+    if on_round is None:
+        return None
+
+    def tell(done: int, info: RoundInfo) -> None:
+        on_round(member * info.total + done, replace(info, total=members * info.total))
+
+    return tell

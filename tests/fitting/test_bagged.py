@@ -1,0 +1,136 @@
+"""Bags: the merged bank scores as the mean of its members, and one member as the bank alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.data.generated import letor_like
+from lgmml_torch.fitting.bagged import (
+    SEED_STEP,
+    bank_scores,
+    fit_bagged,
+    merge_banks,
+    query_share,
+    score_spread,
+)
+from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.fitting.boosted import fit_boosted
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess import list_rank_features
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+
+SETTINGS: dict[str, Any] = {"rounds": 6, "candidates": 6, "evaluate_every": 2}
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[RankingData, RankingData]:
+    raw = letor_like(24, 6, num_documents=300, seed=2)
+    return tuple(  # type: ignore[return-value]
+        part.replace(features=list_rank_features().fit_transform(part.features, part.offsets))
+        for part in raw.split((0.7, 0.3), seed=0)
+    )
+
+
+def test_the_merged_bank_scores_as_the_mean_of_its_standardised_members(data: tuple[RankingData, RankingData]) -> None:
+    train, valid = data
+    bag = fit_bagged(train, valid, seed=3, members=3, **SETTINGS)
+    expected = torch.zeros(valid.num_documents, dtype=torch.float64)
+    for member in range(3):
+        bank = fit_boosted(train, valid, seed=3 + SEED_STEP * member, **SETTINGS)
+        spread = score_spread(bank_scores(bank, train), train.offsets)
+        expected += bank_scores(bank, valid).double() / spread / 3
+    torch.testing.assert_close(bank_scores(bag, valid).double(), expected, rtol=1e-4, atol=1e-5)
+    assert bag.history["members"] == 3
+    assert len(bag.history["best_round"]) == 3
+    assert bag.phi is not None
+    assert bool((bag.phi >= 0).all())
+    shapes = [tuple(block.factors.shape[1:]) for block in bag.metrics.iter_blocks()]
+    assert len(shapes) == len(set(shapes))  # members share blocks: as many calls to score as one member needs
+
+
+def test_one_member_ranks_as_the_boosted_bank(data: tuple[RankingData, RankingData]) -> None:
+    train, valid = data
+    alone, bag = fit_boosted(train, valid, seed=1, **SETTINGS), fit_bagged(train, valid, seed=1, members=1, **SETTINGS)
+    assert torch.equal(bank_scores(alone, valid).argsort(), bank_scores(bag, valid).argsort())
+
+
+def test_the_same_seed_gives_the_same_bag_and_shares_give_another(data: tuple[RankingData, RankingData]) -> None:
+    train, _ = data
+    first = fit_bagged(train, seed=5, members=2, share=0.5, **SETTINGS)
+    again = fit_bagged(train, seed=5, members=2, share=0.5, **SETTINGS)
+    whole = fit_bagged(train, seed=5, members=2, **SETTINGS)
+    assert torch.equal(bank_scores(first, train), bank_scores(again, train))
+    assert not torch.equal(bank_scores(first, train), bank_scores(whole, train))
+    assert first.history["best_valid_ndcg"] is None
+
+
+def test_a_bag_is_saved_and_scored_as_one_model(data: tuple[RankingData, RankingData], tmp_path: Any) -> None:
+    raw = letor_like(12, 6, num_documents=150, seed=4)
+    features = list_rank_features()
+    bag = fit_bagged(raw.replace(features=features.fit_transform(raw.features, raw.offsets)), members=2, **SETTINGS)
+    assert bag.phi is not None
+    phi = Phi(raw.num_queries, bag.metrics.num_metrics, init=bag.phi)
+    model = LGMML(features, bag.metrics, phi)
+    model.save(tmp_path / "bag.safetensors")
+    assert torch.equal(LGMML.load(tmp_path / "bag.safetensors").score(raw), model.score(raw))
+
+
+def test_rounds_are_counted_over_all_members(data: tuple[RankingData, RankingData]) -> None:
+    told: list[tuple[int, int]] = []
+    fit_bagged(data[0], members=2, on_round=lambda done, info: told.append((done, info.total)), **SETTINGS)
+    assert told == [(done, 12) for done in range(1, 13)]
+
+
+def test_a_share_keeps_whole_queries_in_order(data: tuple[RankingData, RankingData]) -> None:
+    part = query_share(data[0], 0.5, seed=0)
+    assert part.num_queries == round(0.5 * data[0].num_queries)
+    assert list(part.qids) == sorted(part.qids, key=list(data[0].qids).index)
+    assert query_share(data[0], 1e-9, seed=0).num_queries == 1
+
+
+def test_full_and_subspace_metrics_merge() -> None:
+    full = MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])
+    small = MetricBlock(torch.ones(2, 1), torch.ones(2, 1, 1), support=torch.tensor([[0], [1]]))
+    first = Bank(LocalMetrics([full], num_features=2), torch.tensor([1.0]))
+    second = Bank(LocalMetrics([small, full], num_features=2), torch.tensor([2.0, 3.0, 4.0]))
+    merged = merge_banks([first, second], [1.0, 0.5])
+    assert merged.phi is not None
+    assert merged.phi.tolist() == [1.0, 2.0, 1.0, 1.5]
+    data = RankingData.from_arrays([[0.3, 2.0], [1.0, 1.0]], [0, 1], qid=[0, 0])
+    expected = bank_scores(first, data) + 0.5 * bank_scores(second, data)
+    torch.testing.assert_close(bank_scores(merged, data), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"members": 0}, "`members` must be"),
+        ({"share": 0.0}, "`share` must be"),
+        ({"share": 1.5}, r"`share` must lie in \[0, 1\]"),
+        ({"round": 3}, "`round` is no setting of fit_boosted"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    data: tuple[RankingData, RankingData], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(LGMMLError, match=message):
+        fit_bagged(data[0], **options)
+
+
+def test_banks_that_do_not_fit_together_are_refused() -> None:
+    one = Bank(LocalMetrics([MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])], num_features=2), torch.ones(1))
+    wide = Bank(LocalMetrics([MetricBlock(torch.zeros(1, 3), torch.eye(3)[None])], num_features=3), torch.ones(1))
+    with pytest.raises(LGMMLError, match="`weights` must be one for each"):
+        merge_banks([one], [])
+    with pytest.raises(LGMMLError, match="`banks` must agree on features and norm"):
+        merge_banks([one, wide], [1.0, 1.0])
+    with pytest.raises(LGMMLError, match="`banks` must have weights Φ"):
+        merge_banks([Bank(one.metrics)], [1.0])
+    with pytest.raises(DataError, match="scores all documents of every training list alike"):
+        score_spread(torch.ones(3), torch.tensor([0, 3]))
