@@ -22,31 +22,33 @@ TOY = [
 
 
 def search(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    words = ["-m", "+hparams_search=optuna", f"hydra.sweep.dir={folder}", f"paths.cache_dir={folder}/cache"]
+    words = ["-m", "+hparams_search=optuna", f"paths.cache_dir={folder}/cache"]
     return subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *words, *TOY, *overrides],
         capture_output=True,
         text=True,
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=240,
+        timeout=560,
         check=False,
     )
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_search_keeps_the_best_of_its_trials(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     done = search(tmp_path, "hydra.sweeper.n_trials=2", "warp.margin=choice(0.1,0.5)")
     assert done.returncode == 0, done.stderr
-    found = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
+    (results,) = tmp_path.glob("multirun/optuna/*/optimization_results.yaml")
+    found = yaml.safe_load(results.read_text())
     settings = {"local_metrics.shrinkage", "local_metrics.lam", "warp.margin", "optimizer.lr"}
     assert set(found["best_params"]) == settings
     assert found["best_params"]["warp.margin"] in (0.1, 0.5)
     values = []
     for trial in ("0", "1"):
-        assert (tmp_path / trial / "model.safetensors").is_file()
-        curve = yaml.safe_load((tmp_path / trial / "report.json").read_text())["validation curve"]
+        assert (results.parent / trial / "model.safetensors").is_file()
+        curve = yaml.safe_load((results.parent / trial / "report.json").read_text())["validation curve"]
         values.append(max(curve.values()))
     assert found["best_value"] == pytest.approx(max(values))
     assert values[0] != values[1]
