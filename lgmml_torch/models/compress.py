@@ -40,7 +40,7 @@ class Compressed:
         ndcg_after: of the new one.
         metrics_before: K.
         metrics_after: what is left of it.
-        cost_before: multiply–adds of all distances of one document.
+        cost_before: multiply–adds of all distances of one document, in the plain form.
         cost_after: of the new model.
         ranks: how many metrics are left of each rank.
     """
@@ -73,7 +73,7 @@ def compress(model: LGMML, tol: float, data: RankingData) -> Compressed:
     .. math:: \min_{g \ge 0} \sum_{q, p} \Big(f_q(p) + \sum_r g_r \Phi_q[r]\, \tilde\kappa_r(p)\Big)^2
 
     (both centred within lists), until the tolerance is met. This is done for several shares of the tolerance spent on
-    truncation; the result with the fewest multiply–adds wins.
+    truncation; the result with the least work wins.
 
     Args:
         model: stays as it is. A model whose new queries get ``"ones"`` becomes one with a shared Φ.

@@ -11,7 +11,9 @@ from lgmml_torch.functional.distance import norm_factors
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
-LADDER = (2, 4, 8, 16, 32, 64, 128, 256)  # ranks tried below the full one; few, so that metrics stand in few blocks
+# Ranks tried, below half of the full one: above that the quadratic form of the full rank is cheaper. Few, so that
+# metrics stand in few blocks.
+LADDER = (2, 4, 8, 16, 32, 64, 128, 256)
 NARROW = 4  # factors of this rank or less are not truncated
 
 
@@ -58,7 +60,7 @@ class LowRank:
         squares = (gaps @ turned).square_()
         whole = squares.sum(dim=1).sqrt()
         values, stretch = {full: kappa_of(whole / scale, self.kernel)}, {full: 1.0}
-        for rank in (rank for rank in LADDER if rank < full and full > NARROW):
+        for rank in (rank for rank in LADDER if 2 * rank < full and full > NARROW):
             part = squares[:, :rank].sum(dim=1).sqrt()
             energy = float(part.square().sum())
             if energy > 0:
@@ -97,8 +99,9 @@ class LowRank:
         self,
         ranks: Tensor,  # (K,)
     ) -> Tensor:  # (K,)
-        """Multiply–adds of one distance under each metric."""
-        return torch.tensor([len(factor) for factor in self.factors]) * ranks
+        """Work of one distance under each metric: multiply–adds, half of them at full rank by the quadratic form."""
+        widths = torch.tensor([len(factor) for factor in self.factors])
+        return widths * torch.minimum(ranks, (widths + 1) // 2)
 
     def bank(
         self,
