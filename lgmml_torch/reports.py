@@ -15,6 +15,7 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, check_shape
 from lgmml_torch.functional.presets import Preset, describe, find_preset
 from lgmml_torch.functional.ranking import rank_metrics
+from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.report_tables import evaluation_markdown, evaluation_table, print_evaluations, run_markdown
@@ -133,6 +134,7 @@ def evaluate(
         scores = model.score(part, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)[
             part.order.cpu()
         ]
+        warn_if_degenerate(scores, part.offsets.cpu())
         found.append(_per_query(scores, part, rules))
         qids.append(part.qids)
         documents += part.num_documents

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.checks import DataError, DegenerateScoresWarning, LGMMLError
 from lgmml_torch.functional.presets import describe
 from lgmml_torch.functional.ranking import rank_metrics
 from lgmml_torch.metrics import RankingMetrics
@@ -42,11 +42,18 @@ def test_parts_add_up() -> None:
         assert streamed.counted[name] == whole.counted[name]
 
 
+@pytest.mark.filterwarnings("ignore::lgmml_torch.checks.DegenerateScoresWarning")
 def test_ties_are_broken_in_the_callers_order() -> None:
     X, y, qid = torch.ones(2, FEATURES), [1, 0], [1, 1]
     model = small_model()
     assert evaluate(model, RankingData.from_arrays(X, y, qid=qid)).means["ndcg@1"] == 1
     assert evaluate(model, RankingData.from_arrays(X, y[::-1], qid=qid)).means["ndcg@1"] == 0
+
+
+def test_flat_scores_are_warned_of() -> None:
+    data = RankingData.from_arrays(torch.ones(2, FEATURES), [1, 0], qid=[1, 1])
+    with pytest.warns(DegenerateScoresWarning, match="nearly constant within 100% of the lists"):
+        evaluate(small_model(), data)
 
 
 def test_known_queries_use_their_own_weights() -> None:

@@ -140,8 +140,8 @@ def test_every_pair_of_parts_trains(phi: str, metrics: str, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_paper_reports_every_policy(tmp_path: Path) -> None:
     result = run(
-        tmp_path, "experiment=paper", "local_metrics.num_metrics=6", "search.margin=[0.1]", "search.init=[1.0,0.1]", "search.policy=mean",
-        "trainer.max_epochs=2",
+        tmp_path, "experiment=paper", "local_metrics.num_metrics=6", "search.margin=[0.1]", "search.init=[1.0,0.1]",
+        "search.policy=mean", "trainer.max_epochs=2",
     )  # fmt: skip
     policies = [e.policy for e in result.evaluations if e.split == "test: unseen queries"]
     assert policies == ["ones", "mean", "knn"]
@@ -195,6 +195,15 @@ def test_unknown_keys_get_a_suggestion(overrides: list[str], message: str) -> No
         check_overrides(overrides)
 
 
+@pytest.mark.slow
+def test_a_plain_sweep_runs(tmp_path: Path) -> None:
+    overrides = [*SMALL, *BOOSTED, "trainer.max_epochs=1", "seed=0,1", "evaluation.ideal=false"]
+    command = [sys.executable, str(config_dir().parent / "train.py"), "-m", *overrides]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("multirun/*/*/model.safetensors"))) == 2
+
+
 def test_sweeps_are_left_to_hydra() -> None:
     check_overrides(["seed=0,1,2", "hydra.run.dir=x"])
 
@@ -202,6 +211,8 @@ def test_sweeps_are_left_to_hydra() -> None:
 def test_bad_use_gets_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(LGMMLError, match="`policy` must be one of 'shared', 'ones', got 'knn'"):
         run(tmp_path / "policy", *BOOSTED, "phi.policy=knn")
+    with pytest.raises(LGMMLError, match=r"Adam takes no sparse gradients: set phi.sparse=false"):
+        run(tmp_path / "adam", *BOOSTED, "phi=per_query", "optimizer=adam")
     with pytest.raises(ConfigError, match="colour"):
         run(tmp_path / "extra", *BOOSTED, "+phi.colour=red")
     missing = load_config(["data=mq2008", f"paths.data_dir={tmp_path}/none"])

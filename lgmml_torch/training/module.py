@@ -19,6 +19,7 @@ from lgmml_torch.models.storage import FORMAT, VERSION, check_header
 from lgmml_torch.ragged import RankingData
 
 METRICS = ("ndcg@1", "ndcg@5", "ndcg@10", "map")
+SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -201,6 +202,8 @@ class LGMMLModule(pl.LightningModule):
         """The optimizer, and the step-size rule counted in single updates."""
         parameters = [p for p in self.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(parameters, lr=0.1) if self._optimizer is None else self._optimizer(parameters)
+        if self.model.phi.sparse and not isinstance(optimizer, SPARSE_OPTIMIZERS):
+            raise LGMMLError(f"{type(optimizer).__name__} takes no sparse gradients: set phi.sparse=false, or use SGD")
         if self._step_size is None:
             return optimizer
         rule, per_step = self._step_size, self.trainer.datamodule.batches.batch_size * self.trainer.world_size  # type: ignore[attr-defined]
