@@ -183,9 +183,11 @@ def _noise_table(table: Table, sets: Sequence[str]) -> str:
             continue
         extra = gaps({name: (ours[name], theirs[name]) for name in both})
         for label, losses in (("boosted L-GMML", ours), (_plain(LABELS[TREES]), theirs)):
-            means = [float(np.nanmean(losses[name])) for name in both]
-            rows.append([f"{kind}: loss of {label}", *(f"{m:+.4f}" for m in means), f"{np.mean(means):+.4f}"])
-        rows.append([f"{kind}: ours beyond theirs", *(str(extra[name]) for name in both), str(extra["mean"])])
+            means = {name: float(np.nanmean(losses[name])) for name in both}
+            found = [f"{means[name]:+.4f}" if name in means else "" for name in sets]
+            rows.append([f"{kind}: loss of {label}", *found, f"{np.mean(list(means.values())):+.4f}"])
+        beyond = [str(extra[name]) if name in extra else "" for name in sets]
+        rows.append([f"{kind}: ours beyond theirs", *beyond, str(extra["mean"])])
     return _markdown(["clean minus noisy", *(_title(name) for name in sets), "mean"], rows)
 
 

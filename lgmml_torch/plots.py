@@ -31,7 +31,7 @@ def metrics_picture(
 ) -> Figure:
     """The heaviest metrics as matrices, and how much each feature counts over the whole bank."""
     figure = Figure(figsize=(12, 6.4), layout="constrained")
-    top, bottom = np.ravel(figure.subfigures(2, 1, height_ratios=[1.1, 1]))
+    top, bottom = np.asarray(figure.subfigures(2, 1, height_ratios=[1.1, 1])).ravel()
     shown = _heaviest(bank, phi, panels)
     axes = np.atleast_1d(top.subplots(1, max(1, len(shown))))
     for axis, (column, block, row) in zip(axes, shown, strict=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -77,12 +78,13 @@ def _known_keys(overrides: Sequence[str], name: str) -> list[str]:
         config = compose(name)
     keys = [*groups]
 
-    def walk(node: DictConfig, prefix: str) -> None:
-        for key in node:
+    def walk(node: dict[Any, Any], prefix: str) -> None:
+        for key, child in node.items():
             keys.append(f"{prefix}{key}")
-            child = OmegaConf.to_container(node, resolve=False)
-            if isinstance(child, dict) and isinstance(child[key], dict):
-                walk(node[key], f"{prefix}{key}.")
+            if isinstance(child, dict):
+                walk(child, f"{prefix}{key}.")
 
-    walk(config, "")
+    content = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(content, dict)
+    walk(content, "")
     return keys

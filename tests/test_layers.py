@@ -15,7 +15,8 @@ LAYERS = [
     ("data.datamodule", 4), ("data", 3), ("models", 3), ("metrics", 3), ("plots", 3), ("plots_experiments", 3),
     ("plots_benchmarks", 3), ("plots_quality", 3),
     ("fitting", 4), ("baselines", 4), ("training", 4),
-    ("estimator", 5), ("estimator_fit", 5), ("estimator_tools", 5), ("run_config", 5), ("run_report", 5), ("run", 5), ("experiments", 6),
+    ("estimator", 5), ("estimator_fit", 5), ("estimator_tools", 5), ("run_config", 5), ("run_report", 5), ("run", 5),
+    ("experiments", 6),
     ("report_tables", 5), ("reports", 5), ("streaming", 4), ("commands", 6), ("cli", 6),
 ]  # fmt: skip
 ONLY_IN = {

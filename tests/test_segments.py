@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ def random_offsets(seed: int) -> torch.Tensor:
 def test_reductions_equal_loops(seed: int) -> None:
     offsets = random_offsets(seed)
     values = torch.randn(int(offsets[-1]), generator=torch.Generator().manual_seed(seed))
-    parts = [values[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    parts = [values[a:b] for a, b in itertools.pairwise(offsets)]
     assert torch.allclose(segments.segment_sum(values, offsets), torch.stack([part.sum() for part in parts]))
     for function, name, empty in ((segments.segment_max, "amax", -9.0), (segments.segment_min, "amin", 9.0)):
         expected = [getattr(part, name)() if len(part) else torch.tensor(empty) for part in parts]

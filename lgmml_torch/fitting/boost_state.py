@@ -69,14 +69,14 @@ class Learners:
         features: Tensor,  # (N, D)
     ) -> Tensor:  # (N, K)
         """κ of the scaled distances; only the columns of the features in use are copied."""
-        used, place = self.support.clamp_min(0).unique(return_inverse=True)
+        used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
         dists = subspace_distances(features[:, used], place, self.anchors, self.factors, chunk_rows=CHUNK_ROWS)
         return paper_kernel_(dists.div_(self.scales))
 
     def local_metrics(self, num_features: int) -> tuple[LocalMetrics, Tensor]:
         """A bank with one block for each size, and Φ in the order of its columns."""
         blocks, phi = [], []
-        for width in self.widths.unique().tolist():
+        for width in torch.unique(self.widths).tolist():
             part = self.select(self.widths == width)
             anchors, factors = part.anchors[:, :width], part.factors[:, :width, :width]
             support = part.support[:, :width]
