@@ -45,8 +45,10 @@ def write_report(plan: Plan, cells: Cells, *, root: Path) -> dict[str, Any]:
     results = root / "benchmarks" / "results"
     write_text(results / f"{name}.json", _json(content))
     with replacing(results / f"{name}-per-query.npz") as temporary, temporary.open("wb") as stream:
-        arrays = {"|".join(str(part) for part in key if part): row.values for key, row in table.items()}
-        np.savez_compressed(stream, **{key: values.astype(np.float32) for key, values in arrays.items()})
+        arrays: dict[str, Any] = {
+            "|".join(part for part in key if part): row.values.astype(np.float32) for key, row in table.items()
+        }
+        np.savez_compressed(stream, **arrays)
     images = root / "docs" / "images"
     against = {row: compare_rows(table, row, TREES, plan.sets) for row in LABELS if row != TREES}
     shown = {_plain(LABELS[row]): _intervals(against[row]) for row in against if against[row]}

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.harness import verdict
 from benchmarks.quality_data import NOISES
 from benchmarks.quality_store import Cells
-from benchmarks.quality_tables import Table, compare_rows, gaps, noise_losses
+from benchmarks.quality_tables import Table, Values, compare_rows, gaps, noise_losses
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,17 @@ def _mean_only(text: str, gap: Mapping[str, Any], count: int, least: float) -> V
 
 def _noise(table: Table, sets: Sequence[str]) -> Verdict:
     text = "loss with three times the features: at most LightGBM's, mean over sets and kinds of noise"
-    pairs = {}
-    for kind in NOISES:
-        ours = noise_losses(table, "boosted", "boosted noise", kind, sets)
-        theirs = noise_losses(table, "lightgbm+ranks", "lightgbm noise", kind, sets)
-        pairs.update({f"{name}, {kind}": (ours[name], theirs[name]) for name in ours if name in theirs})
-    if len(pairs) < len(sets) * len(NOISES):
+    ours = [noise_losses(table, "boosted", "boosted noise", kind, sets) for kind in NOISES]
+    theirs = [noise_losses(table, "lightgbm+ranks", "lightgbm noise", kind, sets) for kind in NOISES]
+    if any(name not in losses for losses in (*ours, *theirs) for name in sets):
         return Verdict(text, "", None)
-    extra = gaps(pairs)["mean"]
+    # The kinds share their queries, so a query is one value: its mean over them.
+    extra = gaps({name: (_mean_of(ours, name), _mean_of(theirs, name)) for name in sets})["mean"]
     return Verdict(text, f"ours beyond theirs {extra}", bool(extra.mean <= 0))
+
+
+def _mean_of(losses: Sequence[Mapping[str, Values]], name: str) -> Values:
+    return np.asarray(np.mean([loss[name] for loss in losses], axis=0))
 
 
 def time_ratios(cells: Cells, sets: Sequence[str], folds: Sequence[int]) -> dict[str, Any]:
