@@ -107,6 +107,17 @@ def warp_story(plan: Plan, cells: Cells) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _counts(table: Table, sets: Sequence[str]) -> str:
+    """How many queries the figures of each set are means over."""
+    words = []
+    for name in sets:
+        values = next((row.values for key, row in table.items() if key[1] == name), None)
+        if values is not None:
+            counted = int(np.isfinite(values[0]).sum())
+            words.append(f"{name} {counted} counted, {values.shape[1] - counted} skipped")
+    return f"Queries: {'; '.join(words)}."
+
+
 def _page(
     plan: Plan, name: str, table: Table, times: Mapping[str, Any], found: Sequence[Verdict], shown: bool, noisy: bool
 ) -> str:
@@ -115,7 +126,8 @@ def _page(
         "# How well unseen queries are ranked",
         f"Written by `python -m benchmarks.quality{' --quick' if plan.quick else ''}`; figures in "
         f"`benchmarks/results/{name}.json`, values of every query and seed in `{name}-per-query.npz` beside it. "
-        "NDCG@10 of test queries; the number after ± is the standard deviation over seeds.",
+        "NDCG@10 (gain 2^y − 1, discount 1/log2(i+1), queries without a relevant document skipped, ties in the order of "
+        f"the file) of test queries; the number after ± is the standard deviation over seeds. {_counts(table, sets)}",
         _main_table(table, sets),
         "" if plan.quick or not NOTES.is_file() else NOTES.read_text(encoding="utf-8").strip(),
         "## Targets",
