@@ -127,7 +127,8 @@ def _page(
         f"Written by `python -m benchmarks.quality{' --quick' if plan.quick else ''}`; figures in "
         f"`benchmarks/results/{name}.json`, values of every query and seed in `{name}-per-query.npz` beside it. "
         "NDCG@10 (gain 2^y − 1, discount 1/log2(i+1), queries without a relevant document skipped, ties in the order "
-        f"of the file) of test queries; the number after ± is the standard deviation over seeds. {_counts(table, sets)}",
+        "of the file) of test queries; the number after ± is the standard deviation over seeds. "
+        + _counts(table, sets),
         _main_table(table, sets),
         "" if plan.quick or not NOTES.is_file() else NOTES.read_text(encoding="utf-8").strip(),
         "## Targets",
