@@ -224,6 +224,6 @@ def test_help_and_runs_without_loggers(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "train.py", "--help"], cwd=config_dir().parent, capture_output=True, text=True, check=True
     )
-    for word in ("== Parts ==", "local_metrics: boosted", "data=mq2008", "max_epochs: 10"):
+    for word in ("== Parts ==", "local_metrics: bagged, boosted", "data=mq2008", "max_epochs: 10"):
         assert word in done.stdout
     run(tmp_path, *BOOSTED, "logger=none", "trainer.max_epochs=1")
