@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from hydra.utils import get_method
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from lgmml_torch.checks import LGMMLError, check_choice
 from lgmml_torch.experiments.config import figure_names, figure_settings
@@ -32,7 +33,8 @@ def run_figure(name: str, overrides: Sequence[str] = ()) -> tuple[Outcome, Path]
     try:
         started = time.perf_counter()
         store = Store(Path(cfg.results_dir) / "raw")
-        outcome: Outcome = get_method(cfg.run)(cfg, store)
+        with threadpool_limits(cfg.threads):  # numpy's own threads would wait for one another on a busy machine
+            outcome: Outcome = get_method(cfg.run)(cfg, store)
         outcome.write(folder, store.took)
         log.info("%s: %.0f s, files in %s", name, time.perf_counter() - started, folder)
     finally:
