@@ -35,7 +35,7 @@ def run_figure(name: str, overrides: Sequence[str] = ()) -> tuple[Outcome, Path]
         store = Store(Path(cfg.results_dir) / "raw")
         with threadpool_limits(cfg.threads):  # numpy's own threads would wait for one another on a busy machine
             outcome: Outcome = get_method(cfg.run)(cfg, store)
-        outcome.write(folder, store.took)
+        outcome.write(folder, store.cost)
         log.info("%s: %.0f s, files in %s", name, time.perf_counter() - started, folder)
     finally:
         torch.set_num_threads(before)

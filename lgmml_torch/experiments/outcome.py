@@ -79,7 +79,7 @@ class Outcome:
     claims: Sequence[Claim] = ()
     about: str = ""
 
-    def write(self, folder: Path, took: tuple[float, float] = (0.0, 0.0)) -> list[Path]:
+    def write(self, folder: Path, cost: Mapping[str, float] | None = None) -> list[Path]:
         """Tables as Markdown and CSV, pictures as PNG and SVG, all of it for the results page as JSON."""
         files = []
         for table in self.tables:
@@ -93,7 +93,7 @@ class Outcome:
         content = {
             "name": self.name, "title": self.title, "about": self.about,
             "tables": [asdict(table) for table in self.tables], "pictures": list(self.pictures),
-            "claims": [asdict(claim) for claim in self.claims], "environment": environment(), "took": took,
+            "claims": [asdict(claim) for claim in self.claims], "environment": environment(), "cost": dict(cost or {}),
         }  # fmt: skip
         files.append(folder / "outcome.json")
         write_text(files[-1], json.dumps(content, indent=1, default=str))

@@ -20,14 +20,14 @@ table it comes from. “Holds” and “does not hold” are decided by 95% inte
 contains zero; “not tested” means the data is not at hand. The paper's numbers come from other implementations of the
 metrics and are never compared with ours as numbers.
 
-Size of this run: **{size}**. {machine} Computing time, wall clock (processor):
-{times}. The reduced size is made for 15 minutes on two idle
-cores. The full size (ten folds, three seeds, the whole grids, long time caps for R-MLR) is made for a night, about 12
-hours, most of it R-MLR and the paper's grid for Φ; that time is estimated from the reduced size, and each experiment
-goes on where it stopped.
+Claims: {summary}.
 
-{summary}
-"""
+Size of this run: **{size}**, on Python {python}, torch {torch}, {cores} cores. Re-running goes on where it stopped.
+The reduced size is made for 15 minutes on two idle cores. The full size (ten folds, three seeds, whole grids, long time
+caps for R-MLR) is made for a night, about 12 hours, most of it R-MLR and the paper's grid for Φ: an estimate from the
+reduced size, not a measurement.
+
+{times}"""
 
 
 def write_page(results: Path, page: Path, names: Sequence[str], size: str) -> Path:
@@ -53,17 +53,21 @@ def write_page(results: Path, page: Path, names: Sequence[str], size: str) -> Pa
 def _head(outcomes: list[dict[str, Any]], size: str) -> str:
     verdicts = Counter(claim["verdict"] for outcome in outcomes for claim in outcome["claims"])
     summary = ", ".join(f"{verdicts[v]} × {v}" for v in VERDICTS if verdicts[v])
-    loads = [e["load average"] for o in outcomes if (e := o["environment"])["load average"] is not None]
-    first = outcomes[0]["environment"]
-    machine = (
-        f"Python {first['python']}, torch {first['torch']}, {first['cores']} cores; load average when an experiment "
-        f"ended: {min(loads):.1f} to {max(loads):.1f}."
-        if loads
-        else ""
-    )
-    times = ", ".join(f"{o['title']} {o['took'][0]:,.0f} s ({o['took'][1]:,.0f})" for o in outcomes)
+    facts = {key: outcomes[0]["environment"][key] for key in ("python", "torch", "cores")}
     target = "paper-full" if size == "full" else "paper"
-    return HEAD.format(size=size, target=target, machine=machine, times=times, summary=f"Claims: {summary}.")
+    return HEAD.format(size=size, target=target, summary=summary, times=_times(outcomes), **facts)
+
+
+def _times(outcomes: list[dict[str, Any]]) -> str:
+    rows = [
+        [o["title"], f"{c['wall clock']:,.0f}", f"{c['processor']:,.0f}",
+         f"{c['lowest load']:.1f} to {c['highest load']:.1f}"]
+        for o in outcomes
+        if (c := o["cost"]) and c["wall clock"]
+    ]  # fmt: skip
+    columns = ["experiment", "wall clock, s", "processor, s", "load average of the machine meanwhile"]
+    notes = ["all the work an experiment uses; the ranking experiments share theirs"]
+    return Table("times", "Computing time", columns, rows, notes).markdown()
 
 
 def _claim_table(outcomes: list[dict[str, Any]]) -> str:

@@ -37,7 +37,7 @@ class Record:
 
     values: dict[str, list[float]] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
-    took: tuple[float, float] = (0.0, 0.0)  # seconds of the whole piece of work: wall clock, processor
+    cost: Mapping[str, float] = field(default_factory=dict)  # seconds of the whole piece of work, load of the machine
 
     def tensor(self, metric: str) -> Tensor:  # (Q,)
         """The values of one metric."""
@@ -75,7 +75,7 @@ class Store:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._took: dict[str, tuple[float, float]] = {}
+        self._costs: dict[str, Mapping[str, float]] = {}
 
     def path(self, job: Job) -> Path:
         """Where the record of a job is or will be."""
@@ -102,13 +102,16 @@ class Store:
         return self._read(path)  # the same object whether or not the work was done just now
 
     @property
-    def took(self) -> tuple[float, float]:
-        """Seconds, wall clock and processor, of every piece of work asked for, done now or earlier."""
-        return sum(wall for wall, _ in self._took.values()), sum(cpu for _, cpu in self._took.values())
+    def cost(self) -> dict[str, float]:
+        """Seconds of all the work asked for, done now or earlier, and the machine's load average meanwhile."""
+        parts = list(self._costs.values())
+        total = {name: sum(part[name] for part in parts) for name in ("wall clock", "processor")}
+        loads = [part["load"] for part in parts] or [0.0]
+        return {**total, "lowest load": min(loads), "highest load": max(loads)}
 
     def _read(self, path: Path) -> Record:
         record = read_record(path)
-        self._took[path.name] = record.took
+        self._costs[path.name] = record.cost
         return record
 
     def all(self, jobs: Iterable[Job], title: str) -> list[Record]:
@@ -131,7 +134,9 @@ def read_record(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         values = {name: [math.nan if v is None else float(v) for v in row] for name, row in content["values"].items()}
-        return Record(values, content["info"], (float(content["took"]), float(content["cpu"])))
+        load = content["environment"]["load average"] or 0.0
+        cost = {"wall clock": content["took"], "processor": content["cpu"], "load": load}
+        return Record(values, content["info"], cost)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not a stored result ({error}); delete it to compute it again") from error
 
