@@ -33,3 +33,25 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LGMML_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+# Whole runs, commands, fits and exports: part of `make test`, too long for `make test-fast`.
+END_TO_END = {
+    "test_benchmark_quality.py",
+    "test_cli.py",
+    "test_compress.py",
+    "test_docs.py",
+    "test_estimator.py",
+    "test_export.py",
+    "test_notebooks.py",
+    "test_run.py",
+    "test_sweep.py",
+}
+END_TO_END_FOLDERS = {Path(__file__).parent / name for name in ("baselines", "experiments", "fitting", "training")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the fast tier fast."""
+    for item in items:
+        if item.path.name in END_TO_END or item.path.parent in END_TO_END_FOLDERS:
+            item.add_marker(pytest.mark.slow)
