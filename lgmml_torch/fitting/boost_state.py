@@ -12,8 +12,6 @@ from torch import Tensor
 from lgmml_torch.functional.distance import subspace_distances
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
-CHUNK_ROWS = 16384  # few metrics at a time: larger tiles than usual, fewer calls
-
 
 def paper_kernel_(dists: Tensor) -> Tensor:
     """``d e^{-d}``, overwriting its argument: the search spends most of its time here."""
@@ -70,7 +68,7 @@ class Learners:
     ) -> Tensor:  # (N, K)
         """κ of the scaled distances; only the columns of the features in use are copied."""
         used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
-        dists = subspace_distances(features[:, used], place, self.anchors, self.factors, chunk_rows=CHUNK_ROWS)
+        dists = subspace_distances(features[:, used], place, self.anchors, self.factors)
         return paper_kernel_(dists.div_(self.scales))
 
     def local_metrics(self, num_features: int) -> tuple[LocalMetrics, Tensor]:

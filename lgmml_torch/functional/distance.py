@@ -30,7 +30,8 @@ METHODS = ("factor", "quadratic", "auto")
 # With fewer rows the table of the quadratic form costs more than it saves; with ranks below this share of D it saves
 # nothing.
 MANY_ROWS, HIGH_RANK = 2048, 0.55
-CHUNK_ROWS, SUBSPACE_CHUNK_ROWS = 2048, 256
+CHUNK_ROWS = 2048
+SUBSPACE_TILE = 1 << 17  # distances of one tile: its few copies stay in a core's second-level cache
 
 
 def norm_factors(
@@ -106,7 +107,7 @@ def subspace_distances(
     factors: Tensor,  # (K, s, r)
     *,
     norm: str = "mahalanobis",
-    chunk_rows: int = SUBSPACE_CHUNK_ROWS,
+    chunk_rows: int | None = None,
     out: Tensor | np.ndarray | None = None,  # (N, K)
 ) -> Tensor:  # (N, K)
     """Distances under metrics that look at few features: ``d_r(p) = ‖F_rᵀ(p[support_r] − p_r)‖``.
@@ -131,7 +132,13 @@ def subspace_distances(
         worst = int(support.min()) if int(support.min()) < 0 else int(support.max())
         raise LGMMLError(f"`support` must index the {dim} features, got {worst}")
     kernel = distance_kernel(features, anchors, factors, support=support, norm=norm)
+    chunk_rows = subspace_chunk(len(support)) if chunk_rows is None else chunk_rows
     return fill_tiles(kernel, features, _result(out, (num, len(support)), features), chunk_rows)
+
+
+def subspace_chunk(num_metrics: int) -> int:
+    """Rows of one tile of small metrics: fewer calls when there are few metrics, no more than the cache holds."""
+    return max(128, SUBSPACE_TILE // max(1, num_metrics))
 
 
 def quadratic_pays(

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_offsets, check_shape
 
+BLOCK_VALUES = 1 << 17  # interpolated at once, so that a block's few copies stay in a processor's cache
+
 
 def list_ids(
     offsets: Tensor,  # (Q+1,)
@@ -163,20 +165,32 @@ def interpolate_knots(
         raise LGMMLError(f"`knots` must be a power of two wide, got {width}")
     check_shape("levels", levels, tuple(knots.shape))
     check_shape("features", features, (None, knots.shape[0]))
-    table, values = knots.to(features.dtype).flatten(), levels.to(features.dtype).flatten()
-    start = torch.arange(knots.shape[0], device=features.device, dtype=torch.int32) * width
-    below = start.expand(features.shape)
+    knots, levels = knots.to(features.dtype), levels.to(features.dtype)
+    if torch.compiler.is_compiling():
+        return _interpolate(features, knots, levels)
+    rows = max(1, BLOCK_VALUES // max(1, features.shape[1]))
+    blocks = (features[start : start + rows] for start in range(0, max(1, len(features)), rows))
+    return torch.cat([_interpolate(block, knots, levels) for block in blocks])
+
+
+def _interpolate(
+    x: Tensor,  # (B, D)
+    knots: Tensor,  # (D, 2ᵖ)
+    levels: Tensor,  # (D, 2ᵖ)
+) -> Tensor:  # (B, D)
+    width = knots.shape[1]
+    table, values = knots.flatten(), levels.flatten()
+    start = torch.arange(len(knots), device=x.device, dtype=torch.int32) * width
+    below = start.expand(x.shape)
     step = width // 2
     while step:
-        probe = _look_up(table, below + step)
-        below = below + step * (probe <= features).int()
+        below = torch.add(below, _look_up(table, below + step) <= x, alpha=step)
         step //= 2
     above = torch.minimum(below + 1, start + (width - 1))
     # Halved, so that the width of an interval cannot overflow.
-    low, high, x = (part * 0.5 for part in (_look_up(table, below), _look_up(table, above), features))
-    gap = high - low
-    share = torch.where(gap > 0, (x - low) / torch.where(gap > 0, gap, 1), 0).clamp(0, 1)
-    share = torch.where(x.isnan(), x, share)
+    low = _look_up(table, below) * 0.5
+    gap = _look_up(table, above) * 0.5 - low
+    share = ((x * 0.5 - low) / torch.where(gap > 0, gap, 1)).clamp(0, 1)
     return torch.lerp(_look_up(values, below), _look_up(values, above), share)
 
 

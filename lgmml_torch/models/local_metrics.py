@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_shape
 from lgmml_torch.functional.distance import (
     CHUNK_ROWS,
-    SUBSPACE_CHUNK_ROWS,
     distance_kernel,
     quadratic_pays,
+    subspace_chunk,
 )
-from lgmml_torch.functional.tiles import TileKernel, fill_tiles
+from lgmml_torch.functional.score import kernel as kappa_of
+from lgmml_torch.functional.tiles import TileKernel, fill_tiles, scaled_tiles
 
 NORMS = ("mahalanobis", "trace")
 
@@ -99,14 +100,33 @@ class MetricBlock(nn.Module):
         """
         if out is None:
             out = features.new_empty((len(features), self.num_metrics))
-        quadratic = self.is_full and quadratic_pays(features, self.factors, norm)
-        kernel = self._kernel(features, norm, "quadratic" if quadratic else "factor")
-        chunk = CHUNK_ROWS if self.is_full else SUBSPACE_CHUNK_ROWS
-        return fill_tiles(kernel, features, out, chunk, scales=self.scales.to(features.dtype))
+        kernel, scales = self._kernel(features, norm), self.scales.to(features.dtype)
+        return fill_tiles(kernel, features, out, self._chunk_rows, scales=scales)
 
     @torch.no_grad()
-    def _kernel(self, features: Tensor, norm: str, method: str) -> TileKernel:
+    def add_weighted(
+        self,
+        features: Tensor,  # (N, D)
+        weights: Tensor,  # (K,)
+        kernel: str,
+        *,
+        norm: str,
+        out: Tensor,  # (N,)
+    ) -> None:
+        """Add Σᵣ wᵣ κ(dᵣ) to ``out``, tile by tile: the distances never leave the cache."""
+        scales = self.scales.to(features.dtype)
+        tiles = scaled_tiles(self._kernel(features, norm), features, self.num_metrics, self._chunk_rows, scales=scales)
+        for rows, tile in tiles:
+            out[rows].addmv_(kappa_of(tile, kernel).T, weights)
+
+    @property
+    def _chunk_rows(self) -> int:
+        return CHUNK_ROWS if self.is_full else subspace_chunk(self.num_metrics)
+
+    @torch.no_grad()
+    def _kernel(self, features: Tensor, norm: str) -> TileKernel:
         """The kernel for such features, kept until the metrics change: large sets come in many blocks."""
+        method = "quadratic" if self.is_full and quadratic_pays(features, self.factors, norm) else "factor"
         buffers = (self.support, self.anchors, self.factors)
         state = [(buffer.data_ptr(), 0 if buffer.is_inference() else buffer._version) for buffer in buffers]
         key = (features.dtype, features.device, norm, method, *state)
@@ -194,6 +214,24 @@ class LocalMetrics(nn.Module):
             stop = start + block.num_metrics
             block.distances(features, norm=self.norm, out=out[:, start:stop])
             start = stop
+        return out
+
+    @torch.no_grad()
+    def weighted_sum(
+        self,
+        features: Tensor,  # (N, D)
+        weights: Tensor,  # (K,)
+        kernel: str,
+    ) -> Tensor:  # (N,)
+        """Σᵣ wᵣ κ(dᵣ) of every document, without the (N, K) matrix of distances in between."""
+        check_shape("features", features, (None, self.num_features))
+        check_shape("weights", weights, (self.num_metrics,))
+        out = features.new_zeros(len(features))
+        start = 0
+        for block in self.iter_blocks():
+            part = weights[start : start + block.num_metrics].to(features)
+            block.add_weighted(features, part, kernel, norm=self.norm, out=out)
+            start += block.num_metrics
         return out
 
     def set_scales(

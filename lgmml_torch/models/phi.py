@@ -16,6 +16,7 @@ POLICIES = {
     "shared": ("shared", "ones"),
     "amortized": ("amortized", "shared", "ones"),
 }
+LIST_POLICIES = ("knn", "amortized")  # those that look at the new list
 
 
 class Phi(nn.Module):

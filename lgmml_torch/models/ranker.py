@@ -15,7 +15,7 @@ from lgmml_torch.functional.score import score as score_kappa
 from lgmml_torch.functional.summary import list_summary
 from lgmml_torch.models.compress import Compressed, compress, scaled_phi
 from lgmml_torch.models.local_metrics import LocalMetrics
-from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.phi import LIST_POLICIES, Phi
 from lgmml_torch.models.preprocess import Preprocess, build_preprocess
 from lgmml_torch.models.storage import read_model, write_model
 from lgmml_torch.ragged import RankingData
@@ -89,7 +89,7 @@ class LGMML(nn.Module):
         """Φ of each list: by the policy for new queries, or its own row where ``rows`` names one."""
         count = len(offsets) - 1
         name = policy or self.phi.policy
-        summaries = list_summary(kappa, offsets) if name in ("knn", "amortized") else None
+        summaries = list_summary(kappa, offsets) if name in LIST_POLICIES else None
         phi = self.phi.for_new(summaries, count, name)
         if rows is None or not bool((rows >= 0).any()):
             return phi
@@ -122,13 +122,29 @@ class LGMML(nn.Module):
         scorer = self.without_idle(policy or self.phi.policy)
         for first, last in list_blocks(data.offsets, documents_at_once):
             start, stop = int(data.offsets[first]), int(data.offsets[last])
-            scores[start:stop] = scorer(
+            scores[start:stop] = scorer._scores(
                 data.features[start:stop].to(device=device, dtype=dtype),
                 (data.offsets[first : last + 1] - start).to(device),
                 policy=policy,
                 rows=None if rows is None else rows[first:last],
             ).cpu()
         return data.in_caller_order(scores)
+
+    def _scores(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+        *,
+        policy: str | None,
+        rows: Tensor | None,  # (Q,)
+    ) -> Tensor:  # (N,)
+        """`forward` without gradients; where all lists have one Φ, without the matrix of distances either."""
+        name = policy or self.phi.policy
+        if name in LIST_POLICIES or (rows is not None and bool((rows >= 0).any())):
+            scores: Tensor = self(features, offsets, policy=policy, rows=rows)
+            return scores
+        phi = self.phi.for_new(None, len(offsets) - 1, name)[0]
+        return -self.metrics.weighted_sum(self.preprocess(features, offsets), phi, self.kernel)
 
     def without_idle(self, policy: str) -> LGMML:
         """The model without the metrics that no query gives any weight, where the policy makes no other use of them."""

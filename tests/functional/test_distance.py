@@ -192,6 +192,19 @@ def test_subspaces_equal_the_loop(s: int, norm: str) -> None:
     torch.testing.assert_close(found, local_distances(x, full_a, full_F, norm=norm))
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1e-15, 1.0, 1e15])
+def test_subspace_factors_of_any_rank(rank: int, size: float) -> None:
+    g = torch.Generator().manual_seed(rank)
+    x = torch.randn(30, 6, generator=g)
+    support = torch.tensor([[0, 5, 2], [1, 2, 3]])
+    anchors, factors = torch.randn(2, 3, generator=g), size * torch.randn(2, 3, rank, generator=g)
+    factors[1, :, 1:] = 0  # a metric of lower rank than the others
+    found = subspace_distances(x, support, anchors, factors)
+    expected = reference.subspace_distances(x.double(), support, anchors.double(), factors.double(), "mahalanobis")
+    assert ((found - expected).abs() <= 1e-5 * expected.median(dim=0).values).all()
+
+
 def test_subspaces_of_nothing() -> None:
     x, support = torch.zeros(0, 3), torch.zeros(2, 1, dtype=torch.long)
     assert subspace_distances(x, support, torch.zeros(2, 1), torch.ones(2, 1, 1)).shape == (0, 2)

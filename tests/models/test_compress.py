@@ -160,10 +160,11 @@ def test_scoring_leaves_out_metrics_without_weight(mode: str, policy: str, known
     rows = model.known_rows(data.qids) if known else None
     expected = data.in_caller_order(model(data.features, data.offsets, rows=rows))
     seen = []
-    inner = LocalMetrics.forward
-    monkeypatch.setattr(
-        LocalMetrics, "forward", lambda bank, x, **kw: seen.append(bank.num_metrics) or inner(bank, x, **kw)
-    )
+    for name in ("forward", "weighted_sum"):
+        inner = getattr(LocalMetrics, name)
+        monkeypatch.setattr(
+            LocalMetrics, name, lambda bank, *a, do=inner, **kw: seen.append(bank.num_metrics) or do(bank, *a, **kw)
+        )
     torch.testing.assert_close(model.score(data, known_queries=known), expected)
     assert seen == [9 if mode == "shared" else 8]
 

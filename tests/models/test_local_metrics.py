@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import LGMMLError
+from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
 D = 5
@@ -43,6 +44,21 @@ def test_mixed_blocks_equal_the_loop(norm: str, dtype: torch.dtype) -> None:
     out = torch.empty(20, 5, dtype=dtype)
     assert bank(x, out=out) is out
     assert bank(x[:0]).shape == (0, 5)
+
+
+@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
+@pytest.mark.parametrize("kernel", ["paper", "distance", "rbf"])
+@pytest.mark.parametrize("n", [0, 1, 3000])
+def test_weighted_sums_equal_the_matrix_times_the_weights(norm: str, kernel: str, n: int) -> None:
+    bank = mixed_bank(norm, torch.float64)
+    x = torch.randn(n, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x[:1] = bank.iter_blocks()[0].anchors[0]
+    weights = torch.tensor([0.5, 0.0, 2.0, 1.0, 3.0], dtype=torch.float64)
+    expected = (KERNELS[kernel](naive(bank, x)) * weights).sum(dim=1)
+    torch.testing.assert_close(bank.weighted_sum(x, weights, kernel), expected)
+    torch.testing.assert_close(
+        bank.float().weighted_sum(x.float(), weights, kernel).double(), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 def test_metrics_are_derived_and_positive() -> None:
