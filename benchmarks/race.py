@@ -1,13 +1,13 @@
-"""Training side by side with LightGBM's lambdarank: time for 5,000 trees, and time to the same validation NDCG@10.
+"""Training side by side with tree rankers: time for 5,000 trees, and time to the same validation NDCG@10.
 
-Run ``python -m benchmarks.scale shape=web10k`` first, then ``python -m benchmarks.race shape=web10k``; both with the
-same fraction and threads. Our figures are read from the former's result; the trees are grown here, in a process of
-their own. Settings follow as ``name=value``:
+Run with ``python -m benchmarks.race``. It runs ``benchmarks.scale`` first, in a process of its own, and then grows
+trees on the same lists with as many threads. Settings follow as ``name=value``:
 
-    shape=web10k   as in the other run
-    fraction=1
-    trees=200      at least so many are timed
-    most=2000      at most so many are grown in search of our NDCG
+    shape=web10k   of the generated set, see benchmarks/shapes.py
+    fraction=1     of its lists
+    trees=200      LightGBM: at least so many are timed
+    most=2000      LightGBM: at most so many are grown in search of our NDCG
+    xgboost=50     so many of its trees are timed; 0 leaves it out
     threads=2      cores
 
 5,000 trees are projected from the trees per second measured, and labelled so.
@@ -16,32 +16,27 @@ their own. Settings follow as ``name=value``:
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, machine_facts, print_table, save_result, verdict
-from benchmarks.peers import lightgbm_race
+from benchmarks.harness import RESULTS, print_table, save_result, verdict
+from benchmarks.peers import lightgbm_race, xgboost_rate
 from benchmarks.settings import parse
 from benchmarks.shapes import SHAPES, generate
 from lgmml_torch.plots import save_figure
 from lgmml_torch.plots_benchmarks import ratios_picture
 
-DEFAULTS: dict[str, Any] = {"shape": "web10k", "fraction": 1.0, "trees": 200, "most": 2000, "threads": 2}
+DEFAULTS: dict[str, Any] = {"shape": "web10k", "fraction": 1.0, "trees": 200, "most": 2000, "xgboost": 50, "threads": 2}
 PAPER_TREES = 5000
 FASTER = 10.0
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Grow trees on the same lists and set the figures side by side."""
-    name = f"scale-{settings['shape']}" + ("" if settings["fraction"] == 1 else f"-{settings['fraction']:g}")
-    path = RESULTS / f"{name}.json"
-    if not path.exists():
-        sys.exit(f"{path.name} is not there: run python -m benchmarks.scale with the same shape and fraction first")
-    ours = json.loads(path.read_text())
-    if ours["settings"]["threads"] != settings["threads"]:
-        sys.exit(f"{path.name} was measured with {ours['settings']['threads']} threads, not {settings['threads']}")
+    """Train ours, grow trees on the same lists and set the figures side by side."""
+    ours = run_ours(settings)
     train, valid = generate(SHAPES[settings["shape"]].part(settings["fraction"]), seed=ours["settings"]["seed"])
     goal = max(ours["valid_ndcg@10"].values())
     best = next(step for step, value in ours["valid_ndcg@10"].items() if value == goal)
@@ -50,7 +45,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     )
     projected = race.construction_seconds + PAPER_TREES / race.trees_per_second
     faster = projected / ours["training_seconds"]
-    return {
+    found = {
         "settings": settings,
         "ours": {
             "seconds": ours["training_seconds"],
@@ -69,6 +64,28 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         "projected_over_ours": faster,
         "met": faster >= FASTER,
     }
+    if settings["xgboost"]:
+        construction, rate = xgboost_rate(train, settings["xgboost"], threads=settings["threads"])
+        found["xgboost"] = {
+            "trees": settings["xgboost"],
+            "trees_per_second": rate,
+            "construction_seconds": construction,
+            "projected_seconds_5000_trees": construction + PAPER_TREES / rate,
+        }
+    return found
+
+
+def run_ours(settings: dict[str, Any]) -> dict[str, Any]:
+    """The result of ``benchmarks.scale`` with the same settings, measured now."""
+    words = [f"{name}={settings[name]}" for name in ("shape", "fraction", "threads")]
+    subprocess.run([sys.executable, "-m", "benchmarks.scale", *words], check=True)
+    found: dict[str, Any] = json.loads((RESULTS / f"scale-{label(settings)}.json").read_text())
+    return found
+
+
+def label(settings: dict[str, Any]) -> str:
+    """What results of these settings are called."""
+    return str(settings["shape"]) + ("" if settings["fraction"] == 1 else f"-{settings['fraction']:g}")
 
 
 def main() -> None:
@@ -84,13 +101,16 @@ def main() -> None:
         (f"LightGBM, {trees['trees']} trees", trees["trees"] / trees["trees_per_second"], grown),
         ("LightGBM, to our NDCG", reached["seconds"] if reached else "not reached", ours["valid_ndcg@10"]),
     ]  # fmt: skip
+    if "xgboost" in result:
+        seconds = result["xgboost"]["projected_seconds_5000_trees"]
+        rows.append((f"XGBoost, {PAPER_TREES:,} trees (projection)", seconds, "-"))
     print_table("Training", ("", "seconds", "valid NDCG@10"), rows)
     print(f"projected over ours: {result['projected_over_ours']:.1f}x, target {FASTER:g}x: {verdict(result['met'])}")
-    if abs(ours["machine"]["load_1min"] - machine_facts()["load_1min"]) > 1:
-        print("the two runs saw different loads: compare with care")
-    name = f"race-{settings['shape']}" + ("" if settings["fraction"] == 1 else f"-{settings['fraction']:g}")
+    name = f"race-{label(settings)}"
     print(f"saved {save_result(name, result).name}")
     bars = {"ours": ours["seconds"], "LightGBM, 5,000 trees (projection)": trees["projected_seconds_5000_trees"]}
+    if "xgboost" in result:
+        bars["XGBoost, 5,000 trees (projection)"] = result["xgboost"]["projected_seconds_5000_trees"]
     save_figure(ratios_picture(bars, unit="seconds of training"), RESULTS / f"{name}.png")
 
 

@@ -88,6 +88,8 @@ def race() -> str:
             ("ours, until its best NDCG", ours["seconds_to_best"], ours["valid_ndcg@10"]),
             ("LightGBM, until that NDCG", reached["seconds"] if reached else "not reached", ours["valid_ndcg@10"]),
         ]  # fmt: skip
+        if "xgboost" in found:
+            rows.insert(2, ("XGBoost, 5,000 trees (projection)", found["xgboost"]["projected_seconds_5000_trees"], ""))
         head = (
             f"{name.removeprefix('race-')}: projected over ours {found['projected_over_ours']:.3g}x; {_machine(found)}."
         )
@@ -112,7 +114,8 @@ def scoring() -> str:
             over = one["lightgbm_over"][label]
             rows.append((label, value, over, facts.get("metrics", ""), facts.get("rank_correlation", ""), lost))
         columns = ("ranker", "µs per document", "LightGBM over it", "metrics left", "rank correlation", "NDCG@10 lost")
-        head = f"{part}: K = {one['metrics']}, D = {one['features']}; {_machine(found)}."
+        chosen = f"; tolerance {one['chosen']:g} chosen on validation queries" if "chosen" in one else ""
+        head = f"{part}: K = {one['metrics']}, D = {one['features']}; {_machine(found)}{chosen}."
         parts.append(head + "\n\n" + table(columns, rows))
     return "\n\n".join(parts)
 
