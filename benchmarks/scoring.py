@@ -33,10 +33,10 @@ import torch
 from benchmarks.harness import RESULTS, print_table, save_result, time_interleaved, verdict
 from benchmarks.peers import lightgbm_ranker, xgboost_ranker
 from benchmarks.pipeline import train
+from benchmarks.quality_data import load_fold
 from benchmarks.settings import parse
 from benchmarks.shapes import SHAPES, generate
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.catalog import open_dataset
 from lgmml_torch.functional.ranking import ndcg
 from lgmml_torch.models.compress import Compressed
 from lgmml_torch.models.ranker import LGMML
@@ -70,7 +70,9 @@ def real(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     lost_valid: dict[float, list[float]] = {tol: [] for tol in lost}
     full: list[float] = []
     timed: dict[str, Any] = {}
-    for number, (data, valid, test) in enumerate(folds(name, settings["folds"])):
+    for number in range(settings["folds"]):
+        fold = load_fold(name, number)
+        data, valid, test = fold.train, fold.valid, fold.test
         with tempfile.TemporaryDirectory() as folder:
             model = train(
                 data, valid, folder=Path(folder), metrics=settings["metrics"], passes=settings["passes"]
@@ -95,21 +97,6 @@ def real(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 def choose_tolerance(lost: dict[float, float]) -> float:
     """The largest tolerance that hardly moves NDCG of validation queries; the smallest where all of them do."""
     return max((tol for tol, value in lost.items() if abs(value) <= LOST_VALID), default=min(lost))
-
-
-def folds(name: str, count: int) -> list[tuple[RankingData, RankingData, RankingData]]:
-    """Official folds, or the pooled queries of a sample cut into five parts."""
-    if name == "mq2008":
-        parts = [open_dataset(name, fold=fold) for fold in range(1, count + 1)]
-        return [(part["train"], part["vali"], part["test"]) for part in parts]
-    pooled = RankingData.merge(list(open_dataset(name).values()))
-    cuts = pooled.split((0.2,) * 5, seed=0)
-    found = []
-    for fold in range(count):
-        test, valid = cuts[fold], cuts[(fold + 1) % 5]
-        rest = RankingData.merge([cuts[(fold + step) % 5] for step in (2, 3, 4)])
-        found.append((rest, valid, test))
-    return found
 
 
 def compare(
