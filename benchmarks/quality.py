@@ -22,7 +22,7 @@ import torch
 from benchmarks.quality_choices import CHOICES
 from benchmarks.quality_data import NUM_FOLDS, SETS, load_fold
 from benchmarks.quality_store import FOLDER, Cells
-from benchmarks.quality_systems import SYSTEMS, System, find_system, score_all
+from benchmarks.quality_systems import MAIN_SEEDS, SYSTEMS, System, find_system, score_all
 from benchmarks.quality_time import time_fold
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Plan:
 
     sets: tuple[str, ...] = SETS
     folds: tuple[int, ...] = tuple(range(NUM_FOLDS))
-    seeds: int = 3
+    seeds: int = MAIN_SEEDS  # at most; a system may have fewer
     systems: tuple[System, ...] = SYSTEMS
     quick: bool = False
     split: str = "test"
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=known, metavar="SYSTEM", help=f"of: {', '.join(known)}")
     parser.add_argument("--sets", nargs="+", metavar="SET", help=f"of: {', '.join(SETS)}")
     parser.add_argument("--folds", nargs="+", type=int, help="from 0")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=MAIN_SEEDS, help="at most; most systems have three (default: 10)")
     parser.add_argument("--stage", choices=("choices", "all", "report"), default="all")
     parser.add_argument("--split", choices=("test", "valid"), default="test", help="valid: score no test query")
     parser.add_argument("--cells", type=Path, help="where finished fits are kept (default: outputs/quality)")

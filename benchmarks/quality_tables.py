@@ -105,10 +105,21 @@ def gaps(pairs: Mapping[str, tuple[Values, Values]], seed: int = 0) -> dict[str,
     return found
 
 
-def compare_rows(table: Table, first: str, second: str, sets: Sequence[str]) -> dict[str, Gap]:
-    """Paired differences of two rows on the sets that have both."""
+def compare_rows(
+    table: Table, first: str, second: str, sets: Sequence[str], seeds: int | None = None
+) -> dict[str, Gap]:
+    """Paired differences of two rows on the sets that have both, over the (first so many) seeds both have.
+
+    A row with one seed is compared with all seeds of the other: nothing is random in it.
+    """
     both = [name for name in sets if (first, name, None) in table and (second, name, None) in table]
-    return gaps({name: (table[first, name, None].per_query, table[second, name, None].per_query) for name in both})
+    return gaps({name: _same_seeds(table[first, name, None], table[second, name, None], seeds) for name in both})
+
+
+def _same_seeds(first: Row, second: Row, seeds: int | None) -> tuple[Values, Values]:
+    common = min(len(first.values), len(second.values))
+    count = seeds if common == 1 else min(common, seeds or common)
+    return first.values[:count].mean(0), second.values[:count].mean(0)
 
 
 def noise_losses(table: Table, clean: str, noisy: str, kind: str, sets: Sequence[str]) -> dict[str, Values]:

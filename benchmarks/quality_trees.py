@@ -23,8 +23,10 @@ from lgmml_torch.ragged import RankingData
 Score = Callable[[RankingData], Tensor]
 
 GRID: dict[str, list[Any]] = {"num_leaves": [7, 15, 31], "learning_rate": [0.03, 0.1], "min_data_in_leaf": [5, 20, 50]}
-# Two points instead of eighteen: XGBoost takes twice as long, and bounds Hessians instead of documents in a leaf.
-XGBOOST_GRID: dict[str, list[Any]] = {"num_leaves": [15], "learning_rate": [0.03, 0.1]}
+# As many points: XGBoost bounds the Hessians of a leaf instead of its documents.
+XGBOOST_GRID: dict[str, list[Any]] = {
+    "num_leaves": [7, 15, 31], "learning_rate": [0.03, 0.1], "min_child_weight": [0.1, 1.0, 5.0]
+}  # fmt: skip
 SAMPLING = {"feature_fraction": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1}
 XGBOOST_SAMPLING = {"colsample_bynode": 0.5, "subsample": 0.8}
 

@@ -13,7 +13,7 @@ from benchmarks.quality import main
 from benchmarks.quality_data import NOISES, TOY, add_noise, as_arrays, load_fold
 from benchmarks.quality_store import Cells
 from benchmarks.quality_systems import System, find_system
-from benchmarks.quality_tables import collect, compare_rows, gaps, noise_losses
+from benchmarks.quality_tables import Row, collect, compare_rows, gaps, noise_losses
 from benchmarks.quality_trees import choose_point, fit_lightgbm, mean_ndcg, rank_fold
 
 pytest.importorskip("lightgbm")
@@ -78,6 +78,16 @@ def test_differences_are_paired_and_skip_what_either_skips() -> None:
     assert found["one"].high <= 0.3 + 1e-12
     assert found["mean"].mean == pytest.approx(0.1)
     assert str(found["two"]) == "+0.0000 [+0.0000, +0.0000]"
+
+
+def test_rows_are_compared_over_the_seeds_both_have() -> None:
+    def row(*seeds: float) -> Row:
+        return Row(np.array([[value, value] for value in seeds]), tuple(seeds), 1.0)
+
+    table = {("a", "set", None): row(0.1, 0.2, 0.9), ("b", "set", None): row(0.0, 0.1), ("c", "set", None): row(0.0)}
+    assert compare_rows(table, "a", "b", ["set"])["set"].mean == pytest.approx(0.1)
+    assert compare_rows(table, "a", "c", ["set"])["set"].mean == pytest.approx(0.4)  # c has nothing random in it
+    assert compare_rows(table, "a", "c", ["set"], seeds=2)["set"].mean == pytest.approx(0.15)
 
 
 def test_only_whole_seeds_count(tmp_path: Path) -> None:
