@@ -23,7 +23,7 @@ from benchmarks.quality_choices import CHOICES
 from benchmarks.quality_data import NUM_FOLDS, SETS, load_fold
 from benchmarks.quality_store import FOLDER, Cells
 from benchmarks.quality_systems import MAIN_SEEDS, SYSTEMS, System, find_system, score_all
-from benchmarks.quality_time import time_fold
+from benchmarks.quality_time import time_fold, time_growth
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +119,8 @@ def run(plan: Plan, cells: Cells, *, stage: str = "all", times: bool = True) -> 
     for name in plan.sets if times else ():
         for fold in plan.folds[:TIMED_FOLDS]:
             time_cell(cells, plan, name, fold)
+    if times and not plan.quick:
+        cells.get(time_growth, "time", "growth")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

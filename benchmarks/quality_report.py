@@ -40,8 +40,9 @@ def write_report(plan: Plan, cells: Cells, *, root: Path) -> dict[str, Any]:
     name = "quality-quick" if plan.quick else "quality"
     times = time_ratios(cells, plan.sets, plan.folds)
     paper = best_policy(table, plan.sets, PAPER)
-    found = verdicts(table, times, plan.sets, paper)
-    content = _content(plan, cells, table, times, found)
+    growth = cells.find("time", "growth")
+    found = verdicts(table, times, growth, plan.sets, paper)
+    content = {**_content(plan, cells, table, times, found), "growth": growth}
     results = root / "benchmarks" / "results"
     write_text(results / f"{name}.json", _json(content))
     with replacing(results / f"{name}-per-query.npz") as temporary, temporary.open("wb") as stream:
@@ -60,7 +61,7 @@ def write_report(plan: Plan, cells: Cells, *, root: Path) -> dict[str, Any]:
     if any(losses.values()):
         save_figure(noise_picture(losses), images / f"{name}-noise.png", dpi=90)
     page = root / "docs" / f"{name}.md"
-    write_text(page, _page(plan, name, table, times, found, bool(shown), any(losses.values())))
+    write_text(page, _page(plan, name, table, times, growth, found, bool(shown), any(losses.values())))
     return content
 
 
@@ -119,7 +120,14 @@ def _counts(table: Table, sets: Sequence[str]) -> str:
 
 
 def _page(
-    plan: Plan, name: str, table: Table, times: Mapping[str, Any], found: Sequence[Verdict], shown: bool, noisy: bool
+    plan: Plan,
+    name: str,
+    table: Table,
+    times: Mapping[str, Any],
+    growth: Mapping[str, Any] | None,
+    found: Sequence[Verdict],
+    shown: bool,
+    noisy: bool,
 ) -> str:
     sets = list(plan.sets)
     parts = [
@@ -143,6 +151,8 @@ def _page(
         parts += ["## Noise", _noise_table(table, sets), f"![Loss with noise](images/{name}-noise.png)"]
     if times:
         parts += ["## Times", _times_table(times)]
+    if growth:
+        parts.append(_growth_table(growth))
     parts.append(PROTOCOL.read_text(encoding="utf-8").strip())
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -228,6 +238,15 @@ def _times_table(times: Mapping[str, Any]) -> str:
         "ours µs per document",
     ]
     return _markdown([*columns, "LightGBM µs per document"], rows)
+
+
+def _growth_table(growth: Mapping[str, Any]) -> str:
+    rows = [
+        [f"{documents:,}", f"{train:.2f}", f"{score:.3f}"]
+        for documents, train, score in zip(growth["documents"], growth["train"], growth["score"], strict=True)
+    ]
+    text = f"The default on generated lists of 50 documents, {growth['rounds']} rounds, CPU seconds of one thread."
+    return f"{text}\n\n" + _markdown(["documents", "training, s", "scoring all, s"], rows)
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

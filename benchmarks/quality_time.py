@@ -1,16 +1,23 @@
-"""Training and scoring times of the default beside one LightGBM fit, on the same fold, in turn, in one process."""
+"""Training and scoring times of the default: beside one LightGBM fit on the same fold, and as the documents grow."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from benchmarks.quality_data import Fold
 from benchmarks.quality_trees import Score, fit_lightgbm, rank_fold, with_list_ranks
+from lgmml_torch.data.generated import letor_like
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.ragged import RankingData
+
+GROWTH = (10_000, 20_000, 40_000, 80_000)  # documents
+GROWTH_ROUNDS = 60  # the same for all sizes: when validation stops is no matter of size
+LIST_LENGTH, FEATURES = 50, 46
 
 
 def time_fold(fold: Fold, chosen: Mapping[str, Any], rounds: int = 2) -> dict[str, Any]:
@@ -48,3 +55,29 @@ def score_seconds(score: Score, data: RankingData, calls: int = 3) -> float:
         score(data)
         seconds.append(time.process_time() - start)
     return min(seconds)
+
+
+def time_growth(sizes: Sequence[int] = GROWTH, rounds: int = GROWTH_ROUNDS) -> dict[str, Any]:
+    """CPU seconds of training and scoring generated lists of more and more documents, and how they grow."""
+    from benchmarks.quality_lgmml import fit_boosted_bank, scorer
+
+    settings = (f"local_metrics.rounds={rounds}", f"local_metrics.patience={rounds}")
+    train: list[float] = []
+    score: list[float] = []
+    for size in sizes:
+        data = letor_like(size // LIST_LENGTH, FEATURES, num_documents=size)
+        fold = Fold(data, letor_like(100, FEATURES, num_documents=100 * LIST_LENGTH, seed=1), data)
+        seconds, found = cpu_seconds(
+            lambda fold=fold: scorer(fit_boosted_bank(fold, 0, settings).model(partial(Phi, mode="shared")).eval())  # type: ignore[misc]
+        )
+        train.append(seconds)
+        score.append(score_seconds(found, data))
+    return {
+        "documents": list(sizes), "train": train, "score": score, "rounds": rounds,
+        "train exponent": _exponent(sizes, train), "score exponent": _exponent(sizes, score),
+    }  # fmt: skip
+
+
+def _exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """Slope of log seconds over log size."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

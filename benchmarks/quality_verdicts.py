@@ -13,6 +13,8 @@ from benchmarks.quality_data import NOISES
 from benchmarks.quality_store import Cells
 from benchmarks.quality_tables import Table, Values, compare_rows, gaps, noise_losses
 
+LINEAR = 1.1
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -28,7 +30,9 @@ class Verdict:
         return "not measured" if self.met is None else verdict(self.met)
 
 
-def verdicts(table: Table, times: Mapping[str, Any], sets: Sequence[str], paper: str | None) -> list[Verdict]:
+def verdicts(
+    table: Table, times: Mapping[str, Any], growth: Mapping[str, Any] | None, sets: Sequence[str], paper: str | None
+) -> list[Verdict]:
     """Every target, in the order of the plan."""
     found = [_against(table, sets, "default − LightGBM + list ranks", "boosted", "lightgbm+ranks", -0.003, 0.0)]
     label = f"default − paper's model (best policy: {(paper or '').removeprefix('paper ')})"
@@ -41,6 +45,11 @@ def verdicts(table: Table, times: Mapping[str, Any], sets: Sequence[str], paper:
         listed = ", ".join(f"{name} {value:.1f}" for name, value in values.items())
         met = max(values.values()) <= limit if values else None
         found.append(Verdict(f"{text}: at most {limit:g}x LightGBM's on each set", listed, met))
+    if growth is not None:
+        exponents = {stage: growth[f"{stage} exponent"] for stage in ("train", "score")}
+        listed = ", ".join(f"{stage} {value:.2f}" for stage, value in exponents.items())
+        target = f"time linear in documents: exponent at most {LINEAR:g}"
+        found.append(Verdict(target, listed, max(exponents.values()) <= LINEAR))
     return found
 
 
