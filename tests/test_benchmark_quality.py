@@ -14,6 +14,7 @@ from benchmarks.quality_data import NOISES, TOY, add_noise, as_arrays, load_fold
 from benchmarks.quality_store import Cells
 from benchmarks.quality_systems import System, find_system
 from benchmarks.quality_tables import Row, collect, compare_rows, gaps, noise_losses
+from benchmarks.quality_time import time_growth
 from benchmarks.quality_trees import choose_point, fit_lightgbm, mean_ndcg, rank_fold
 
 pytest.importorskip("lightgbm")
@@ -106,6 +107,13 @@ def test_only_whole_seeds_count(tmp_path: Path) -> None:
     assert compare_rows(table, "s", "missing", ["set"]) == {}
     loss = noise_losses(table, "s", "n", "normal", ["set"])["set"]
     assert np.nanmean(loss) == pytest.approx(0.05)
+
+
+def test_growth_is_timed_for_every_size() -> None:
+    found = time_growth(sizes=(500, 1000), rounds=2)
+    assert found["documents"] == [500, 1000]
+    assert all(seconds > 0 for stage in ("train", "score") for seconds in found[stage])
+    assert np.isfinite(found["train exponent"])
 
 
 def test_an_unknown_system_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
