@@ -20,7 +20,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import LearningRateMonitor
 
-from lgmml_torch.checks import ConfigError, LGMMLError
+from lgmml_torch.checks import ConfigError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.models.phi import POLICIES
@@ -35,6 +35,8 @@ from lgmml_torch.training.ideal import ideal_scores
 from lgmml_torch.training.module import LGMMLModule
 
 log = logging.getLogger(__name__)
+
+DISTANCES = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}  # None: the model's own
 
 
 @dataclass
@@ -55,6 +57,7 @@ def train(cfg: DictConfig) -> RunResult | None:
     Returns None in helper processes of a distributed run.
     """
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    distance_dtype(cfg)  # a wrong word should not cost a fit
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     folder = Path(cfg.paths.output_dir)
@@ -154,6 +157,7 @@ def train_best_phi(
             resume=cfg.resume,
             preset=cfg.evaluation.preset,
             cache=cache,
+            distances=distance_dtype(cfg),
         )
         if only:
             return outcome
@@ -161,6 +165,12 @@ def train_best_phi(
         log.info("margin %g, starting weight %s: validation NDCG@10 %.4f", margin, init, judged)
         found.append((judged, -number, outcome))
     return max(found, key=lambda item: item[:2])[2]
+
+
+def distance_dtype(cfg: DictConfig) -> torch.dtype | None:
+    """What distances are kept in while Φ is trained; None for the model's dtype."""
+    check_choice("distances", cfg.distances, DISTANCES)
+    return DISTANCES[cfg.distances]
 
 
 def judge(module: LGMMLModule, prepared: Prepared, policy: str | None) -> float:

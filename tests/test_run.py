@@ -138,6 +138,15 @@ def test_every_pair_of_parts_trains(phi: str, metrics: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kept", ["float16", "bfloat16"])
+def test_distances_may_be_kept_in_half_precision(kept: str, default_run: RunResult, tmp_path: Path) -> None:
+    half = run(tmp_path, *BOOSTED, f"distances={kept}")
+    before, after = default_run.model.phi.table.weight, half.model.phi.table.weight
+    assert torch.equal(before > 0, after > 0)
+    assert (before - after).abs().max() < 0.02 * before.abs().max()
+
+
+@pytest.mark.slow
 def test_paper_reports_every_policy(tmp_path: Path) -> None:
     result = run(
         tmp_path, "experiment=paper", "local_metrics.num_metrics=6", "search.margin=[0.1]", "search.init=[1.0,0.1]",
@@ -213,6 +222,8 @@ def test_bad_use_gets_one_sentence(tmp_path: Path) -> None:
         run(tmp_path / "policy", *BOOSTED, "phi.policy=knn")
     with pytest.raises(LGMMLError, match=r"Adam takes no sparse gradients: set phi.sparse=false"):
         run(tmp_path / "adam", *BOOSTED, "phi=per_query", "optimizer=adam")
+    with pytest.raises(LGMMLError, match="`distances` must be one of 'float32', 'float16', 'bfloat16', got 'float8'"):
+        run(tmp_path / "half", *BOOSTED, "distances=float8")
     with pytest.raises(ConfigError, match="colour"):
         run(tmp_path / "extra", *BOOSTED, "+phi.colour=red")
     missing = load_config(["data=mq2008", f"paths.data_dir={tmp_path}/none"])

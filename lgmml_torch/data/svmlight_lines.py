@@ -114,7 +114,8 @@ def _value(token: bytes, where: str, rules: Rules) -> float:
     if np.isnan(value):
         if rules.missing:
             return value
-        raise DataError(f"{where}: {feature} is missing, got {shown(text)}; `missing=` says what to put there")
+        hint = "`missing=` says what to put there (on the command line: --missing)"
+        raise DataError(f"{where}: {feature} is missing, got {shown(text)}; {hint}")
     if not _fits(value, rules.kind):
         raise DataError(f"{where}: {feature} must be finite as {rules.kind.__name__}, got {shown(text)}")
     return value

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
@@ -83,12 +84,14 @@ def prepare(
     return Prepared(preprocess, bank, kernel, splits)
 
 
-def add_distances(prepared: Prepared, model: LGMML, cache: Cache | None = None) -> None:
-    """Distances of every split that has none yet."""
+def add_distances(
+    prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None
+) -> None:
+    """Distances of every split that has none yet, kept in ``dtype``; see `compute_distances`."""
     for name, data in prepared.splits.items():
         if name not in prepared.dists:
             with progress_bar(f"distances, {name}", total=data.num_documents) as report:
-                prepared.dists[name] = compute_distances(model, data, cache=cache, progress=report)
+                prepared.dists[name] = compute_distances(model, data, cache=cache, dtype=dtype, progress=report)
 
 
 def train_phi(
@@ -110,6 +113,7 @@ def train_phi(
     resume: str | Path | None = None,
     preset: str = "default",
     cache: Cache | None = None,
+    distances: torch.dtype | None = None,
 ) -> tuple[LGMMLModule, KeepCheckpoints, pl.Trainer]:
     """Train Φ by sampled WARP in Lightning; the module comes back with the weights that validation kept.
 
@@ -131,9 +135,10 @@ def train_phi(
         resume: a ``last.ckpt`` to go on from.
         preset: metric definitions.
         cache: where distances are kept; in memory when None.
+        distances: dtype they are kept in: the model's when None, or a half precision.
     """
     model = prepared.model(make_phi)
-    add_distances(prepared, model, cache)
+    add_distances(prepared, model, cache, distances)
     module = LGMMLModule(
         model.spec(),
         model,

@@ -92,6 +92,9 @@ def test_scores_of_lists_of_any_length_equal_the_models(name: str, tmp_path: Pat
     expected = model.score(new)[new.order]
     np.testing.assert_allclose(by_list(new, run), expected, rtol=1e-5, atol=1e-5)
     assert run(new.features[:1]).shape == (1,)
+    long = new.features.repeat(3, 1)[:3000]  # from 2,048 documents on, distances may come from the quadratic form
+    expected = model.score(RankingData.from_arrays(long, torch.zeros(3000), group=[3000]))
+    np.testing.assert_allclose(run(long), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
