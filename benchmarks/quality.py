@@ -143,7 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan = make_plan(args)
     cells = Cells(args.cells or (FOLDER.with_name("quality-quick") if args.quick else FOLDER))
     run(plan, cells, stage=args.stage, times=args.only is None or "times" in args.only)
-    if args.stage != "choices" and args.split == "test" and (args.only is None or args.stage == "report"):
+    complete = plan.quick or (plan.sets == SETS and plan.folds == tuple(range(NUM_FOLDS)))
+    if not complete and args.out is None:
+        log.info("a part of the sets or folds writes no page; give it a place with --out")
+    elif args.stage != "choices" and args.split == "test" and (args.only is None or args.stage == "report"):
         from benchmarks.quality_report import write_report
 
         write_report(plan, cells, root=args.out or FOLDER.parent.parent)

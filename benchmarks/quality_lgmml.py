@@ -156,3 +156,8 @@ def fit_boosted_model(
             "seconds": time.process_time() - start, "epoch kept": keeper.best_epoch, "valid by epoch": keeper.curve
         }  # fmt: skip
     return scores, info
+
+
+def fit_default(fold: Fold, settings: Sequence[str] = ()) -> Score:
+    """What `train.py` does by default: boosting, then WARP."""
+    return fit_boosted_model(fold, 0, {}, settings=settings, warp=True)[0]["boosted+warp"]

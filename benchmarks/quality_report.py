@@ -25,12 +25,12 @@ PROTOCOL = Path(__file__).with_name("quality_protocol.md")
 NOTES = Path(__file__).with_name("quality_notes.md")  # how to read the full run's figures
 TITLES = {"mq2008": "MQ2008", "ohsumed": "OHSUMED", "lgbm-rank": "LightGBM sample", "mslr-sample": "MSLR sample"}
 PAPER = ("paper ones", "paper mean", "paper knn")
-DEFAULT, TREES = "boosted", "lightgbm+ranks"
+DEFAULT, START, TREES = "boosted+warp", "boosted", "lightgbm+ranks"
 # Pairs worth reading beside the targets.
 PAIRS = (
-    (DEFAULT, TREES), ("boosted+warp", DEFAULT), ("boosted identity", DEFAULT), ("boosted pooled", DEFAULT),
-    ("boosted no ranks", DEFAULT), ("boosted bag", DEFAULT), ("boosted bag", "lightgbm bag"), (TREES, "lightgbm"),
-    (DEFAULT, "linear"), (DEFAULT, "sampled amortized"),
+    (DEFAULT, TREES), (START, TREES), (DEFAULT, START), ("boosted identity", START), ("boosted pooled", START),
+    ("boosted no ranks", START), ("boosted bag+warp", DEFAULT), ("boosted bag+warp", "lightgbm bag"),
+    (TREES, "lightgbm"), (DEFAULT, "xgboost+ranks"), (DEFAULT, "linear"), (DEFAULT, "sampled amortized"),
 )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def warp_story(plan: Plan, cells: Cells) -> dict[str, Any]:
         for seed in range(plan.seeds)
         for name in plan.sets
         for fold in plan.folds
-        if (cell := cells.find("test", DEFAULT, name, fold, None, seed)) is not None and "warp" in cell["info"]
+        if (cell := cells.find("test", "boosted", name, fold, None, seed)) is not None and "warp" in cell["info"]
     ]
     if not stories:
         return {}
@@ -164,7 +164,8 @@ def _main_table(table: Table, sets: Sequence[str]) -> str:
         if not any(found):
             continue
         cells = [
-            f"{r.mean:.4f}" + (f" ± {np.std(r.by_seed):.4f}" if len(r.values) > 1 else "") if r else "" for r in found
+            f"{r.mean:.4f}" + (f" ± {np.std(r.by_seed, ddof=1):.4f}" if len(r.values) > 1 else "") if r else ""
+            for r in found
         ]
         whole = [r for r in found if r]
         mean = f"{np.mean([r.mean for r in whole]):.4f}" if len(whole) == len(sets) else ""
@@ -194,7 +195,7 @@ def _gap_cells(found: Mapping[str, Gap], sets: Sequence[str]) -> list[str]:
 def _losses(table: Table, sets: Sequence[str]) -> dict[str, dict[str, float]]:
     losses: dict[str, dict[str, float]] = {}
     for label, clean, noisy in (
-        ("boosted L-GMML", DEFAULT, "boosted noise"),
+        ("boosted L-GMML", DEFAULT, "boosted noise+warp"),
         (_plain(LABELS[TREES]), TREES, "lightgbm noise"),
     ):
         losses[label] = {
@@ -208,7 +209,7 @@ def _losses(table: Table, sets: Sequence[str]) -> dict[str, dict[str, float]]:
 def _noise_table(table: Table, sets: Sequence[str]) -> str:
     rows = []
     for kind in NOISES:
-        ours = noise_losses(table, DEFAULT, "boosted noise", kind, sets)
+        ours = noise_losses(table, DEFAULT, "boosted noise+warp", kind, sets)
         theirs = noise_losses(table, TREES, "lightgbm noise", kind, sets)
         both = [name for name in sets if name in ours and name in theirs]
         if not both:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ Table = dict[tuple[str, str, str | None], Row]  # (row, set, noise)
 
 
 def collect(cells: Cells, systems: Sequence[System], sets: Sequence[str], folds: Sequence[int], seeds: int) -> Table:
-    """Everything that is stored; a seed counts only when all its folds are there."""
+    """Everything that is stored; a seed counts only when all its folds, and those of the seeds before it, are there."""
     table: Table = {}
     for system in systems:
         for name in sets:
@@ -69,7 +70,7 @@ def collect(cells: Cells, systems: Sequence[System], sets: Sequence[str], folds:
                 for seed in range(min(seeds, system.seeds)):
                     found = [cells.find("test", system.name, name, fold, noise, seed) for fold in folds]
                     done.append([cell for cell in found if cell is not None])
-                whole = [found for found in done if len(found) == len(folds)]
+                whole = list(takewhile(lambda found: len(found) == len(folds), done))
                 for row in system.labels if whole else ():
                     table[row, name, noise] = _row(row, whole)
     return table

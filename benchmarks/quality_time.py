@@ -12,7 +12,6 @@ import numpy as np
 from benchmarks.quality_data import Fold
 from benchmarks.quality_trees import Score, fit_lightgbm, rank_fold, with_list_ranks
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.models.phi import Phi
 from lgmml_torch.ragged import RankingData
 
 GROWTH = (10_000, 20_000, 40_000, 80_000)  # documents
@@ -22,10 +21,10 @@ LIST_LENGTH, FEATURES = 50, 46
 
 def time_fold(fold: Fold, chosen: Mapping[str, Any], rounds: int = 2) -> dict[str, Any]:
     """CPU seconds of one thread, which other work on the machine does not stretch much; preprocessing on both sides."""
-    from benchmarks.quality_lgmml import fit_boosted_bank, scorer
+    from benchmarks.quality_lgmml import fit_default  # Lightning takes its time to import
 
     def boosted() -> Score:
-        return scorer(fit_boosted_bank(fold, 0).model(partial(Phi, mode="shared")).eval())
+        return fit_default(fold)
 
     def trees() -> Score:
         score = fit_lightgbm(rank_fold(fold), 0, chosen)
@@ -59,7 +58,7 @@ def score_seconds(score: Score, data: RankingData, calls: int = 3) -> float:
 
 def time_growth(sizes: Sequence[int] = GROWTH, rounds: int = GROWTH_ROUNDS) -> dict[str, Any]:
     """CPU seconds of training and scoring generated lists of more and more documents, and how they grow."""
-    from benchmarks.quality_lgmml import fit_boosted_bank, scorer
+    from benchmarks.quality_lgmml import fit_default
 
     settings = (f"local_metrics.rounds={rounds}", f"local_metrics.patience={rounds}")
     train: list[float] = []
@@ -67,9 +66,7 @@ def time_growth(sizes: Sequence[int] = GROWTH, rounds: int = GROWTH_ROUNDS) -> d
     for size in sizes:
         data = letor_like(size // LIST_LENGTH, FEATURES, num_documents=size)
         fold = Fold(data, letor_like(100, FEATURES, num_documents=100 * LIST_LENGTH, seed=1), data)
-        seconds, found = cpu_seconds(
-            lambda fold=fold: scorer(fit_boosted_bank(fold, 0, settings).model(partial(Phi, mode="shared")).eval())  # type: ignore[misc]
-        )
+        seconds, found = cpu_seconds(partial(fit_default, fold, settings))
         train.append(seconds)
         score.append(score_seconds(found, data))
     return {

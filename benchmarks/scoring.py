@@ -11,6 +11,7 @@ Run with ``python -m benchmarks.scoring``. Settings follow as ``name=value``:
     tols=0.005,0.01,0.02,0.05  tolerances of compression, of the scores' spread within lists
     rounds=5
     folds=5        of the real sets, for the NDCG that compression costs
+    passes=5       of Φ over all lists, in training our model
     threads=1      cores
 
 On the WEB10K shape our K metrics have full rank; on MQ2008 and the MSLR sample there are as many metrics as usable

@@ -66,8 +66,7 @@ def fit_model(train: RankingData, valid: RankingData | None, params: Mapping[str
             trainer={**trainer, "default_root_dir": folder},
             seed=seed,
         )
-    curve = {} if valid is None else dict(keeper.curve)
-    return Fitted(module.model.eval(), prepared.bank.history, curve, keeper.best_epoch)
+    return Fitted(module.model.eval(), prepared.bank.history, dict(keeper.curve), keeper.best_epoch)
 
 
 def bank_fitter(params: Mapping[str, Any]) -> Callable[..., Bank]:

@@ -18,6 +18,9 @@ from lgmml_torch.checks import LGMMLError
 from lgmml_torch.functional.presets import Preset, describe, find_preset
 from lgmml_torch.functional.ranking import rank_metrics
 
+METRICS = ("ndcg@1", "ndcg@5", "ndcg@10", "map")
+"""What is measured unless something else is asked for."""
+
 
 @dataclass(frozen=True)
 class MetricSummary:

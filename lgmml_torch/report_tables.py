@@ -50,6 +50,8 @@ def run_markdown(
     """The report of a training run: what it reached, and how validation went from epoch to epoch."""
     lines = [f"| {epoch} | {value:.4f}{' (kept)' if epoch == best_epoch else ''} |" for epoch, value in curve.items()]
     validation = "\n".join(["| epoch | validation NDCG@10 |", "|---:|---:|", *lines])
+    if not curve:
+        validation = f"No validation queries: the weights of the last epoch ({best_epoch}) were kept."
     return f"# {name}\n\n{evaluation_markdown(evaluations)}\n## Validation\n\n{validation}\n"
 
 

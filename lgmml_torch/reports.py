@@ -16,6 +16,7 @@ from lgmml_torch.checks import DataError, check_shape
 from lgmml_torch.functional.presets import Preset, describe, find_preset
 from lgmml_torch.functional.ranking import rank_metrics
 from lgmml_torch.functional.score import warn_if_degenerate
+from lgmml_torch.metrics import METRICS
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.report_tables import evaluation_markdown, evaluation_table, print_evaluations, run_markdown
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["METRICS", "Evaluation", "evaluate", "evaluate_scores", "print_evaluations", "run_markdown"]
-
-METRICS = ("ndcg@1", "ndcg@5", "ndcg@10", "map")
 
 
 @dataclass(frozen=True, eq=False)

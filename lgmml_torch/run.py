@@ -18,9 +18,9 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.callbacks import LearningRateMonitor
+from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor
 
-from lgmml_torch.checks import ConfigError, LGMMLError, check_choice
+from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.models.phi import POLICIES
@@ -84,6 +84,8 @@ def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
     splits = {names.get(name, name): data for name, data in parts.items()}
     for name, data in splits.items():
         log.info("%s: %s", name, data)
+    if "train" not in splits:
+        raise DataError(f"`data` must have a training part, got {', '.join(splits)}")
     return splits
 
 
@@ -93,10 +95,11 @@ def make_loggers(cfg: DictConfig, **place: str) -> list[Any]:
     return [build(part, **{key: value for key, value in place.items() if key in part}) for part in parts]
 
 
-def make_callbacks(cfg: DictConfig) -> list[Any]:
-    """The configured callbacks; the learning rate can be watched only where there is a logger."""
+def make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
+    """The configured callbacks; watching the step needs a logger, and stopping early needs validation."""
     made = [build(part) for part in cfg.callbacks.values() if part]
-    return [item for item in made if cfg.logger or not isinstance(item, LearningRateMonitor)]
+    idle = (() if cfg.logger else (LearningRateMonitor,)) + (() if validated else (EarlyStopping,))
+    return [item for item in made if not isinstance(item, idle)]
 
 
 def fit_metrics(cfg: DictConfig, splits: dict[str, RankingData], loggers: list[Any]) -> Prepared:
@@ -133,6 +136,10 @@ def train_best_phi(
         log.info("new queries get ones, so validation cannot tell the %d candidates apart: the first", len(candidates))
         candidates = candidates[:1]
     only = len(candidates) == 1
+    if not only and "valid" not in prepared.splits:
+        raise ConfigError("`search` needs validation queries to choose by, and the data has none")
+    if list(cfg.search.init) and prepared.bank.phi is not None:
+        raise ConfigError("`search.init` needs metrics without weights of their own; these come with a starting Φ")
     cache = None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
     queries = prepared.splits["train"].num_queries
     rule = build(cfg.step_size)
@@ -150,7 +157,7 @@ def train_best_phi(
             optimizer=build(cfg.optimizer),
             step_size=rule(queries) if callable(rule) else None,
             keep=cfg.warp.keep,
-            callbacks=make_callbacks(cfg),
+            callbacks=make_callbacks(cfg, validated="valid" in prepared.splits),
             loggers=loggers if only else make_loggers(cfg, version=f"candidate-{number}"),
             trainer=build(cfg.trainer),
             seed=cfg.seed,

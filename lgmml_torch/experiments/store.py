@@ -28,7 +28,7 @@ from lgmml_torch.files import write_text
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of the meaning of stored results; raising it lets all of them be computed again
+VERSION = 3  # of the meaning of stored results; raising it lets all of them be computed again
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,7 @@ class LGMMLSystem(RankingSystem):
     def score(self, data: RankingData) -> Tensor:
         """Scores of the rows, by the policy for new queries."""
         model: LGMML = fitted(self, "model")
-        scores: Tensor = model(data.features.to(model.metrics.scales.dtype), data.offsets)
-        return scores
+        return model.score(data)[data.order]
 
     @torch.no_grad()
     def known_scores(self, data: RankingData) -> Tensor:

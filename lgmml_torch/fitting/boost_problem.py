@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, LGMMLError, check_finite
+from lgmml_torch.checks import DataError, DataWarning, LGMMLError, check_finite
 from lgmml_torch.fitting.boost_config import BoostConfig
 from lgmml_torch.functional.boosting import feature_prior
 from lgmml_torch.functional.lambdarank import ideal_dcg, lambda_gradients
@@ -38,6 +39,11 @@ class Problem:
 def make_problem(data: RankingData, valid: RankingData | None, config: BoostConfig, seed: int) -> Problem:
     """Check and reorder the data, and compute what every round needs."""
     check_data(data, valid)
+    if valid is not None and not bool((valid.labels > 0).any()):
+        warnings.warn(
+            "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=2
+        )
+        valid = None
     data, valid = shuffled(data, seed), None if valid is None else shuffled(valid, seed)
     ideal = ideal_dcg(data.labels, data.offsets, truncation=config.truncation)
     usable = usable_queries(data, ideal)

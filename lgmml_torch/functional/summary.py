@@ -8,12 +8,14 @@ from torch import Tensor
 from lgmml_torch.checks import check_offsets, check_shape
 from lgmml_torch.segments import segment_ids, segment_sum
 
+SPREAD_FLOOR = 1e-4
+
 
 def list_summary(
     kappa: Tensor,  # (N, K)
     offsets: Tensor,  # (Q+1,)
     *,
-    floor: float = 1e-4,
+    floor: float = SPREAD_FLOOR,
 ) -> Tensor:  # (Q, 2K)
     """Mean and log-spread of the kernel values of each list, metric by metric.
 

@@ -15,7 +15,6 @@ from lgmml_torch.checks import DataError, check_positive, check_shape
 from lgmml_torch.functional.boosting import nonnegative_solve
 from lgmml_torch.functional.quantile import list_rank_percentiles
 from lgmml_torch.functional.ranking import ndcg
-from lgmml_torch.functional.score import kernel
 from lgmml_torch.models.low_rank import LowRank, distance_cost
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.ragged import RankingData
@@ -73,7 +72,8 @@ def compress(model: LGMML, tol: float, data: RankingData) -> Compressed:
     .. math:: \min_{g \ge 0} \sum_{q, p} \Big(f_q(p) + \sum_r g_r \Phi_q[r]\, \tilde\kappa_r(p)\Big)^2
 
     (both centred within lists), until the tolerance is met. This is done for several shares of the tolerance spent on
-    truncation; the result with the least work wins.
+    truncation; the result with the least work wins. Policies that look at the list (``"knn"``, ``"amortized"``) see
+    fewer metrics afterwards and may give other weights, beyond the tolerance; the report says what came of it.
 
     Args:
         model: stays as it is. A model whose new queries get ``"ones"`` becomes one with a shared Φ.
@@ -86,23 +86,27 @@ def compress(model: LGMML, tol: float, data: RankingData) -> Compressed:
         DataError: no documents, or scores that are constant within all lists.
     """
     check_positive("tol", tol, zero=True)
+    device = model.metrics.scales.device
+    model = model if device.type == "cpu" else deepcopy(model).cpu()
     sample = _reference(data)
     offsets = sample.offsets
     features = model.preprocess(sample.features.to(model.metrics.scales), offsets)
-    kappa = kernel(model.metrics(features), model.kernel)
+    bank = LowRank(model.metrics, features, model.kernel)
+    kappa = bank.kernels()
     weights = model.weights(kappa, offsets)
     weights = weights if len(weights) == 1 else weights[segment_ids(offsets)]
-    target = _centred(-(kappa * weights).double().sum(dim=1, keepdim=True), offsets)[:, 0]
+    target = _centred(-weights * kappa, offsets).sum(dim=1)
     if not bool(target.square().sum() > 0):
         raise DataError("scores must vary within some list to be compared, got constant ones in all of them")
-    bank = LowRank(model.metrics, features, model.kernel)
     best: tuple[int, Tensor, Tensor, Tensor] | None = None
     for share in SHARES:
         ranks, columns = bank.truncate(share * tol, weights, lambda values: _centred(values, offsets))
         found = _select(columns, target, bank.costs(ranks), tol)
         if found is not None and (best is None or found[0] < best[0]):
             best = (*found, ranks)
-    assert best is not None  # without truncation, all metrics with weights of one meet any tolerance
+    if best is None:  # rounding keeps the greedy fit from a tolerance near 0: all metrics as they are
+        everything = torch.arange(len(ranks))
+        best = (0, everything, torch.ones(len(ranks), dtype=torch.float64), ranks)
     _, chosen, gains, ranks = best
     metrics, order = bank.bank(chosen, ranks[chosen])
     if model.phi.policy == "ones":  # which has no weights that gains could be multiplied with
@@ -110,7 +114,7 @@ def compress(model: LGMML, tol: float, data: RankingData) -> Compressed:
     else:
         phi = scaled_phi(model.phi, chosen[order], gains[order])
     small = type(model)(deepcopy(model.preprocess), metrics, phi, kernel=model.kernel, qids=model.qids)
-    return _judged(model, small.eval(), data)
+    return _judged(model, small.eval().to(device), data)
 
 
 def scaled_phi(

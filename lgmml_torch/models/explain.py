@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError
+from lgmml_torch.functional.distance import norm_factors
 from lgmml_torch.functional.score import kernel
 from lgmml_torch.models.local_metrics import MetricBlock
 from lgmml_torch.models.preprocess_base import Source
@@ -171,9 +172,7 @@ def _split_block(
     name: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # (K, 2), (K, D'), (K, D')
     """Distances of the pair, each feature's part of κ(d(b)) − κ(d(a)), and the anchors."""
-    factors, points = block.factors.double().cpu(), block.anchors.double().cpu()
-    if norm == "trace":
-        factors = factors @ factors.mT
+    factors, points = norm_factors(block.factors.double().cpu(), norm), block.anchors.double().cpu()
     count, width = points.shape
     support = torch.arange(width).expand(count, width) if block.is_full else block.support.cpu()
     a, b = pair[0][support], pair[1][support]  # (K, s)

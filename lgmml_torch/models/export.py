@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from lgmml_torch.checks import LGMMLError, MissingDependencyError, check_choice
 from lgmml_torch.files import write_bytes
 from lgmml_torch.functional.distance import norm_factors
 from lgmml_torch.functional.score import kernel
+from lgmml_torch.functional.summary import SPREAD_FLOOR
 from lgmml_torch.models.local_metrics import MetricBlock
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
@@ -24,7 +26,6 @@ from lgmml_torch.models.storage import FORMAT, VERSION
 
 OPSET = 18
 GROUP = 32  # metrics in one product: bounds what a list needs beside its (N, K) distances
-FLOOR = 1e-4  # of the spread in a list's summary, as in `functional.summary.list_summary`
 
 
 def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | None = None) -> Path:
@@ -47,7 +48,7 @@ def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | Non
         _require(package)
     name = policy or model.phi.policy
     check_choice("policy", name, POLICIES[model.phi.mode])
-    scorer = ListScorer(model, name).eval()
+    scorer = ListScorer(deepcopy(model).cpu(), name).eval()
     size = sum(tensor.numel() * tensor.element_size() for tensor in scorer.state_dict().values())
     if size >= 2**31:
         raise LGMMLError(f"`model` must be smaller than 2 GiB for one ONNX file, got {size} bytes; compress it first")
@@ -125,7 +126,7 @@ def _summary(kappa: Tensor) -> Tensor:
     """`functional.summary.list_summary` of one list."""
     mean = kappa.mean(dim=0, keepdim=True)
     spread = (kappa - mean).square().mean(dim=0, keepdim=True).sqrt()
-    return torch.cat([mean, (spread + FLOOR).log()], dim=1)
+    return torch.cat([mean, (spread + SPREAD_FLOOR).log()], dim=1)
 
 
 def _require(package: str) -> None:

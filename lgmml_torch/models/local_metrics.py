@@ -7,7 +7,7 @@ full-dimensional blocks with blocks whose metrics look at a few features each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_shape
 from lgmml_torch.functional.distance import (
     CHUNK_ROWS,
+    NORMS,
     distance_kernel,
     quadratic_pays,
     subspace_chunk,
@@ -23,7 +24,10 @@ from lgmml_torch.functional.distance import (
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.functional.tiles import TileKernel, fill_tiles, scaled_tiles
 
-NORMS = ("mahalanobis", "trace")
+
+def tensor_state(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
+    """What changes when a tensor is replaced or written to; valid while the tensors live."""
+    return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
 
 
 class MetricBlock(nn.Module):
@@ -128,8 +132,7 @@ class MetricBlock(nn.Module):
         """The kernel for such features, kept until the metrics change: large sets come in many blocks."""
         method = "quadratic" if self.is_full and quadratic_pays(features, self.factors, norm) else "factor"
         buffers = (self.support, self.anchors, self.factors)
-        state = [(buffer.data_ptr(), 0 if buffer.is_inference() else buffer._version) for buffer in buffers]
-        key = (features.dtype, features.device, norm, method, *state)
+        key = (features.dtype, features.device, norm, method, *tensor_state(buffers))
         if self._kept is None or self._kept[0] != key:
             support = None if self.is_full else self.support
             kernel = distance_kernel(features, self.anchors, self.factors, support=support, norm=norm, method=method)

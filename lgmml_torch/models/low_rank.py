@@ -70,6 +70,10 @@ class LowRank:
         self.factors.append(turned)
         self.stretch.append(stretch)
 
+    def kernels(self) -> Tensor:  # (N, K)
+        """Kernel values of the documents under every metric at its full rank."""
+        return torch.stack([by_rank[max(by_rank)] for by_rank in self.values], dim=1)
+
     def truncate(
         self,
         limit: float,

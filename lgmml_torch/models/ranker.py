@@ -14,7 +14,7 @@ from lgmml_torch.functional.score import KERNELS, kernel
 from lgmml_torch.functional.score import score as score_kappa
 from lgmml_torch.functional.summary import list_summary
 from lgmml_torch.models.compress import Compressed, compress, scaled_phi
-from lgmml_torch.models.local_metrics import LocalMetrics
+from lgmml_torch.models.local_metrics import LocalMetrics, tensor_state
 from lgmml_torch.models.phi import LIST_POLICIES, Phi
 from lgmml_torch.models.preprocess import Preprocess, build_preprocess
 from lgmml_torch.models.storage import read_model, write_model
@@ -51,6 +51,7 @@ class LGMML(nn.Module):
             raise LGMMLError(f"`phi` must weigh {metrics.num_metrics} metrics, got {phi.num_metrics}")
         self.preprocess, self.metrics, self.phi = preprocess, metrics, phi
         self.kernel, self.qids = kernel, qids
+        self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
 
     @property
     def num_features(self) -> int:
@@ -155,8 +156,16 @@ class LGMML(nn.Module):
         used = (most > 0).nonzero()[:, 0]
         if len(used) == self.metrics.num_metrics or len(used) == 0:
             return self
-        phi = scaled_phi(self.phi, used, torch.ones_like(used))
-        return LGMML(self.preprocess, self.metrics.select(used), phi, kernel=self.kernel, qids=self.qids)
+        parts = [*self.phi.parameters(), *self.metrics.buffers()]
+        state = (self.preprocess, tensor_state(parts))
+        if self._trimmed is None or self._trimmed[0] != state:  # kept: large sets come in many calls
+            phi = scaled_phi(self.phi, used, torch.ones_like(used))
+            small = LGMML(self.preprocess, self.metrics.select(used), phi, kernel=self.kernel, qids=self.qids)
+            self._trimmed = (state, small, parts)
+        return self._trimmed[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_trimmed": None}
 
     def known_rows(self, qids: tuple[Hashable, ...]) -> Tensor:  # (Q,)
         """Row of Φ of each query id, −1 where it was not in the training data."""
@@ -198,7 +207,7 @@ class LGMML(nn.Module):
         return explain(self, data, qid=qid, document=document, over=over)
 
     def compress(self, tol: float, data: RankingData) -> Compressed:
-        """A cheaper model whose scores differ by at most ``tol`` of their spread within the lists of ``data``.
+        """A cheaper model whose scores differ by about ``tol`` of their spread within the lists of ``data``.
 
         See `lgmml_torch.models.compress.compress`, which also says what the result reports.
         """

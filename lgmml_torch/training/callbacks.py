@@ -54,7 +54,8 @@ class KeepCheckpoints(Checkpoint):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep a place to go on from; without validation the last epoch is the best there is."""
         if not trainer.val_dataloaders:
-            self._judge(trainer, trainer.current_epoch + 1, float(trainer.current_epoch))
+            self.best, self.best_epoch = math.nan, trainer.current_epoch + 1
+            trainer.save_checkpoint(self.best_file, weights_only=False)
         trainer.save_checkpoint(self.last_file, weights_only=False)
 
     def _judge(self, trainer: pl.Trainer, epoch: int, value: float) -> None:

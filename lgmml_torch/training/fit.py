@@ -1,4 +1,4 @@
-"""`fit_lgmml`: the stages of training, one after the other; what `train.py` and `LGMMLRanker` have in common."""
+"""The stages of training, one after the other; what `train.py` and `LGMMLRanker` have in common."""
 
 from __future__ import annotations
 

@@ -13,12 +13,11 @@ from lgmml_torch.checks import LGMMLError, check_positive
 from lgmml_torch.data.batches import WarpBatch
 from lgmml_torch.functional.score import kernel, score
 from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
-from lgmml_torch.metrics import RankingMetrics
+from lgmml_torch.metrics import METRICS, RankingMetrics
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION, check_header
 from lgmml_torch.ragged import RankingData
 
-METRICS = ("ndcg@1", "ndcg@5", "ndcg@10", "map")
 SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
