@@ -3,7 +3,11 @@ VENV   ?= .venv
 PYTHON ?= python3
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
-export LGMML_DATA ?= $(wildcard $(abspath ../shared/data))
+# Real data beside the repository is used where it is there; LGMML_DATA names another place.
+DATA := $(wildcard $(abspath ../shared/data))
+ifneq ($(DATA),)
+export LGMML_DATA ?= $(DATA)
+endif
 # One BLAS thread per test process: two processes with two threads each would fight over two cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 JOBS ?= auto

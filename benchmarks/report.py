@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS
+from benchmarks.race import race_rows
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 SCALES = ("scale-small", "scale-web10k", "scale-web30k", "scale-web30k-float16", "scale-yahoo1")
@@ -78,22 +79,10 @@ def race() -> str:
         found = load(name)
         if not found:
             continue
-        ours, trees = found["ours"], found["lightgbm"]
-        reached = trees["reached_our_ndcg"]
-        rows: list[tuple[object, ...]] = [
-            ("ours, whole training", ours["seconds"], ours["valid_ndcg@10"]),
-            ("LightGBM, 5,000 trees (projection)", trees["projected_seconds_5000_trees"], ""),
-            (f"LightGBM, {trees['trees']} trees", trees["trees"] / trees["trees_per_second"],
-             max(trees["valid_ndcg@10"].values())),
-            ("ours, until its best NDCG", ours["seconds_to_best"], ours["valid_ndcg@10"]),
-            ("LightGBM, until that NDCG", reached["seconds"] if reached else "not reached", ours["valid_ndcg@10"]),
-        ]  # fmt: skip
-        if "xgboost" in found:
-            rows.insert(2, ("XGBoost, 5,000 trees (projection)", found["xgboost"]["projected_seconds_5000_trees"], ""))
         head = (
             f"{name.removeprefix('race-')}: projected over ours {found['projected_over_ours']:.3g}x; {_machine(found)}."
         )
-        parts.append(head + "\n\n" + table(("", "seconds", "validation NDCG@10"), rows))
+        parts.append(head + "\n\n" + table(("", "seconds", "validation NDCG@10"), race_rows(found)))
     return "\n\n".join(parts) or MISSING
 
 

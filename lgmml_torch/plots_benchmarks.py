@@ -51,8 +51,17 @@ def scaling_picture(
         axis.set_ylabel("seconds")
         axis.set_xticks(list(points), [f"{value:,}" for value in points], minor=False)
         axis.minorticks_off()
+        axis.set_yticks(_marks(points))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.legend(title="exponents", fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
     return figure
+
+
+def _marks(points: Mapping[int, Mapping[str, float]]) -> list[float]:
+    """1, 2 and 5 times powers of ten within the seconds shown."""
+    values = [seconds for found in points.values() for seconds in found.values()]
+    steps = [digit * 10.0**power for power in range(-4, 6) for digit in (1, 2, 5)]
+    return [step for step in steps if 0.8 * min(values) <= step <= 1.25 * max(values)]
 
 
 def ratios_picture(
@@ -73,7 +82,8 @@ def ratios_picture(
     first = next(iter(values.values()))
     for place, value in enumerate(values.values()):
         ratio = f" ({value / first:.3g}x)" if place else ""
-        axis.text(value, place, f" {value:.3g}{ratio}", va="center", fontsize=8)
+        shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        axis.text(value, place, f" {shown}{ratio}", va="center", fontsize=8)
     axis.set_xlim(0, 1.25 * max(values.values()))
     axis.invert_yaxis()
     axis.set_xlabel(unit)
