@@ -138,6 +138,31 @@ def test_every_pair_of_parts_trains(phi: str, metrics: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_training_without_validation_keeps_the_last_epoch(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    lines = [f"{d % 3} qid:{q} 1:{(d * 7 + q) % 5} 2:{d % 3 + q / 10}" for q in range(8) for d in range(6)]
+    (tmp_path / "data" / "train.txt").write_text("\n".join(lines) + "\n")
+    drop = [word for word in SMALL if not word.startswith("data.")]
+    cfg = load_config([*drop, "data=letor", f"data.name={tmp_path / 'data'}", *BOOSTED, "evaluation.ideal=false"])
+    with open_dict(cfg):
+        cfg.name, cfg.paths.output_dir = "test", str(tmp_path / "run")
+        cfg.pop("hydra", None)
+    result = train(cfg)
+    assert result is not None
+    assert result.best_epoch == 2
+    assert (
+        "No validation queries: the weights of the last epoch (2) were kept"
+        in (tmp_path / "run" / "report.md").read_text()
+    )
+    cfg.search.margin = [0.1, 0.2]
+    with pytest.raises(ConfigError, match="`search` needs validation queries"):
+        train(cfg)
+    (tmp_path / "data" / "train.txt").rename(tmp_path / "data" / "test.txt")
+    with pytest.raises(DataError, match="`data` must have a training part, got test"):
+        load_splits(cfg)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["float16", "bfloat16"])
 def test_distances_may_be_kept_in_half_precision(kept: str, default_run: RunResult, tmp_path: Path) -> None:
     half = run(tmp_path, *BOOSTED, f"distances={kept}")
@@ -224,6 +249,8 @@ def test_bad_use_gets_one_sentence(tmp_path: Path) -> None:
         run(tmp_path / "adam", *BOOSTED, "phi=per_query", "optimizer=adam")
     with pytest.raises(LGMMLError, match="`distances` must be one of 'float32', 'float16', 'bfloat16', got 'float8'"):
         run(tmp_path / "half", *BOOSTED, "distances=float8")
+    with pytest.raises(ConfigError, match=r"`search\.init` needs metrics without weights of their own"):
+        run(tmp_path / "init", *BOOSTED, "search.init=[0.1,1]")
     with pytest.raises(ConfigError, match="colour"):
         run(tmp_path / "extra", *BOOSTED, "+phi.colour=red")
     missing = load_config(["data=mq2008", f"paths.data_dir={tmp_path}/none"])

@@ -17,8 +17,8 @@ HEAD = """# Results: the paper's claims, checked
 Made by `python -m lgmml_torch.experiments page size={size}` from the stored results of `make {target}`; not edited by
 hand. Every number stands with its metric's definition, the queries it counts and skips, the split and the seed, in the
 table it comes from. “Holds” and “does not hold” are decided by 95% intervals where the claim is about quality, by plain
-ratios where it is about time; “not decided” means the interval contains zero; “not tested” means the data is not at hand. The paper's numbers come from other implementations of the
-metrics and are never compared with ours as numbers.
+ratios where it is about time; “not decided” means the interval contains zero; “not tested” means the data is not at
+hand. The paper's numbers come from other implementations of the metrics and are never compared with ours as numbers.
 
 Claims: {summary}.
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, DataError, LGMMLError
+from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.fitting.boost_config import BoostConfig
 from lgmml_torch.fitting.boost_search import Bag, find_learners
@@ -132,6 +132,13 @@ def test_without_validation_all_rounds_are_kept(train: RankingData) -> None:
     bank = fit_boosted(train, **SMALL)
     assert bank.history["best_round"] == 12
     assert bank.history["valid_ndcg"] == []
+
+
+def test_validation_without_a_relevant_document_is_no_validation(train: RankingData, valid: RankingData) -> None:
+    barren = replace(valid, labels=torch.zeros_like(valid.labels))
+    with pytest.warns(DataWarning, match="no validation query has a relevant document"):
+        bank = fit_boosted(train, barren, **SMALL)
+    assert torch.equal(bank.phi, fit_boosted(train, **SMALL).phi)
 
 
 def test_documents_above_the_cap_are_left_to_other_rounds(train: RankingData, valid: RankingData) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -89,6 +91,14 @@ def test_no_tolerance_changes_nothing_but_idle_metrics() -> None:
     assert found.rank_correlation == pytest.approx(1.0, abs=1e-3)
 
 
+def test_no_tolerance_with_many_documents() -> None:
+    data = lists(queries=300)  # enough for scoring by the quadratic form, whose rounding compression must not chase
+    assert data.num_documents > 2048
+    found = ranker(data).compress(0.0, data)
+    assert found.score_error < 1e-4
+    assert found.metrics_after == 10
+
+
 def test_copies_of_a_metric_become_one_with_their_weights_together() -> None:
     data = lists()
     model = ranker(data, count=1)
@@ -167,6 +177,20 @@ def test_scoring_leaves_out_metrics_without_weight(mode: str, policy: str, known
         )
     torch.testing.assert_close(model.score(data, known_queries=known), expected)
     assert seen == [9 if mode == "shared" else 8]
+
+
+def test_what_is_left_without_idle_metrics_is_kept_until_something_changes() -> None:
+    data = lists()
+    model = ranker(data)
+    with torch.no_grad():
+        model.phi.table.weight[:, 0] = 0
+    small = model.without_idle("shared")
+    assert small.metrics.num_metrics == 9
+    assert model.without_idle("shared") is small
+    model.metrics.set_scales(2 * model.metrics.scales)
+    assert model.without_idle("shared") is not small
+    torch.testing.assert_close(model.score(data), data.in_caller_order(model(data.features, data.offsets)))
+    deepcopy(model).score(data)
 
 
 def test_a_model_without_any_weight_still_scores() -> None:
