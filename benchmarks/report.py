@@ -103,8 +103,7 @@ def scoring() -> str:
             over = one["lightgbm_over"][label]
             rows.append((label, value, over, facts.get("metrics", ""), facts.get("rank_correlation", ""), lost))
         columns = ("ranker", "µs per document", "LightGBM over it", "metrics left", "rank correlation", "NDCG@10 lost")
-        chosen = f"; tolerance {one['chosen']:g} chosen on validation queries" if "chosen" in one else ""
-        head = f"{part}: K = {one['metrics']}, D = {one['features']}; {_machine(found)}{chosen}."
+        head = f"{part}: K = {one['metrics']}, D = {one['features']}; {_machine(found)}."
         parts.append(head + "\n\n" + table(columns, rows))
     return "\n\n".join(parts)
 
