@@ -38,6 +38,7 @@ def differences_picture(
             axis.plot([mean], [place], "o", color=colour, markersize=4)
         axis.set_title(name, fontsize=9)
         axis.tick_params(labelsize=7)
+        axis.locator_params(axis="x", nbins=4)
         axis.grid(axis="x", linewidth=0.3)
     axes[0].set_yticks(range(len(names)), names, fontsize=8)
     axes[0].invert_yaxis()
