@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.quality_data import Fold
 from benchmarks.quality_trees import (
     GRID,
     XGBOOST_GRID,
@@ -15,28 +14,29 @@ from benchmarks.quality_trees import (
     fit_xgboost,
     rank_fold,
 )
+from lgmml_torch.experiments.sources import RankingFold
 
 Chosen = tuple[dict[str, Any], float]
-Choice = Callable[[Fold, bool], Chosen]
+Choice = Callable[[RankingFold, bool], Chosen]
 Grid = Mapping[str, Sequence[Any]]
 
 
-def _trees(fit: Callable[[Fold, int, Mapping[str, Any]], Score], grid: Grid, *, ranks: bool) -> Choice:
-    def choose(fold: Fold, quick: bool) -> Chosen:
+def _trees(fit: Callable[[RankingFold, int, Mapping[str, Any]], Score], grid: Grid, *, ranks: bool) -> Choice:
+    def choose(fold: RankingFold, quick: bool) -> Chosen:
         small = {name: values[-1:] if name != "learning_rate" else values for name, values in grid.items()}
         return choose_point(rank_fold(fold) if ranks else fold, fit, small if quick else grid)
 
     return choose
 
 
-def _paper(fold: Fold, quick: bool) -> Chosen:
+def _paper(fold: RankingFold, quick: bool) -> Chosen:
     from benchmarks.quality_lgmml import choose_paper  # Lightning takes its time to import
 
     return choose_paper(fold, quick)
 
 
 def _rate(mode: str) -> Choice:
-    def choose(fold: Fold, quick: bool) -> Chosen:
+    def choose(fold: RankingFold, quick: bool) -> Chosen:
         from benchmarks.quality_lgmml import choose_rate
 
         return choose_rate(fold, mode)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lgmml_torch.data.catalog import data_folder, open_dataset
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import load_agreed, load_lightgbm
+from lgmml_torch.experiments.sources import RankingFold
 from lgmml_torch.ragged import RankingData
 
 SETS = ("mq2008", "ohsumed", "lgbm-rank", "mslr-sample")
@@ -26,15 +27,6 @@ TOY = "toy"  # generated, for tests
 NOISES = ("normal", "permuted")
 NUM_FOLDS = 5
 COPIES = 2  # noise columns for each real one: three times as many features
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One split of a set."""
-
-    train: RankingData
-    valid: RankingData
-    test: RankingData
 
 
 @dataclass(frozen=True)
@@ -47,16 +39,16 @@ class Arrays:
 
 
 @lru_cache(maxsize=3)
-def load_fold(name: str, fold: int, noise: str | None = None) -> Fold:
+def load_fold(name: str, fold: int, noise: str | None = None) -> RankingFold:
     """One fold of a set, from 0; with ``noise``, two noise columns for each real one."""
     clean = _official(name, fold) if name in OFFICIAL else _cut(name, fold)
     return clean if noise is None else add_noise(clean, noise, seed=100 + fold)
 
 
-def add_noise(fold: Fold, kind: str, *, seed: int, copies: int = COPIES) -> Fold:
+def add_noise(fold: RankingFold, kind: str, *, seed: int, copies: int = COPIES) -> RankingFold:
     """Columns that say nothing: standard normal, or the real ones with their rows permuted within each split."""
     generator = np.random.default_rng(seed)
-    return Fold(*(_noisy(part, kind, generator, copies) for part in (fold.train, fold.valid, fold.test)))
+    return RankingFold(*(_noisy(part, kind, generator, copies) for part in (fold.train, fold.valid, fold.test)))
 
 
 def as_arrays(data: RankingData) -> Arrays:
@@ -68,18 +60,18 @@ def as_arrays(data: RankingData) -> Arrays:
     return Arrays(features.float().numpy(), labels.float().numpy(), sizes)
 
 
-def _official(name: str, fold: int) -> Fold:
+def _official(name: str, fold: int) -> RankingFold:
     parts = open_dataset(name, fold=fold + 1, progress=False)
-    return Fold(parts["train"], parts["vali"], parts["test"])
+    return RankingFold(parts["train"], parts["vali"], parts["test"])
 
 
-def _cut(name: str, fold: int) -> Fold:
+def _cut(name: str, fold: int) -> RankingFold:
     whole = _toy() if name == TOY else _pooled(name)
     shuffled = np.random.default_rng(0).permutation(whole.num_queries)
     parts = [np.sort(shuffled[part::NUM_FOLDS]) for part in range(NUM_FOLDS)]
     test, valid = parts[fold], parts[(fold + 1) % NUM_FOLDS]
     train = np.setdiff1d(shuffled, np.concatenate([test, valid]))
-    return Fold(*(whole.select(torch.from_numpy(queries)) for queries in (train, valid, test)))
+    return RankingFold(*(whole.select(torch.from_numpy(queries)) for queries in (train, valid, test)))
 
 
 @lru_cache(maxsize=2)

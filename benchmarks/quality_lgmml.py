@@ -15,8 +15,8 @@ from typing import Any
 from hydra.utils import instantiate
 from torch import Tensor
 
-from benchmarks.quality_data import Fold
 from benchmarks.quality_trees import Score, mean_ndcg
+from lgmml_torch.experiments.sources import RankingFold
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess import Preprocess, build_preprocess, list_rank_features
 from lgmml_torch.models.ranker import LGMML
@@ -51,7 +51,7 @@ def scorer(model: LGMML, policy: str | None = None) -> Score:
     return score
 
 
-def paper_bank(fold: Fold, seed: int) -> Prepared:
+def paper_bank(fold: RankingFold, seed: int) -> Prepared:
     """The paper's regions, metrics and anchors."""
     cfg = load_config(["experiment=paper", f"seed={seed}", *QUIET])
     return fit_metrics(cfg, {"train": fold.train, "valid": fold.valid}, [])
@@ -66,7 +66,7 @@ def paper_phi(prepared: Prepared, seed: int, init: float, margin: float, epochs:
         return train_best_phi(cfg, prepared, [], folder)[0].model.eval()
 
 
-def choose_paper(fold: Fold, quick: bool = False) -> tuple[dict[str, Any], float]:
+def choose_paper(fold: RankingFold, quick: bool = False) -> tuple[dict[str, Any], float]:
     """Starting weight and margin by validation NDCG@10 under ``mean``; ``ones`` would not tell them apart."""
     prepared = paper_bank(fold, 0)
     found = []
@@ -79,7 +79,7 @@ def choose_paper(fold: Fold, quick: bool = False) -> tuple[dict[str, Any], float
     return best[2], best[0]
 
 
-def fit_paper(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+def fit_paper(fold: RankingFold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
     """The paper's model with each policy for new queries."""
     prepared = paper_bank(fold, seed)
     model = paper_phi(prepared, seed, chosen["init"], chosen["margin"], 30)
@@ -96,7 +96,7 @@ def sampled_phi(prepared: Prepared, mode: str, seed: int, rate: float) -> LGMML:
         return train_best_phi(cfg, prepared, [], folder)[0].model.eval()
 
 
-def choose_rate(fold: Fold, mode: str) -> tuple[dict[str, Any], float]:
+def choose_rate(fold: RankingFold, mode: str) -> tuple[dict[str, Any], float]:
     """The learning rate by validation NDCG@10."""
     prepared = paper_bank(fold, 0)
     found = []
@@ -108,7 +108,7 @@ def choose_rate(fold: Fold, mode: str) -> tuple[dict[str, Any], float]:
 
 
 def fit_sampled_phi(
-    fold: Fold, seed: int, chosen: Mapping[str, Any], *, mode: str
+    fold: RankingFold, seed: int, chosen: Mapping[str, Any], *, mode: str
 ) -> tuple[dict[str, Score], dict[str, Any]]:
     """Shared or amortised Φ on the paper's bank."""
     model = sampled_phi(paper_bank(fold, seed), mode, seed, chosen["rate"])
@@ -123,7 +123,10 @@ def quantile_features() -> Preprocess:
 
 
 def fit_boosted_bank(
-    fold: Fold, seed: int, settings: Sequence[str] = (), preprocess: Callable[[], Preprocess] = list_rank_features
+    fold: RankingFold,
+    seed: int,
+    settings: Sequence[str] = (),
+    preprocess: Callable[[], Preprocess] = list_rank_features,
 ) -> Prepared:
     """Preprocessing and boosted metrics as `train.py` fits them by default, with some settings changed."""
     cfg = load_config([f"seed={seed}", *QUIET, *settings])
@@ -132,7 +135,7 @@ def fit_boosted_bank(
 
 
 def fit_boosted_model(
-    fold: Fold,
+    fold: RankingFold,
     seed: int,
     chosen: Mapping[str, Any],
     *,
@@ -158,6 +161,6 @@ def fit_boosted_model(
     return scores, info
 
 
-def fit_default(fold: Fold, settings: Sequence[str] = ()) -> Score:
+def fit_default(fold: RankingFold, settings: Sequence[str] = ()) -> Score:
     """What `train.py` does by default: boosting, then WARP."""
     return fit_boosted_model(fold, 0, {}, settings=settings, warp=True)[0]["boosted+warp"]

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.quality_data import Fold
 from benchmarks.quality_trees import Score, mean_ndcg
 from lgmml_torch.baselines.simple import LinearRanker, RandomRanker
+from lgmml_torch.experiments.sources import RankingFold
 from lgmml_torch.functional.lambdarank import ideal_dcg, lambda_gradients
 from lgmml_torch.models.preprocess import list_rank_features
 
 STEPS, EVERY, RATE = 150, 5, 0.02
 
 
-def fit_linear(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+def fit_linear(fold: RankingFold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
     """Adam on all lists at once; validation NDCG@10 keeps the best step."""
     features = list_rank_features()
     train = fold.train.replace(features=features.fit_transform(fold.train.features, fold.train.offsets))
@@ -38,7 +38,7 @@ def fit_linear(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[s
     return {"linear": lambda data: features(data.features, data.offsets) @ kept}, {"step": kept_step}
 
 
-def fit_ridge(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+def fit_ridge(fold: RankingFold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
     """Ridge regression on the same features; validation chooses the penalty."""
     features = list_rank_features()
     train = fold.train.replace(features=features.fit_transform(fold.train.features, fold.train.offsets))
@@ -48,6 +48,6 @@ def fit_ridge(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[st
     return {"ridge": score}, dict(ranker.chosen)
 
 
-def fit_random(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+def fit_random(fold: RankingFold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
     """Random order."""
     return {"random": RandomRanker(seed).fit(fold.train, fold.valid).score}, {}

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.quality_data import NOISES, Fold
+from benchmarks.quality_data import NOISES
 from benchmarks.quality_linear import fit_linear, fit_random, fit_ridge
 from benchmarks.quality_trees import Score, bag_lightgbm, fit_lightgbm, fit_xgboost, rank_fold, with_list_ranks
+from lgmml_torch.experiments.sources import RankingFold
 from lgmml_torch.ragged import RankingData
 
 MAIN_SEEDS = 10  # of the two systems the main target compares; the spread over seeds is as large as the target
 
-Fit = Callable[[Fold, int, Mapping[str, Any]], tuple[dict[str, Score], dict[str, Any]]]
+Fit = Callable[[RankingFold, int, Mapping[str, Any]], tuple[dict[str, Score], dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class System:
 
 
 def _trees(name: str, fit: Callable[..., Score], ranks: bool) -> Fit:
-    def run(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+    def run(fold: RankingFold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
         if not ranks:
             return {name: fit(fold, seed, chosen)}, {}
         score = fit(rank_fold(fold), seed, chosen)
@@ -51,7 +52,7 @@ def _trees(name: str, fit: Callable[..., Score], ranks: bool) -> Fit:
 def _lgmml(function: str, **options: Any) -> Fit:
     """A function of `quality_lgmml`, imported when it is needed: Lightning takes its time."""
 
-    def run(fold: Fold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+    def run(fold: RankingFold, seed: int, chosen: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
         from benchmarks import quality_lgmml
 
         resolved = {

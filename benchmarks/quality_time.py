@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.quality_data import Fold
 from benchmarks.quality_trees import Score, fit_lightgbm, rank_fold, with_list_ranks
 from lgmml_torch.data.generated import letor_like
+from lgmml_torch.experiments.sources import RankingFold
 from lgmml_torch.ragged import RankingData
 
 GROWTH = (10_000, 20_000, 40_000, 80_000)  # documents
@@ -19,7 +19,7 @@ GROWTH_ROUNDS = 60  # the same for all sizes: when validation stops is no matter
 LIST_LENGTH, FEATURES = 50, 46
 
 
-def time_fold(fold: Fold, chosen: Mapping[str, Any], rounds: int = 2) -> dict[str, Any]:
+def time_fold(fold: RankingFold, chosen: Mapping[str, Any], rounds: int = 2) -> dict[str, Any]:
     """CPU seconds of one thread, which other work on the machine does not stretch much; preprocessing on both sides."""
     from benchmarks.quality_lgmml import fit_default  # Lightning takes its time to import
 
@@ -65,7 +65,7 @@ def time_growth(sizes: Sequence[int] = GROWTH, rounds: int = GROWTH_ROUNDS) -> d
     score: list[float] = []
     for size in sizes:
         data = letor_like(size // LIST_LENGTH, FEATURES, num_documents=size)
-        fold = Fold(data, letor_like(100, FEATURES, num_documents=100 * LIST_LENGTH, seed=1), data)
+        fold = RankingFold(data, letor_like(100, FEATURES, num_documents=100 * LIST_LENGTH, seed=1), data)
         seconds, found = cpu_seconds(partial(fit_default, fold, settings))
         train.append(seconds)
         score.append(score_seconds(found, data))

@@ -13,9 +13,10 @@ import lightgbm
 import torch
 from torch import Tensor
 
-from benchmarks.quality_data import Arrays, Fold, as_arrays
+from benchmarks.quality_data import Arrays, as_arrays
 from lgmml_torch.baselines.base import grid_points
 from lgmml_torch.baselines.trees import XGBoostRanker
+from lgmml_torch.experiments.sources import RankingFold
 from lgmml_torch.functional.ranking import ndcg
 from lgmml_torch.models.preprocess import Chain, Concat, ListRank
 from lgmml_torch.ragged import RankingData
@@ -37,9 +38,9 @@ def with_list_ranks(data: RankingData) -> RankingData:
     return data.replace(features=both.fit_transform(data.features, data.offsets))
 
 
-def rank_fold(fold: Fold) -> Fold:
+def rank_fold(fold: RankingFold) -> RankingFold:
     """The fold with list ranks."""
-    return Fold(*(with_list_ranks(part) for part in (fold.train, fold.valid, fold.test)))
+    return RankingFold(*(with_list_ranks(part) for part in (fold.train, fold.valid, fold.test)))
 
 
 def grow_lightgbm(train: Arrays, valid: Arrays, point: Mapping[str, Any], seed: int) -> Any:
@@ -62,13 +63,13 @@ def lightgbm_score(model: Any, data: RankingData) -> Tensor:  # (N,)
     return torch.from_numpy(found)
 
 
-def fit_lightgbm(fold: Fold, seed: int, point: Mapping[str, Any]) -> Score:
+def fit_lightgbm(fold: RankingFold, seed: int, point: Mapping[str, Any]) -> Score:
     """LambdaMART with given settings."""
     model = grow_lightgbm(as_arrays(fold.train), as_arrays(fold.valid), point, seed)
     return lambda data: lightgbm_score(model, data)
 
 
-def bag_lightgbm(fold: Fold, seed: int, point: Mapping[str, Any], members: int = 5) -> Score:
+def bag_lightgbm(fold: RankingFold, seed: int, point: Mapping[str, Any], members: int = 5) -> Score:
     """The mean of several models' scores, each divided by its spread over the training documents."""
     train, valid = as_arrays(fold.train), as_arrays(fold.valid)
     models = [grow_lightgbm(train, valid, point, seed + 1000 * member) for member in range(members)]
@@ -81,13 +82,16 @@ def bag_lightgbm(fold: Fold, seed: int, point: Mapping[str, Any], members: int =
     return score
 
 
-def fit_xgboost(fold: Fold, seed: int, point: Mapping[str, Any]) -> Score:
+def fit_xgboost(fold: RankingFold, seed: int, point: Mapping[str, Any]) -> Score:
     """XGBoost with given settings."""
     return XGBoostRanker({**XGBOOST_SAMPLING, **point}, seed=seed).fit(fold.train, fold.valid).score
 
 
 def choose_point(
-    fold: Fold, fit: Callable[[Fold, int, Mapping[str, Any]], Score], grid: Mapping[str, Sequence[Any]], seed: int = 0
+    fold: RankingFold,
+    fit: Callable[[RankingFold, int, Mapping[str, Any]], Score],
+    grid: Mapping[str, Sequence[Any]],
+    seed: int = 0,
 ) -> tuple[dict[str, Any], float]:
     """The grid point with the best validation NDCG@10, the first of equals, and that NDCG."""
     found = []

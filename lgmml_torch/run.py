@@ -62,6 +62,8 @@ def train(cfg: DictConfig) -> RunResult | None:
         torch.set_num_threads(cfg.threads)
     folder = Path(cfg.paths.output_dir)
     splits = load_splits(cfg)
+    if "valid" not in splits and len(search_points(cfg)) > 1:
+        raise ConfigError("`search` needs validation queries to choose by, and the data has none")
     loggers = make_loggers(cfg)
     prepared = reuse(cfg, splits) if cfg.resume or cfg.warm_start else fit_metrics(cfg, splits, loggers)
     module, keeper, trainer = train_best_phi(cfg, prepared, loggers, folder)
@@ -127,18 +129,23 @@ def reuse(cfg: DictConfig, splits: dict[str, RankingData]) -> Prepared:
     return Prepared(model.preprocess, Bank(model.metrics, start), model.kernel, dict(splits))
 
 
+def search_points(cfg: DictConfig) -> list[tuple[float | None, float]]:
+    """Starting values and margins to try; the first alone where validation could not tell them apart."""
+    points = list(product(list(cfg.search.init) or [None], list(cfg.search.margin) or [cfg.warp.margin]))
+    if len(points) > 1 and (cfg.search.policy or cfg.phi.policy) == "ones":
+        log.info("new queries get ones, so validation cannot tell the %d candidates apart: the first", len(points))
+        return points[:1]
+    return points
+
+
 def train_best_phi(
     cfg: DictConfig, prepared: Prepared, loggers: list[Any], folder: Path
 ) -> tuple[LGMMLModule, KeepCheckpoints, pl.Trainer]:
     """Train Φ; of several margins and starting values, validation keeps one."""
-    candidates = list(product(list(cfg.search.init) or [None], list(cfg.search.margin) or [cfg.warp.margin]))
-    if len(candidates) > 1 and (cfg.search.policy or cfg.phi.policy) == "ones":
-        log.info("new queries get ones, so validation cannot tell the %d candidates apart: the first", len(candidates))
-        candidates = candidates[:1]
+    candidates = search_points(cfg)
     only = len(candidates) == 1
-    if not only and "valid" not in prepared.splits:
-        raise ConfigError("`search` needs validation queries to choose by, and the data has none")
-    if list(cfg.search.init) and prepared.bank.phi is not None:
+    reused = bool(cfg.resume or cfg.warm_start)  # whose weights one candidate is meant to start from
+    if list(cfg.search.init) and prepared.bank.phi is not None and not (only and reused):
         raise ConfigError("`search.init` needs metrics without weights of their own; these come with a starting Φ")
     cache = None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
     queries = prepared.splits["train"].num_queries

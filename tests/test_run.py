@@ -138,6 +138,20 @@ def test_every_pair_of_parts_trains(phi: str, metrics: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [["experiment=paper", "local_metrics.num_metrics=5"], [*SAMPLED, "warp.keep=last"]],
+    ids=["paper", "lists"],
+)
+def test_a_finished_run_goes_on_as_if_it_had_never_stopped(options: list[str], tmp_path: Path) -> None:
+    run(tmp_path / "first", *options, "trainer.max_epochs=1")
+    last = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    longer = run(tmp_path / "longer", *options, "trainer.max_epochs=2", f"resume={last}")
+    whole = run(tmp_path / "whole", *options, "trainer.max_epochs=2")
+    assert torch.equal(longer.model.phi.table.weight, whole.model.phi.table.weight)
+
+
+@pytest.mark.slow
 def test_training_without_validation_keeps_the_last_epoch(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     lines = [f"{d % 3} qid:{q} 1:{(d * 7 + q) % 5} 2:{d % 3 + q / 10}" for q in range(8) for d in range(6)]

@@ -164,10 +164,11 @@ class BatchLoader:
         self.epoch, self.position = 0, 0
         # Leaves out a last round that would not have a batch for every process.
         self.length = max(1, batches.batches_per_epoch // world_size)
+        self.sampler = _Upcoming(self)  # where Lightning looks for `set_epoch`
         self._loader = DataLoader(
             batches,
             batch_size=None,
-            sampler=_Upcoming(self),
+            sampler=self.sampler,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
         )
@@ -212,6 +213,11 @@ class _Upcoming(Sampler[tuple[int, int]]):
 
     def __len__(self) -> int:
         return self._owner.length - self._owner.position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin that epoch, unless the loader is in it: a run that goes on after a whole epoch has a new loader."""
+        if epoch != self._owner.epoch:
+            self._owner.epoch, self._owner.position = epoch, 0
 
 
 class ListBlocks(Dataset[Tensor]):

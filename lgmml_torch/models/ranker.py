@@ -120,7 +120,8 @@ class LGMML(nn.Module):
         device, dtype = self.metrics.scales.device, self.metrics.scales.dtype
         rows = self.known_rows(data.qids).to(device) if known_queries else None
         scores = torch.empty(data.num_documents, dtype=dtype, device="cpu")
-        scorer = self.without_idle(policy or self.phi.policy)
+        policy = policy or self.phi.policy
+        scorer = self.without_idle(policy)
         for first, last in list_blocks(data.offsets, documents_at_once):
             start, stop = int(data.offsets[first]), int(data.offsets[last])
             scores[start:stop] = scorer._scores(
@@ -136,15 +137,14 @@ class LGMML(nn.Module):
         features: Tensor,  # (N, D)
         offsets: Tensor,  # (Q+1,)
         *,
-        policy: str | None,
+        policy: str,
         rows: Tensor | None,  # (Q,)
     ) -> Tensor:  # (N,)
         """`forward` without gradients; where all lists have one Φ, without the matrix of distances either."""
-        name = policy or self.phi.policy
-        if name in LIST_POLICIES or (rows is not None and bool((rows >= 0).any())):
+        if policy in LIST_POLICIES or (rows is not None and bool((rows >= 0).any())):
             scores: Tensor = self(features, offsets, policy=policy, rows=rows)
             return scores
-        phi = self.phi.for_new(None, len(offsets) - 1, name)[0]
+        phi = self.phi.for_new(None, len(offsets) - 1, policy)[0]
         return -self.metrics.weighted_sum(self.preprocess(features, offsets), phi, self.kernel)
 
     def without_idle(self, policy: str) -> LGMML:
@@ -157,7 +157,7 @@ class LGMML(nn.Module):
         if len(used) == self.metrics.num_metrics or len(used) == 0:
             return self
         parts = [*self.phi.parameters(), *self.metrics.buffers()]
-        state = (self.preprocess, tensor_state(parts))
+        state = (self.preprocess, self.kernel, tensor_state(parts))
         if self._trimmed is None or self._trimmed[0] != state:  # kept: large sets come in many calls
             phi = scaled_phi(self.phi, used, torch.ones_like(used))
             small = LGMML(self.preprocess, self.metrics.select(used), phi, kernel=self.kernel, qids=self.qids)

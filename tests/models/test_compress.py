@@ -193,6 +193,16 @@ def test_what_is_left_without_idle_metrics_is_kept_until_something_changes() -> 
     deepcopy(model).score(data)
 
 
+def test_a_kept_model_follows_the_policy_of_the_whole_one() -> None:
+    data = lists()
+    model = ranker(data, mode="per_query", policy="knn")
+    with torch.no_grad():
+        model.phi.table.weight[:, 0] = 0
+    expected = model.score(data, policy="mean")  # keeps a smaller model, made while "knn" was the policy
+    model.phi.policy = "mean"
+    assert torch.equal(model.score(data), expected)
+
+
 def test_a_model_without_any_weight_still_scores() -> None:
     data = lists()
     model = ranker(data)
