@@ -50,12 +50,12 @@ clean: ## remove caches and run folders, keep the environment
 	rm -rf outputs multirun logs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 paper: $(STAMP) ## every table and figure of the paper, in a reduced size, and docs/results.md
-	$(PY) -m lgmml_torch.experiments all size=reduced
-	$(PY) -m lgmml_torch.experiments page size=reduced
+	$(PY) -m research.paper all size=reduced
+	$(PY) -m research.paper page size=reduced
 
 paper-full: $(STAMP) ## the same in full size (hours; see docs/results.md)
-	$(PY) -m lgmml_torch.experiments all size=full
-	$(PY) -m lgmml_torch.experiments page size=full
+	$(PY) -m research.paper all size=full
+	$(PY) -m research.paper page size=full
 
 picture: $(STAMP) ## the picture of the README, docs/images/overview.png
-	$(PY) -m benchmarks.picture
+	$(PY) -m research.picture

@@ -13,14 +13,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lgmml_torch.data.catalog import open_dataset
-    from lgmml_torch.data.datamodule import RankingDataModule
     from lgmml_torch.data.letor import load_letor, load_letor_splits, load_lightgbm
-    from lgmml_torch.data.letor_write import save_letor
+    from lgmml_torch.data.write import save_letor
     from lgmml_torch.estimator import LGMMLRanker
-    from lgmml_torch.fitting.boosted import fit_boosted
+    from lgmml_torch.evaluation.evaluate import Evaluation, evaluate
+    from lgmml_torch.evaluation.metric import RankingMetrics
+    from lgmml_torch.fitting.boosted.fit import fit_boosted
     from lgmml_torch.fitting.sampled import fit_sampled
     from lgmml_torch.functional.gmml import gmml
-    from lgmml_torch.functional.ranking import (
+    from lgmml_torch.functional.ranking.measures import (
         average_precision,
         dcg,
         err,
@@ -31,37 +32,38 @@ if TYPE_CHECKING:
         reciprocal_rank,
     )
     from lgmml_torch.functional.spd import geometric_mean
-    from lgmml_torch.metrics import RankingMetrics
     from lgmml_torch.models.explain import Explanation, explain
     from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
     from lgmml_torch.models.phi import Phi
-    from lgmml_torch.models.preprocess import Preprocess, build_preprocess, list_rank_features
+    from lgmml_torch.models.preprocess.base import Preprocess
+    from lgmml_torch.models.preprocess.compose import build_preprocess, list_rank_features
     from lgmml_torch.models.ranker import LGMML
     from lgmml_torch.ragged import RankingData
-    from lgmml_torch.reports import Evaluation, evaluate
+    from lgmml_torch.training.datamodule import RankingDataModule
     from lgmml_torch.training.module import LGMMLModule
 
 _HOMES = {
     "data.catalog": ("open_dataset",),
-    "data.datamodule": ("RankingDataModule",),
     "data.letor": ("load_letor", "load_letor_splits", "load_lightgbm"),
-    "data.letor_write": ("save_letor",),
+    "data.write": ("save_letor",),
     "estimator": ("LGMMLRanker",),
-    "fitting.boosted": ("fit_boosted",),
+    "evaluation.evaluate": ("Evaluation", "evaluate"),
+    "evaluation.metric": ("RankingMetrics",),
+    "fitting.boosted.fit": ("fit_boosted",),
     "fitting.sampled": ("fit_sampled",),
     "functional.gmml": ("gmml",),
-    "functional.ranking": (
+    "functional.ranking.measures": (
         "average_precision", "dcg", "err", "ndcg", "precision", "rank_metrics", "recall", "reciprocal_rank",
     ),
     "functional.spd": ("geometric_mean",),
-    "metrics": ("RankingMetrics",),
     "models.explain": ("Explanation", "explain"),
     "models.local_metrics": ("LocalMetrics", "MetricBlock"),
     "models.phi": ("Phi",),
-    "models.preprocess": ("Preprocess", "build_preprocess", "list_rank_features"),
+    "models.preprocess.base": ("Preprocess",),
+    "models.preprocess.compose": ("build_preprocess", "list_rank_features"),
     "models.ranker": ("LGMML",),
     "ragged": ("RankingData",),
-    "reports": ("Evaluation", "evaluate"),
+    "training.datamodule": ("RankingDataModule",),
     "training.module": ("LGMMLModule",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,14 +18,201 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
-from lgmml_torch.checks import DataError
-from lgmml_torch.estimator_fit import check_parameters, fit_model
-from lgmml_torch.estimator_tools import check_names, feature_names, has_relevant, held_out, query_weights, surroundings
-from lgmml_torch.functional.ranking import ndcg
-from lgmml_torch.models.preprocess import Preprocess
+from lgmml_torch.checks import DataError, DataWarning, LGMMLError, check_choice, check_positive, check_unit_interval
+from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.sampled import fit_sampled
+from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.score import KERNELS
+from lgmml_torch.models.phi import POLICIES, Phi
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.compose import build_preprocess, list_rank_features
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.ragged import RankingData
+from lgmml_torch.ragged import RankingData, check_length, float_vector
+from lgmml_torch.segments import segment_max, segment_min
+
+
+def feature_names(X: Any) -> NDArray[np.object_] | None:
+    """Names of the columns of a frame, if all of them are text."""
+    columns = getattr(X, "columns", None)
+    if columns is None or not all(isinstance(name, str) for name in columns):
+        return None
+    return np.asarray(list(columns), dtype=object)
+
+
+def check_names(got: NDArray[np.object_] | None, fitted: NDArray[np.object_] | None, what: str) -> None:
+    """Require the columns of `fit`, in their order, where both have names."""
+    if got is None or fitted is None or list(got) == list(fitted):
+        return
+    new, gone = [name for name in got if name not in fitted], [name for name in fitted if name not in got]
+    how = f"unknown {new[:3]}, missing {gone[:3]}" if new or gone else "the same names in another order"
+    raise DataError(f"`{what}` must have the columns it had in `fit`, got {how}")
+
+
+def query_weights(
+    sample_weight: Any,  # (N,) in the caller's order
+    data: RankingData,
+) -> Tensor:  # (Q,)
+    """One weight per query from weights of rows, which must agree within a query.
+
+    Raises:
+        DataError: for weights that are negative, not finite, all zero, or different within a query.
+
+    >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0], qid=["b", "b", "a"])
+    >>> query_weights([2.0, 2.0, 0.5], data)
+    tensor([0.5000, 2.0000])
+    """
+    given = torch.from_numpy(float_vector("sample_weight", sample_weight))
+    check_length("sample_weight", len(given), data.num_documents)
+    if not bool(((given >= 0) & given.isfinite()).all()):
+        bad = given[~((given >= 0) & given.isfinite())][0]
+        raise DataError(f"`sample_weight` must be finite and at least 0, got {float(bad):g}")
+    rows = given[data.order]
+    low, high = segment_min(rows, data.offsets), segment_max(rows, data.offsets)
+    if bool((low != high).any()):
+        query = int((low != high).nonzero()[0])
+        raise DataError(
+            "`sample_weight` must be the same for all rows of a query, because queries are what is weighted, got "
+            f"{float(low[query]):g} and {float(high[query]):g} for qid {data.qids[query]!r}"
+        )
+    if not bool((high > 0).any()):
+        raise DataError("`sample_weight` must be above 0 for some query, got 0 for all")
+    return high
+
+
+def has_relevant(data: RankingData) -> bool:
+    """Whether validation can measure anything."""
+    return bool((data.labels > 0).any())
+
+
+def held_out(data: RankingData, fraction: float, seed: int) -> tuple[RankingData, RankingData | None]:
+    """The data cut by query into training and validation; without the latter when that would be of no use.
+
+    Queries with different labels are shared out apart from the others, so that both parts have some of them.
+    """
+    if fraction == 0:
+        return data, None
+    varied = segment_max(data.labels, data.offsets) > segment_min(data.labels, data.offsets)
+    useful, others = varied.nonzero()[:, 0], (~varied).nonzero()[:, 0]
+    if len(useful) < 2:
+        warnings.warn(
+            f"of {data.num_queries} queries, {len(useful)} have documents of different labels: none can be held out "
+            "for validation; training on all of them, to the end",
+            DataWarning,
+            stacklevel=3,
+        )
+        return data, None
+    generator = torch.Generator().manual_seed(seed)
+    count = min(max(1, round(fraction * len(useful))), len(useful) - 1)
+    chosen = torch.zeros(data.num_queries, dtype=torch.bool)
+    chosen[useful[torch.randperm(len(useful), generator=generator)[:count]]] = True
+    chosen[others[torch.randperm(len(others), generator=generator)[: round(fraction * len(others))]]] = True
+    return data.select((~chosen).nonzero()[:, 0]), data.select(chosen.nonzero()[:, 0])
+
+
+@contextmanager
+def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
+    """So many threads, and no more talk than asked for; both as before in the end."""
+    talkers = [logging.getLogger(name) for name in ("lgmml_torch", "pytorch_lightning", "lightning")]
+    levels = [talker.level for talker in talkers]
+    before = torch.get_num_threads()
+    for talker in talkers:
+        talker.setLevel(logging.INFO if verbose else logging.WARNING)
+    try:
+        if threads is not None and threads > 0:
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
+        for talker, level in zip(talkers, levels, strict=True):
+            talker.setLevel(level)
+
+
+BANKS = ("boosted", "sampled")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model and how it came about."""
+
+    model: LGMML
+    bank_history: dict[str, Any]
+    curve: dict[int, float]
+    best_epoch: int
+
+
+def fit_model(train: RankingData, valid: RankingData | None, params: Mapping[str, Any], seed: int) -> Fitted:
+    """Metrics in closed form, then Φ by sampled WARP; nothing stays on disk."""
+    from lgmml_torch.training.distances import compute_distances
+    from lgmml_torch.training.stages import prepare, train_phi
+
+    prepared = prepare(
+        train,
+        valid,
+        preprocess=new_preprocess(params["preprocess"]),
+        fit_bank=bank_fitter(params),
+        kernel=params["kernel"],
+        seed=seed,
+    )
+    make_phi = partial(Phi, mode=params["phi"], policy=params["policy"])
+    if params["epochs"] == 0:
+        model = prepared.model(make_phi).eval()
+        if model.phi.needs_summaries:
+            model.summarize(compute_distances(model, train), train.offsets)
+        return Fitted(model, prepared.bank.history, {}, 0)
+    trainer: dict[str, Any] = {"max_epochs": params["epochs"], "accelerator": "cpu"}
+    if valid is None:
+        trainer["limit_val_batches"] = 0  # Lightning would warn about empty loaders
+    with tempfile.TemporaryDirectory() as folder:
+        module, keeper, _ = train_phi(
+            prepared,
+            make_phi=make_phi,
+            folder=folder,
+            loader={"batch_size": params["batch_size"], "max_draws": params["max_draws"]},
+            margin=params["margin"],
+            optimizer=partial(torch.optim.SGD, lr=params["learning_rate"]),
+            trainer={**trainer, "default_root_dir": folder},
+            seed=seed,
+        )
+    return Fitted(module.model.eval(), prepared.bank.history, dict(keeper.curve), keeper.best_epoch)
+
+
+def bank_fitter(params: Mapping[str, Any]) -> Callable[..., Bank]:
+    """The way to build the metrics, with its settings."""
+    options = dict(params["bank_options"] or {})
+    if params["bank"] == "sampled":
+        return partial(fit_sampled, num_metrics=params["num_metrics"], kernel=params["kernel"], **options)
+    return partial(fit_boosted, rounds=params["rounds"], **options)
+
+
+def new_preprocess(given: Preprocess | Mapping[str, Any] | None) -> Preprocess:
+    """An unfitted copy: fitting must not change what was passed in."""
+    if given is None:
+        return list_rank_features()
+    return build_preprocess(given.spec() if isinstance(given, Preprocess) else given)
+
+
+def check_parameters(params: Mapping[str, Any]) -> None:
+    """Refuse what is unknown or out of range before any work is done."""
+    bank, kernel, phi = params["bank"], params["kernel"], params["phi"]
+    check_choice("bank", bank, BANKS)
+    check_choice("kernel", kernel, KERNELS)
+    check_choice("phi", phi, POLICIES)
+    check_choice("precision", params["precision"], ("float32", "float64"))
+    if params["policy"] is not None:
+        check_choice("policy", params["policy"], POLICIES[phi])
+    if bank == "boosted" and kernel != "paper":
+        raise LGMMLError(f"`kernel` must be 'paper' for a boosted bank, which is fitted with it, got {kernel!r}")
+    for name in ("rounds", "num_metrics", "learning_rate", "margin", "batch_size"):
+        check_positive(name, params[name])
+    check_positive("epochs", params["epochs"], zero=True)
+    check_unit_interval("validation_fraction", params["validation_fraction"])
+    if params["validation_fraction"] == 1:
+        raise LGMMLError("`validation_fraction` must leave queries to train on, got 1")
+    if params["n_jobs"] not in (None, -1):
+        check_positive("n_jobs", params["n_jobs"])
 
 
 class LGMMLRanker(BaseEstimator):  # type: ignore[misc]

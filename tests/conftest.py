@@ -36,18 +36,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 # Whole runs, commands, fits and exports: part of `make test`, too long for `make test-fast`.
-END_TO_END = {
-    "test_benchmark_quality.py",
-    "test_cli.py",
-    "test_compress.py",
-    "test_docs.py",
-    "test_estimator.py",
-    "test_export.py",
-    "test_notebooks.py",
-    "test_run.py",
-    "test_sweep.py",
-}
-END_TO_END_FOLDERS = {Path(__file__).parent / name for name in ("baselines", "experiments", "fitting", "training")}
+END_TO_END = {"test_compress.py", "test_docs.py", "test_estimator.py", "test_export.py", "test_notebooks.py"}
+END_TO_END_FOLDERS = {Path(__file__).parent / name for name in ("app", "baselines", "fitting", "research", "training")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,9 @@ import torch
 
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
-from lgmml_torch.models.preprocess import Chain, Preprocess, Standardize, list_rank_features
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.compose import Chain, list_rank_features
+from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lgmml_torch.cli import build_parser
-from lgmml_torch.functional.presets import PRESETS
-from lgmml_torch.run_config import check_overrides
+from lgmml_torch.app.cli import build_parser
+from lgmml_torch.app.config import check_overrides
+from lgmml_torch.functional.ranking.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["../README.md", "method.md", "metrics.md", "data.md", "configuration.md", "troubleshooting.md"]
@@ -71,5 +71,5 @@ def test_every_preset_and_file_named_exists() -> None:
         *PRESETS
     ]
     method = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:functional|models|fitting|training|data)/\w+\.py)`", method):
-        assert (ROOT / "lgmml_torch" / name).is_file(), name
+    for name in re.findall(r"`((?:functional|models|fitting|training|data|app|evaluation)/[\w/]+(?:\.py|/))`", method):
+        assert (ROOT / "lgmml_torch" / name).exists(), name

@@ -11,7 +11,7 @@ from torch import Tensor
 from lgmml_torch.baselines.base import ExampleSystem, MetricSystem, RankingSystem, choose, fitted, grid_points
 from lgmml_torch.checks import check_shape
 from lgmml_torch.functional.examples import ExampleSet
-from lgmml_torch.functional.ranking import ndcg
+from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids, segment_sum
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lgmml_torch.baselines.base import RankingSystem, choose, fitted, grid_points
 from lgmml_torch.checks import DataError, LGMMLError, MissingDependencyError, check_positive, check_shape
-from lgmml_torch.functional.ranking import ndcg
+from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.ragged import RankingData
 
 LIGHTGBM_MAX_ROWS = 10_000  # its lambdarank objective refuses longer lists

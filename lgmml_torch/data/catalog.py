@@ -1,4 +1,4 @@
-"""Known data sets by name, in the folders their owners distribute them in.
+"""Known data sets by name, in the folders their owners distribute them in, and splits of those that come whole.
 
 The data itself is not part of this package: it is looked for below ``data_dir``, or else below ``LGMML_DATA``.
 """
@@ -6,12 +6,14 @@ The data itself is not part of this package: it is looked for below ``data_dir``
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.examples import Examples, load_examples
+from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
 from lgmml_torch.data.loading import PathLike
 from lgmml_torch.ragged import RankingData
@@ -143,3 +145,23 @@ def _load_lightgbm(folder: Path, train: Path, seed: int, **options: Any) -> dict
     parts = load_agreed(load_lightgbm, {"train": train, "test": test}, **options)
     rest, vali = parts["train"].split((1 - VALIDATION_SHARE, VALIDATION_SHARE), seed=seed)
     return {"train": rest, "vali": vali, "test": parts["test"]}
+
+
+def split_queries(
+    data: RankingData, fractions: Sequence[float] = (0.6, 0.2, 0.2), *, seed: int = 0
+) -> dict[str, RankingData]:
+    """Parts ``train``, ``valid`` and ``test``, cut by query."""
+    train, valid, test = data.split(fractions, seed=seed)
+    return {"train": train, "valid": valid, "test": test}
+
+
+def generated_splits(
+    num_queries: int = 600,
+    num_features: int = 40,
+    *,
+    fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, RankingData]:
+    """LETOR-like lists (see `lgmml_torch.data.generated`), cut by query."""
+    return split_queries(letor_like(num_queries, num_features, seed=seed, **options), fractions, seed=seed)

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
-from lgmml_torch.data import store
-from lgmml_torch.data.cache import Cache, resolve
+from lgmml_torch.data.cache import Cache, from_arrays, resolve, to_arrays
 from lgmml_torch.data.missing import POLICIES, fill_missing
 from lgmml_torch.data.reader import Table, line_of_row, read_table
 from lgmml_torch.data.svmlight import Rules
@@ -95,13 +94,13 @@ class Options:
 
         def build() -> dict[str, NDArray[Any]]:
             before = [_state(file) for file in files]
-            arrays = store.to_arrays(parse())
+            arrays = to_arrays(parse())
             for file, state in zip(files, before, strict=True):
                 if _state(file) != state:
                     raise DataError(f"{file}: the file was changed while it was being read")
             return arrays
 
-        return store.from_arrays(cache.get_or_build(key, build))
+        return from_arrays(cache.get_or_build(key, build))
 
 
 def _state(file: Path) -> tuple[int, int, int]:

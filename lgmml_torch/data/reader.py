@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.progress import progress_bar
-from lgmml_torch.data.svmlight import Block, Rules, parse_block
-from lgmml_torch.data.svmlight_lines import parse_lines
+from lgmml_torch.data.svmlight import Block, Rules, parse_block, parse_lines
+from lgmml_torch.progress import progress_bar
 
 BLOCK_BYTES = 1 << 18  # temporary arrays of a block then fit into the processor's cache
 _DOC_ID = re.compile(rb"docid\s*=\s*(\S+)")

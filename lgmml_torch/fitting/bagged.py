@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, check_positive, check_unit_interval
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.boosted import OnRound, RoundInfo, fit_boosted
-from lgmml_torch.functional.ranking import ndcg
+from lgmml_torch.fitting.boosted.fit import OnRound, RoundInfo, fit_boosted
+from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.functional.score import kernel
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData

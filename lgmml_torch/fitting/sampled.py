@@ -11,11 +11,10 @@ from torch import Tensor
 
 from lgmml_torch.checks import check_positive
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.functional.anchors import choose_anchors, extrapolate_anchors
 from lgmml_torch.functional.distance import median_scales
 from lgmml_torch.functional.gmml import gmml_bank
-from lgmml_torch.functional.ranking import ndcg
-from lgmml_torch.functional.regions import sample_regions
+from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.regions import choose_anchors, extrapolate_anchors, sample_regions
 from lgmml_torch.functional.score import score, share_beyond_turning_point
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData

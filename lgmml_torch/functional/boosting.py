@@ -1,7 +1,7 @@
 """The pieces of one boosting round: subspaces, pair scatter, anchors, Newton gains, nonnegative weights.
 
 Rows are documents of a few lists, grouped by list: ``offsets`` marks the lists. ``gradients`` and ``hessians`` come
-from `lgmml_torch.functional.lambdarank`; a document with a positive gradient should rise. A candidate is one subspace
+from `lgmml_torch.functional.losses`; a document with a positive gradient should rise. A candidate is one subspace
 of ``s`` features; C candidates of one size are worked on together as ``values (M, C, s)``.
 """
 

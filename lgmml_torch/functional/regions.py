@@ -1,20 +1,33 @@
-"""Regions: the queries a local metric is learned from, with their high- and low-relevance documents.
+"""Regions and their anchors.
 
-Positive always means: labelled above the lowest label of the same query. Labels are compared within queries only.
+A region is the queries a local metric is learned from, with their documents of high and of low relevance; its anchor is
+the ideal candidate document, chosen by how well distance to it ranks the region's queries. Positive always means:
+labelled above the lowest label of the same query. Labels are compared within queries only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, check_finite, check_offsets, check_positive, check_shape
+from lgmml_torch.checks import (
+    DataError,
+    LGMMLError,
+    check_choice,
+    check_finite,
+    check_offsets,
+    check_positive,
+    check_shape,
+)
+from lgmml_torch.functional.distance import norm_factors
 from lgmml_torch.segments import (
     argsort_segments,
     gather_segments,
     offsets_from_sizes,
+    positions,
     segment_ids,
     segment_max,
     segment_min,
@@ -179,3 +192,215 @@ def _draw_pools(num: int, count: int, pool: int, generator: torch.Generator) -> 
 
 def _offsets(region: Tensor, count: int) -> Tensor:
     return offsets_from_sizes(torch.bincount(region, minlength=count))
+
+
+CANDIDATES = ("positives", "top")
+_BLOCK = 1 << 21  # entries of a (candidates, documents) block; about eight such blocks exist at a time
+_LEVELS = 1 << 36  # distances are told apart to this share of their norm
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """One anchor for each region.
+
+    Attributes:
+        points: Where the anchors lie, ``(K, D)``, in the features' dtype.
+        rows: The document each anchor is, or was moved from, ``(K,)``.
+        ndcg: Mean NDCG of the distance order, ``(K,)`` float64; NaN when no list had anything relevant left.
+        alpha: How far the anchor was moved away from the negatives, ``(K,)`` float64; 0 = a real document.
+    """
+
+    points: Tensor
+    rows: Tensor
+    ndcg: Tensor
+    alpha: Tensor
+
+
+def choose_anchors(
+    features: Tensor,  # (N, D)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    regions: Regions,
+    factors: Tensor,  # (K, D, R)
+    *,
+    k: int = 10,
+    candidates: str = "positives",
+    norm: str = "mahalanobis",
+) -> Anchors:
+    """The document of X₊ whose distance order has the best NDCG@k on its region's queries.
+
+    Each candidate is left out of the list it is judged on, where it would come first for being itself. NDCG has
+    gain 2^y − 1 and discount 1/log₂(i+1); queries with nothing relevant left are skipped, and a candidate all of
+    whose queries are skipped comes last. Equal distances and equal NDCG are decided by row order.
+
+    Args:
+        features: One row for each document.
+        labels: Relevance of each document.
+        offsets: Boundaries of the queries.
+        regions: From :func:`sample_regions`.
+        factors: One metric factor for each region.
+        k: Depth of the NDCG.
+        candidates: ``"positives"``, all of X₊, or ``"top"``, those with the region's highest label.
+        norm: The norm distances are taken in.
+
+    Raises:
+        LGMMLError: Shapes that do not fit, entries that are not finite, or an unknown name.
+
+    >>> x = torch.tensor([[0.0], [3.0], [4.0], [9.0]])
+    >>> y, offsets = torch.tensor([0.0, 1.0, 1.0, 2.0]), torch.tensor([0, 4])
+    >>> regions = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
+    >>> choose_anchors(x, y, offsets, regions, torch.ones(1, 1, 1)).rows
+    tensor([3])
+    """
+    check_choice("candidates", candidates, CANDIDATES)
+    _check(features, labels, offsets, regions, factors, k)
+    lenses = norm_factors(factors.double(), norm)
+    rows, quality = [], []
+    for r in range(len(regions)):
+        judge = _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
+        chosen = _part(regions.positives, regions.positive_offsets, r)
+        if candidates == "top":
+            chosen = chosen[labels[chosen] == labels[chosen].max()]
+        ndcg = judge(features[chosen].double(), lenses[r], chosen)
+        best = _first_best(ndcg)
+        rows.append(chosen[best])
+        quality.append(ndcg[best])
+    picked = _stack(rows, regions.queries)
+    ndcgs = _stack(quality, lenses)
+    return Anchors(features[picked], picked, ndcgs, torch.zeros_like(ndcgs))
+
+
+def extrapolate_anchors(
+    features: Tensor,  # (N, D)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    regions: Regions,
+    factors: Tensor,  # (K, D, R)
+    anchors: Anchors,
+    *,
+    alphas: Sequence[float] = (0.0, 0.5, 1.0, 2.0, 4.0),
+    k: int = 10,
+    queries: Tensor | None = None,  # (J,)
+    norm: str = "mahalanobis",
+) -> Anchors:
+    """Move each anchor away from its region's negatives: ``p_r + α(p_r − mean of X₋)``, α by NDCG@k.
+
+    The ideal candidate document need not exist. α is judged on the region's own queries or on the training
+    ``queries`` given; the first of equally good values wins, so with 0 first the real document stays unless another
+    place is better.
+
+    The document an anchor starts from is left out of the lists at every α, not only at 0: all values are then
+    compared on the same lists, and none is credited with putting first the document it was built from.
+
+    Raises:
+        LGMMLError: As :func:`choose_anchors`, and an empty grid.
+
+    >>> x = torch.tensor([[0.0], [1.0], [2.0], [2.5]])
+    >>> y, offsets = torch.tensor([0.0, 0.0, 1.0, 2.0]), torch.tensor([0, 4])
+    >>> regions = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
+    >>> real = Anchors(x[2:3], torch.tensor([2]), torch.zeros(1), torch.zeros(1))
+    >>> moved = extrapolate_anchors(x, y, offsets, regions, torch.ones(1, 1, 1), real, alphas=(1.0,))
+    >>> moved.points, moved.alpha
+    (tensor([[3.5000]]), tensor([1.], dtype=torch.float64))
+    """
+    if len(alphas) == 0:
+        raise LGMMLError("`alphas` must hold at least one value, got none")
+    _check(features, labels, offsets, regions, factors, k)
+    check_shape("anchors.points", anchors.points, (len(regions), features.shape[1]))
+    lenses = norm_factors(factors.double(), norm)
+    grid = torch.tensor(tuple(alphas), dtype=torch.float64, device=features.device)
+    check_finite("alphas", grid)
+    shared = None if queries is None else _Judge(features, labels, offsets, torch.unique(queries), k)
+    points, quality, steps = [], [], []
+    for r in range(len(regions)):
+        judge = shared or _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
+        negatives = features[_part(regions.negatives, regions.negative_offsets, r)].double()
+        start = anchors.points[r].double()
+        tried = start + grid[:, None] * (start - negatives.mean(dim=0))
+        ndcg = judge(tried, lenses[r], anchors.rows[r].expand(len(grid)))
+        best = _first_best(ndcg)
+        points.append(tried[best].to(features.dtype))
+        quality.append(ndcg[best])
+        steps.append(grid[best])
+    moved = _stack(points, features) if points else anchors.points
+    return Anchors(moved, anchors.rows, _stack(quality, lenses), _stack(steps, lenses))
+
+
+class _Judge:
+    """NDCG@k of distance orders on fixed queries, for many points at once."""
+
+    def __init__(self, features: Tensor, labels: Tensor, offsets: Tensor, queries: Tensor, k: int) -> None:
+        self.rows, row_offsets = gather_segments(offsets, queries)
+        # Equal documents must get equal distances, and a product may round equal rows differently: take each once.
+        self.distinct, self.copy_of = torch.unique(features[self.rows], dim=0, return_inverse=True)
+        self.gains = torch.exp2(labels[self.rows].double()) - 1
+        self.owner = segment_ids(row_offsets)
+        self.num_queries = len(queries)
+        self.place = positions(row_offsets)
+        self.ideal = argsort_segments(self.gains, row_offsets, descending=True)
+        depth = torch.arange(int(self.place.max()) + 1 if len(self.rows) else 1, device=offsets.device)
+        self.discounts = torch.where(depth < k, 1 / torch.log2(depth.double() + 2), 0.0)
+
+    def __call__(self, points: Tensor, factor: Tensor, left_out: Tensor) -> Tensor:
+        """Mean NDCG (C,) of ``points (C, D)``, each judged without the row ``left_out (C,)``."""
+        step = max(1, _BLOCK // max(1, len(self.rows)))
+        parts = [
+            self._block(self._distances(points[i : i + step], factor), left_out[i : i + step])
+            for i in range(0, len(points), step)
+        ]
+        return torch.cat(parts) if parts else points.new_empty(0)
+
+    def _distances(self, points: Tensor, factor: Tensor) -> Tensor:  # (C, n)
+        images = points @ factor
+        step = max(1, _BLOCK // max(1, factor.shape[0] + factor.shape[1]))
+        blocks = [
+            # Differences, not expanded squares: near the anchor the latter cancel.
+            torch.cdist(images, block.double() @ factor, compute_mode="donot_use_mm_for_euclid_dist")
+            for block in self.distinct.split(step)
+        ]
+        dists = torch.cat(blocks, dim=1)[:, self.copy_of]
+        # Distances that are equal on paper (opposite sides of the anchor) must tie whatever the rounding of a product.
+        unit = torch.linalg.vector_norm(dists, dim=1, keepdim=True).clamp_min(1e-300) / _LEVELS
+        return dists.div_(unit).round_().long()
+
+    def _block(self, dists: Tensor, left_out: Tensor) -> Tensor:
+        # What is left out goes last and gains nothing, so no list changes its length.
+        out = self.rows == left_out[:, None]
+        # One sort does for all lists: the query leads the key, the distance follows.
+        order = (dists.masked_fill_(out, _LEVELS + 1) + self.owner * (_LEVELS + 2)).argsort(dim=1, stable=True)
+        found = self._dcg(self.gains.masked_fill(out, 0.0).gather(1, order), self.place)
+        # The ideal order never changes; those behind the one left out only move up by one.
+        gone = out[:, self.ideal]
+        first = gone.to(torch.uint8).argmax(dim=1) if gone.shape[1] else left_out
+        behind = (torch.arange(gone.shape[1], device=gone.device) > first[:, None]) & gone.any(dim=1, keepdim=True)
+        behind &= self.owner == self.owner[first][:, None] if gone.shape[1] else behind
+        ideal = self._dcg(self.gains[self.ideal].masked_fill(gone, 0.0), self.place - behind.long())
+        counts = ideal > 0
+        ndcg = torch.where(counts, found / torch.where(counts, ideal, 1.0), 0.0)
+        return ndcg.sum(dim=1) / counts.sum(dim=1)  # 0/0 = NaN: nothing relevant in any list
+
+    def _dcg(self, gains: Tensor, place: Tensor) -> Tensor:  # (C, n), (C, n) or (n,) -> (C, Q)
+        terms = gains * self.discounts[place]
+        return terms.new_zeros((len(terms), self.num_queries)).index_add(1, self.owner, terms)
+
+
+def _check(features: Tensor, labels: Tensor, offsets: Tensor, regions: Regions, factors: Tensor, k: int) -> None:
+    check_labels(labels, offsets)
+    check_shape("features", features, (len(labels), None))
+    check_shape("factors", factors, (len(regions), features.shape[1], None))
+    check_finite("features", features)
+    check_finite("factors", factors)
+    check_positive("k", k)
+
+
+def _part(values: Tensor, offsets: Tensor, r: int) -> Tensor:
+    return values[int(offsets[r]) : int(offsets[r + 1])]
+
+
+def _first_best(ndcg: Tensor) -> Tensor:
+    # Rounded, so that sums which differ in their last bit count as the tie they are.
+    return torch.where(ndcg.isnan(), -1.0, ndcg).round(decimals=12).argmax()
+
+
+def _stack(values: list[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(values) if values else like.new_empty(0)

@@ -1,7 +1,9 @@
 """Sampled WARP: a rank-weighted hinge loss on a positive and the first drawn document that violates its margin.
 
-``f`` is the score of :mod:`lgmml_torch.functional.score`, so ∂f/∂Φ_q[r] = −κ(d_r); drawing is in
-:mod:`lgmml_torch.functional.sampling`.
+First the draws: single triplets, or whole lists with draws for each of their positives. The ``*_from_uniforms``
+functions turn given numbers in [0, 1) into draws and hold no randomness of their own, so that a loader worker can make
+its numbers from (seed, epoch, position) and get the same draws as any other worker. Then the loss: ``f`` is the score
+of :mod:`lgmml_torch.functional.score`, so ∂f/∂Φ_q[r] = −κ(d_r).
 """
 
 from __future__ import annotations
@@ -11,34 +13,226 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError, check_finite, check_positive, check_shape
-from lgmml_torch.functional.sampling import (
-    Draws,
-    NegativeTable,
-    list_draws_from_uniforms,
-    negative_table,
-    sample_list_draws,
-    sample_triplets,
-    triplets_from_uniforms,
+from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_finite, check_positive, check_shape
+from lgmml_torch.functional.regions import check_labels
+from lgmml_torch.segments import (
+    argsort_segments,
+    gather_segments,
+    offsets_from_sizes,
+    positions,
+    segment_ids,
+    segment_sum,
 )
 
-__all__ = [
-    "Draws",
-    "NegativeTable",
-    "WarpOutcome",
-    "list_draws_from_uniforms",
-    "negative_table",
-    "project_",
-    "projected_step_",
-    "rank_estimate",
-    "rank_weight",
-    "rank_weight_table",
-    "sample_list_draws",
-    "sample_triplets",
-    "triplets_from_uniforms",
-    "warp_loss",
-    "warp_phi_gradient",
-]
+NEGATIVES = ("lower", "zero")
+
+
+@dataclass(frozen=True)
+class NegativeTable:
+    """For every document, the run of ``order`` that holds the documents a negative may be drawn from.
+
+    Attributes:
+        order: Row indices, within each query by label ascending, ``(N,)``.
+        start: Where a document's run starts, ``(N,)``.
+        count: How long it is, n⁻, ``(N,)``; 0 for documents that are not positive.
+        positives: Rows with ``count > 0``, grouped by query, ``(M,)``.
+        positive_offsets: Boundaries of the queries in ``positives``, ``(Q+1,)``.
+        queries: The queries that have positives, ``(U,)``.
+    """
+
+    order: Tensor
+    start: Tensor
+    count: Tensor
+    positives: Tensor
+    positive_offsets: Tensor
+    queries: Tensor
+
+
+@dataclass(frozen=True)
+class Draws:
+    """P tuples of a query, one of its positives and T drawn negatives; rows index the documents.
+
+    Attributes:
+        queries: ``(P,)``.
+        positives: Rows, ``(P,)``.
+        negatives: Rows in the order drawn, ``(P, T)``.
+        num_negatives: How many documents they were drawn from, ``(P,)``.
+        num_draws: How many of the T draws count, ``(P,)``.
+        weights: 1 for triplets, 1/|positives| for whole lists, ``(P,)`` float64.
+    """
+
+    queries: Tensor
+    positives: Tensor
+    negatives: Tensor
+    num_negatives: Tensor
+    num_draws: Tensor
+    weights: Tensor
+
+
+def negative_table(
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    negatives: str = "lower",
+) -> NegativeTable:
+    """Sort each query by label once, so that drawing a negative is a look-up; documents may come in any order.
+
+    ``negatives="lower"``: every document of the query labelled lower than the positive. ``"zero"`` (the paper's): those
+    labelled 0, for positives labelled above 0.
+
+    >>> negative_table(torch.tensor([2.0, 0.0, 1.0]), torch.tensor([0, 3])).count
+    tensor([2, 0, 1])
+    """
+    check_choice("negatives", negatives, NEGATIVES)
+    check_labels(labels, offsets)
+    ids = segment_ids(offsets)
+    order = argsort_segments(labels, offsets)
+    ordered, place = labels[order], positions(offsets)
+    if negatives == "lower":
+        # A run of equal labels starts where label or query changes; what precedes it in the query is lower.
+        change = torch.ones_like(ids, dtype=torch.bool)
+        change[1:] = (ordered[1:] != ordered[:-1]) | (ids[1:] != ids[:-1])
+        lower = torch.where(change, torch.arange(len(ids), device=ids.device), 0).cummax(0).values - offsets[ids]
+        count = torch.empty_like(place).index_copy_(0, order, lower)
+        start = offsets[ids]
+    else:
+        start = (offsets[:-1] + segment_sum((labels < 0).long(), offsets))[ids]
+        count = torch.where(labels > 0, segment_sum((labels == 0).long(), offsets)[ids], 0)
+    positive = count > 0
+    sizes = segment_sum(positive.long(), offsets)
+    return NegativeTable(
+        order, start, count, positive.nonzero()[:, 0], offsets_from_sizes(sizes), sizes.nonzero()[:, 0]
+    )
+
+
+def triplets_from_uniforms(
+    table: NegativeTable,
+    choices: Tensor,  # (P, 2)
+    uniforms: Tensor,  # (P, T)
+    *,
+    all_negatives: bool = False,
+) -> Draws:
+    """Triplets from numbers in [0, 1): ``choices`` pick the query and its positive, ``uniforms`` the negatives.
+
+    With ``all_negatives`` only the first n⁻ draws of a tuple count (the paper's limit), else all T.
+
+    >>> table = negative_table(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
+    >>> triplets_from_uniforms(table, torch.tensor([[0.3, 0.9]]), torch.tensor([[0.2, 0.7]])).negatives
+    tensor([[0, 1]])
+    """
+    _check_usable(table)
+    check_shape("choices", choices, (None, 2))
+    check_shape("uniforms", uniforms, (len(choices), None))
+    queries, positives = _choose(table, choices.to(table.order.device))
+    weights = torch.ones(len(queries), dtype=torch.float64, device=queries.device)
+    return _draws(table, queries, positives, weights, uniforms, all_negatives)
+
+
+def sample_triplets(
+    table: NegativeTable,
+    num: int,
+    *,
+    max_draws: int | None = 10,
+    generator: torch.Generator,
+) -> Draws:
+    """Draw triplets: a query uniformly among those with positives, one of its positives, negatives with replacement.
+
+    ``max_draws=None`` allows each tuple n⁻ draws (the paper's limit).
+
+    Raises:
+        DataError: No query has a positive and something lower to draw.
+
+    >>> table = negative_table(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
+    >>> sample_triplets(table, 2, max_draws=5, generator=torch.Generator().manual_seed(0)).negatives.shape
+    torch.Size([2, 5])
+    """
+    _check_usable(table)
+    check_positive("num", num, zero=True)
+    choices = _rand(num, 2, generator).to(table.order.device)
+    width = _width(table, _choose(table, choices)[1], max_draws)
+    return triplets_from_uniforms(table, choices, _rand(num, width, generator), all_negatives=max_draws is None)
+
+
+def list_draws_from_uniforms(
+    table: NegativeTable,
+    queries: Tensor,  # (B,)
+    uniforms: Tensor,  # (M, T)
+    *,
+    all_negatives: bool = False,
+) -> Draws:
+    """Draws for every positive of whole lists; M is the number of positives the queries have together.
+
+    Each positive weighs 1/|positives of its query|, so a list drawn uniformly among those with positives has the
+    expected loss and gradient of one triplet.
+    Lists without positives give no tuples.
+
+    >>> table = negative_table(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
+    >>> list_draws_from_uniforms(table, torch.tensor([0]), torch.zeros(2, 1)).weights
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    places, list_offsets = gather_segments(table.positive_offsets, queries)
+    owner = segment_ids(list_offsets)
+    check_shape("uniforms", uniforms, (len(places), None))
+    weights = 1 / list_offsets.diff()[owner].double()
+    return _draws(table, queries[owner], table.positives[places], weights, uniforms, all_negatives)
+
+
+def sample_list_draws(
+    table: NegativeTable,
+    queries: Tensor,  # (B,)
+    *,
+    max_draws: int | None = 10,
+    generator: torch.Generator,
+) -> Draws:
+    """:func:`list_draws_from_uniforms` with numbers from ``generator``; ``max_draws=None`` allows n⁻ draws each.
+
+    >>> table = negative_table(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
+    >>> draws = sample_list_draws(table, torch.tensor([0]), generator=torch.Generator().manual_seed(0))
+    >>> draws.positives, draws.num_negatives
+    (tensor([1, 2]), tensor([1, 1]))
+    """
+    places, _ = gather_segments(table.positive_offsets, queries)
+    width = _width(table, table.positives[places], max_draws)
+    uniforms = _rand(len(places), width, generator)
+    return list_draws_from_uniforms(table, queries, uniforms, all_negatives=max_draws is None)
+
+
+def _choose(table: NegativeTable, choices: Tensor) -> tuple[Tensor, Tensor]:
+    queries = table.queries[_pick(choices[:, 0], torch.full_like(choices[:, 0], len(table.queries)).long())]
+    counts = table.positive_offsets.diff()[queries]
+    return queries, table.positives[table.positive_offsets[queries] + _pick(choices[:, 1], counts)]
+
+
+def _draws(
+    table: NegativeTable, queries: Tensor, positives: Tensor, weights: Tensor, uniforms: Tensor, all_negatives: bool
+) -> Draws:
+    counts = table.count[positives]
+    places = _pick(uniforms.to(table.order.device), counts[:, None])
+    negatives = table.order[table.start[positives][:, None] + places]
+    width = torch.full_like(counts, uniforms.shape[1])
+    return Draws(queries, positives, negatives, counts, counts.minimum(width) if all_negatives else width, weights)
+
+
+def _pick(uniforms: Tensor, counts: Tensor) -> Tensor:
+    # u·n may round up to n for u just below 1.
+    return (uniforms * counts).long().clamp(min=0).minimum(counts - 1)
+
+
+def _width(table: NegativeTable, positives: Tensor, max_draws: int | None) -> int:
+    if max_draws is not None:
+        check_positive("max_draws", max_draws)
+        return max_draws
+    return int(table.count[positives].max()) if len(positives) else 0
+
+
+def _rand(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    # float64: with 24 bits, places in a list of 10,000 documents would differ in probability by a thousandth.
+    return torch.rand(rows, columns, dtype=torch.float64, generator=generator, device=generator.device)
+
+
+def _check_usable(table: NegativeTable) -> None:
+    if len(table.queries) == 0:
+        raise DataError("no query has a positive and a lower-labelled document, so no triplet can be drawn")
 
 
 @dataclass(frozen=True)

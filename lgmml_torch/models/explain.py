@@ -12,7 +12,7 @@ from lgmml_torch.checks import DataError
 from lgmml_torch.functional.distance import norm_factors
 from lgmml_torch.functional.score import kernel
 from lgmml_torch.models.local_metrics import MetricBlock
-from lgmml_torch.models.preprocess_base import Source
+from lgmml_torch.models.preprocess.base import Source
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 

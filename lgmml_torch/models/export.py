@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from lgmml_torch.checks import LGMMLError, MissingDependencyError, check_choice
 from lgmml_torch.files import write_bytes
 from lgmml_torch.functional.distance import norm_factors
-from lgmml_torch.functional.score import kernel
-from lgmml_torch.functional.summary import SPREAD_FLOOR
+from lgmml_torch.functional.score import SPREAD_FLOOR, kernel
 from lgmml_torch.models.local_metrics import MetricBlock
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML

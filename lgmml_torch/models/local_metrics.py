@@ -17,12 +17,14 @@ from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_sha
 from lgmml_torch.functional.distance import (
     CHUNK_ROWS,
     NORMS,
+    TileKernel,
     distance_kernel,
+    fill_tiles,
     quadratic_pays,
+    scaled_tiles,
     subspace_chunk,
 )
 from lgmml_torch.functional.score import kernel as kappa_of
-from lgmml_torch.functional.tiles import TileKernel, fill_tiles, scaled_tiles
 
 
 def tensor_state(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive, check_shape
-from lgmml_torch.functional.summary import nearest_mean
+from lgmml_torch.functional.score import nearest_mean
 
 # The policies for new queries that each way of training Φ allows; the first is the default.
 POLICIES = {
@@ -177,6 +177,28 @@ class Phi(nn.Module):
             table.clamp_(min=0)
         if self.deviation is not None:
             torch.maximum(self.deviation.weight, -table, out=self.deviation.weight.data)
+
+    @torch.no_grad()
+    def select(
+        self,
+        columns: Tensor,  # (C,)
+        gains: Tensor | None = None,  # (C,)
+    ) -> Phi:
+        """The weights of some metrics only, each multiplied by its gain where given; mode and policy stay."""
+        scale = self.table.weight.new_ones(len(columns)) if gains is None else gains.to(self.table.weight)
+        small = Phi.from_spec({**self.spec(), "num_metrics": len(columns)}).to(self.table.weight)
+        both = torch.cat([columns, columns + self.num_metrics])
+        small.table.weight.copy_(self.table.weight[:, columns] * scale)
+        if small.deviation is not None and self.deviation is not None:
+            small.deviation.weight.copy_(self.deviation.weight[:, columns] * scale)
+        for name in ("summaries", "summary_mean", "summary_spread"):
+            setattr(small, name, getattr(self, name)[..., both].clone())
+        if small.gate is not None and self.gate is not None:
+            small.gate.first.weight.copy_(self.gate.first.weight[:, both])
+            small.gate.first.bias.copy_(self.gate.first.bias)
+            small.gate.last.weight.copy_(self.gate.last.weight[columns])
+            small.gate.last.bias.copy_(self.gate.last.bias[columns])
+        return small
 
     def spec(self) -> dict[str, Any]:
         """All that is needed, besides the parameters and buffers, to build the module again."""

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_offsets, check_shape
-from lgmml_torch.functional.score import KERNELS, kernel
+from lgmml_torch.functional.score import KERNELS, kernel, list_summary
 from lgmml_torch.functional.score import score as score_kappa
-from lgmml_torch.functional.summary import list_summary
-from lgmml_torch.models.compress import Compressed, compress, scaled_phi
 from lgmml_torch.models.local_metrics import LocalMetrics, tensor_state
 from lgmml_torch.models.phi import LIST_POLICIES, Phi
-from lgmml_torch.models.preprocess import Preprocess, build_preprocess
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.compose import build_preprocess
 from lgmml_torch.models.storage import read_model, write_model
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
 if TYPE_CHECKING:
+    from lgmml_torch.models.compress import Compressed
     from lgmml_torch.models.explain import Explanation
 
 
@@ -159,7 +159,7 @@ class LGMML(nn.Module):
         parts = [*self.phi.parameters(), *self.metrics.buffers()]
         state = (self.preprocess, self.kernel, tensor_state(parts))
         if self._trimmed is None or self._trimmed[0] != state:  # kept: large sets come in many calls
-            phi = scaled_phi(self.phi, used, torch.ones_like(used))
+            phi = self.phi.select(used)
             small = LGMML(self.preprocess, self.metrics.select(used), phi, kernel=self.kernel, qids=self.qids)
             self._trimmed = (state, small, parts)
         return self._trimmed[1]
@@ -202,7 +202,7 @@ class LGMML(nn.Module):
 
     def explain(self, data: RankingData, *, qid: Hashable, document: str | int, over: str | int) -> Explanation:
         """Why one document of a list stands above another, see `lgmml_torch.models.explain.explain`."""
-        from lgmml_torch.models.explain import explain  # it needs this module
+        from lgmml_torch.models.explain import explain
 
         return explain(self, data, qid=qid, document=document, over=over)
 
@@ -211,6 +211,8 @@ class LGMML(nn.Module):
 
         See `lgmml_torch.models.compress.compress`, which also says what the result reports.
         """
+        from lgmml_torch.models.compress import compress  # it needs this module
+
         return compress(self, tol, data)
 
     def spec(self) -> dict[str, Any]:

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.arrays import check_length, check_values, dense_features, float_vector, query_codes
 from lgmml_torch.checks import DataError
-from lgmml_torch.ragged import RankingData
+from lgmml_torch.ragged import RankingData, check_length, check_values, dense_features, float_vector, query_codes
 from lgmml_torch.streaming.base import Lists, Rows
 
 

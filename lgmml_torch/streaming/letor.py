@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.loading import query_ids
 from lgmml_torch.data.reader import Table, _doc_id
-from lgmml_torch.data.svmlight import Rules, parse_block
-from lgmml_torch.data.svmlight_lines import parse_lines
+from lgmml_torch.data.svmlight import Rules, parse_block, parse_lines
 from lgmml_torch.streaming.base import Lists, Rows
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

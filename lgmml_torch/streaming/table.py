@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.svmlight import decimal
-from lgmml_torch.data.svmlight_lines import shown
+from lgmml_torch.data.svmlight import decimal, shown
 from lgmml_torch.streaming.base import Rows
 from lgmml_torch.streaming.letor import TextLists
 

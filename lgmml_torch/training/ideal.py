@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lgmml_torch.functional.ranking import ndcg
-from lgmml_torch.functional.sampling import negative_table, sample_list_draws
+from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.functional.score import kernel as apply_kernel
 from lgmml_torch.functional.score import score
-from lgmml_torch.functional.warp import projected_step_, warp_loss, warp_phi_gradient
+from lgmml_torch.functional.warp import negative_table, projected_step_, sample_list_draws, warp_loss, warp_phi_gradient
 from lgmml_torch.segments import gather_segments, list_blocks, segment_ids
 
 

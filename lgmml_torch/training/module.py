@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,13 +12,38 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import LGMMLError, check_positive
-from lgmml_torch.data.batches import WarpBatch
+from lgmml_torch.evaluation.metric import RankingMetrics
+from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel, score
 from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
-from lgmml_torch.metrics import METRICS, RankingMetrics
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION, check_header
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.batches import WarpBatch
+
+
+def constant() -> None:
+    """No rule: the optimizer's learning rate stays as it is."""
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """μ_t = 1/(1 + exp(t/(100·Q))): half at the start, then falling within a few hundred updates per query.
+
+    >>> Logistic(num_queries=10)(0)
+    0.5
+    """
+
+    num_queries: int
+
+    def __post_init__(self) -> None:
+        check_positive("num_queries", self.num_queries)
+
+    def __call__(self, updates: int) -> float:
+        """The factor after so many single updates."""
+        # exp overflows beyond 709; the step is zero in any float long before.
+        return 1 / (1 + math.exp(min(updates / (100 * self.num_queries), 700.0)))
+
 
 SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -38,7 +65,7 @@ class LGMMLModule(pl.LightningModule):
         deviation_penalty: weight of ½‖deviation‖² per tuple, for a shared Φ with deviations.
         optimizer: called with the parameters; plain SGD with step 0.1 when None.
         step_size: factor on the optimizer's learning rate after so many single updates; constant when None.
-        preset: metric definitions, see `lgmml_torch.functional.ranking`.
+        preset: metric definitions, see `lgmml_torch.functional.ranking.measures`.
     """
 
     def __init__(
@@ -62,8 +89,8 @@ class LGMMLModule(pl.LightningModule):
         self._data: dict[str, tuple[RankingData, Tensor]] = {}
         self._rank_weights = torch.zeros(1)
         self.counts: dict[str, dict[str, int]] = {}  # queries counted in the last evaluation of a split
-        self.valid_metrics = RankingMetrics(METRICS, preset=preset)
-        self.test_metrics = RankingMetrics(METRICS, preset=preset)
+        self.valid_metrics = RankingMetrics(REPORTED, preset=preset)
+        self.test_metrics = RankingMetrics(REPORTED, preset=preset)
 
     def attach(
         self,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lgmml_torch.baselines.oracles import ORACLES, most_violated_cut
+from lgmml_torch.baselines.mlr import ORACLES, most_violated_cut
 from lgmml_torch.functional.examples import ExampleSet
 from tests.reference import rmlr as reference
 

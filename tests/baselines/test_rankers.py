@@ -11,7 +11,7 @@ from lgmml_torch.baselines.base import RankingSystem, choose, grid_points
 from lgmml_torch.baselines.simple import LinearRanker, RandomRanker
 from lgmml_torch.baselines.trees import GBRT, LambdaMART, TreeRanker, XGBoostRanker
 from lgmml_torch.checks import DataError, LGMMLError, MissingDependencyError
-from lgmml_torch.functional.ranking import ndcg
+from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.ragged import RankingData
 
 TREES = [LambdaMART, GBRT, XGBoostRanker]

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import CheckpointError, DataWarning
-from lgmml_torch.data import container, store
-from lgmml_torch.data.cache import Cache, default_folder, resolve
+from lgmml_torch.data.cache import Cache, default_folder, from_arrays, resolve, to_arrays
 from lgmml_torch.data.letor import load_letor
 from lgmml_torch.ragged import RankingData
 
@@ -161,7 +160,7 @@ def test_entries_of_other_keys_and_versions(tmp_path: Path, monkeypatch: pytest.
     with pytest.warns(DataWarning, match="was made for something else"):
         assert cache.get({"renamed": True}) is None
     cache.get_or_build(KEY, build)
-    monkeypatch.setattr(container, "VERSION", 2)
+    monkeypatch.setattr("lgmml_torch.data.cache.VERSION", 2)
     assert_equal(cache.get_or_build(KEY, build), ARRAYS)  # quietly: an update is no accident
     assert build.calls == 3
 
@@ -236,7 +235,7 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 @pytest.mark.parametrize("doc_ids", [None, ["x", "", "ü"]])
 def test_ranking_data_survives(qids: list, doc_ids: list | None, tmp_path: Path) -> None:
     data = RankingData.from_arrays(np.eye(3), [0, 1, 2], qid=qids, doc_ids=doc_ids, query_weights=[1, 2])
-    back = store.from_arrays(Cache(tmp_path).get_or_build(KEY, lambda: store.to_arrays(data)))
+    back = from_arrays(Cache(tmp_path).get_or_build(KEY, lambda: to_arrays(data)))
     assert (back.qids, back.doc_ids) == (data.qids, data.doc_ids)
     for name in ("features", "labels", "offsets", "order", "query_weights"):
         assert torch.equal(getattr(back, name), getattr(data, name))

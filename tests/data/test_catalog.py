@@ -12,7 +12,7 @@ import torch
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_examples
 from lgmml_torch.data.letor import load_letor, load_lightgbm
-from lgmml_torch.data.letor_write import save_letor, save_lightgbm
+from lgmml_torch.data.write import save_letor, save_lightgbm
 from lgmml_torch.ragged import RankingData
 from tests.data.test_letor import assert_same, random_data
 

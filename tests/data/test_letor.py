@@ -12,9 +12,8 @@ import torch
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data import reader
 from lgmml_torch.data.letor import load_letor, load_letor_splits, load_lightgbm
-from lgmml_torch.data.letor_write import save_letor, save_lightgbm
-from lgmml_torch.data.svmlight import Rules, parse_block
-from lgmml_torch.data.svmlight_lines import parse_lines
+from lgmml_torch.data.svmlight import Rules, parse_block, parse_lines
+from lgmml_torch.data.write import save_letor, save_lightgbm
 from lgmml_torch.ragged import RankingData
 from tests.reference import letor as oracle
 

@@ -9,19 +9,12 @@ import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.fitting.bagged import (
-    SEED_STEP,
-    bank_scores,
-    fit_bagged,
-    merge_banks,
-    query_share,
-    score_spread,
-)
+from lgmml_torch.fitting.bagged import SEED_STEP, bank_scores, fit_bagged, merge_banks, query_share, score_spread
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.boosted import fit_boosted
+from lgmml_torch.fitting.boosted.fit import fit_boosted
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
-from lgmml_torch.models.preprocess import list_rank_features
+from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 

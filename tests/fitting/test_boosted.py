@@ -10,11 +10,10 @@ from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.boost_config import BoostConfig
-from lgmml_torch.fitting.boost_search import Bag, find_learners
-from lgmml_torch.fitting.boost_state import BoostState
-from lgmml_torch.fitting.boosted import RoundInfo, fit_boosted
-from lgmml_torch.functional.ranking import ndcg
+from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted
+from lgmml_torch.fitting.boosted.learners import BoostConfig, BoostState
+from lgmml_torch.fitting.boosted.search import Bag, find_learners
+from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.ragged import RankingData
 
 SMALL: dict[str, Any] = {"rounds": 12, "candidates": 6, "evaluate_every": 3}

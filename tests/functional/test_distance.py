@@ -9,10 +9,17 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
-from lgmml_torch.functional import distance, quadratic
-from lgmml_torch.functional.distance import local_distances, median_scales, norm_factors, subspace_distances
-from lgmml_torch.functional.quadratic import QuadraticKernel, quadratic_kernel
-from lgmml_torch.functional.tiles import fill_tiles
+from lgmml_torch.functional import distance
+from lgmml_torch.functional import distance as quadratic
+from lgmml_torch.functional.distance import (
+    QuadraticKernel,
+    fill_tiles,
+    local_distances,
+    median_scales,
+    norm_factors,
+    quadratic_kernel,
+    subspace_distances,
+)
 from tests.reference import distance as reference
 
 

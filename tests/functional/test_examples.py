@@ -11,10 +11,11 @@ from lgmml_torch.functional.examples import (
     ExampleSet,
     evaluate_examples,
     example_metrics,
+    location_distances,
+    location_weights,
     pair_scatter,
     squared_distances,
 )
-from lgmml_torch.functional.location import location_distances, location_weights
 from tests.reference import examples as reference
 
 

@@ -14,8 +14,7 @@ from pyriemann.geometry.geodesic import geodesic_riemann
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, NotSPDError, NumericsWarning
-from lgmml_torch.functional.spd import cholesky_jittered, geometric_mean, geometric_mean_factor
-from lgmml_torch.functional.spd_routes import METHODS
+from lgmml_torch.functional.spd import METHODS, cholesky_jittered, geometric_mean, geometric_mean_factor
 from tests.reference.spd import geometric_mean as reference_mean
 from tests.reference.spd import random_rotation, random_spd, relative_error
 

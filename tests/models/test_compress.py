@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.models.compress import compress, rank_correlation, scaled_phi
+from lgmml_torch.models.compress import LowRank, compress, distance_cost, rank_correlation
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
-from lgmml_torch.models.low_rank import LowRank, distance_cost
 from lgmml_torch.models.phi import POLICIES, Phi
-from lgmml_torch.models.preprocess import Chain, Standardize
+from lgmml_torch.models.preprocess.compose import Chain
+from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
@@ -144,7 +144,7 @@ def test_deviations_and_known_queries_are_kept() -> None:
     with torch.no_grad():
         model.phi.deviation.weight.copy_(0.1 * torch.rand(20, 10, generator=torch.Generator().manual_seed(1)))
     columns = torch.tensor([3, 1])
-    small = scaled_phi(model.phi, columns, torch.tensor([2.0, 1.0]))
+    small = model.phi.select(columns, torch.tensor([2.0, 1.0]))
     queries = torch.arange(20)
     torch.testing.assert_close(small(queries), model.phi(queries)[:, columns] * torch.tensor([2.0, 1.0]))
     found = model.compress(0.001, data)

@@ -8,17 +8,15 @@ import torch
 from lgmml_torch.checks import DataError
 from lgmml_torch.functional.score import kernel
 from lgmml_torch.models.explain import explain
-from lgmml_torch.models.preprocess import (
+from lgmml_torch.models.preprocess.base import Source
+from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
+from lgmml_torch.models.preprocess.steps import (
     PCA,
-    Chain,
-    Concat,
     ListRank,
     Quantile,
     RemoveConstant,
     SignedLog1p,
-    Source,
     Standardize,
-    list_rank_features,
 )
 from tests.doors import plain_chain, small_data, small_model
 

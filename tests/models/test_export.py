@@ -14,18 +14,17 @@ from lgmml_torch.models import export
 from lgmml_torch.models.export import ListScorer, export_onnx
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import POLICIES, Phi
-from lgmml_torch.models.preprocess import (
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.compose import Chain, list_rank_features
+from lgmml_torch.models.preprocess.steps import (
     PCA,
-    Chain,
     Clip,
     ListMinMax,
     ListStandardize,
     Norm2,
-    Preprocess,
     Quantile,
     SignedLog1p,
     Standardize,
-    list_rank_features,
 )
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData

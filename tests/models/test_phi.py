@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.summary import list_summary, nearest_mean
+from lgmml_torch.functional.score import list_summary, nearest_mean
 from lgmml_torch.models.phi import POLICIES, Phi
 
 

@@ -10,24 +10,20 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, LGMMLError
-from lgmml_torch.models import preprocess_base
-from lgmml_torch.models.preprocess import (
+from lgmml_torch.models.preprocess import base as preprocess_base
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.compose import STEPS, Chain, Concat, build_preprocess, list_rank_features
+from lgmml_torch.models.preprocess.steps import (
     PCA,
-    STEPS,
-    Chain,
     Clip,
-    Concat,
     ListMinMax,
     ListRank,
     ListStandardize,
     Norm2,
-    Preprocess,
     Quantile,
     RemoveConstant,
     SignedLog1p,
     Standardize,
-    build_preprocess,
-    list_rank_features,
 )
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import preprocess as reference

@@ -8,7 +8,7 @@ import torch
 from lgmml_torch.checks import CheckpointError, LGMMLError
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
-from lgmml_torch.models.preprocess import list_rank_features
+from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 

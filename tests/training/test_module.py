@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from lgmml_torch.checks import CheckpointError, LGMMLError
-from lgmml_torch.data.batches import WarpBatches
 from lgmml_torch.functional.score import kernel
 from lgmml_torch.functional.warp import warp_phi_gradient
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.training.fit import add_distances
+from lgmml_torch.training.batches import WarpBatches
 from lgmml_torch.training.module import DivergedError, LGMMLModule
+from lgmml_torch.training.stages import add_distances
 from tests.training import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

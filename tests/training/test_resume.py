@@ -53,8 +53,8 @@ def test_two_processes_evaluate_every_list_once(tmp_path: Path) -> None:
     two = result(folder, tmp_path / "two.pt", "--devices", 2)
     assert set(two["counted"].values()) == {10}
     assert (two["phi"]["table.weight"] >= 0).all()
+    from lgmml_torch.evaluation.evaluate import evaluate
     from lgmml_torch.models.ranker import LGMML
-    from lgmml_torch.reports import evaluate
     from tests.training import tiny
 
     one = evaluate(LGMML.load(folder / "last.ckpt"), tiny.splits()[2], split="test")

@@ -17,11 +17,12 @@ import torch
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.fitting.sampled import fit_sampled
 from lgmml_torch.models.phi import Phi
-from lgmml_torch.models.preprocess import Chain, RemoveConstant, Standardize
+from lgmml_torch.models.preprocess.compose import Chain
+from lgmml_torch.models.preprocess.steps import RemoveConstant, Standardize
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import KeepCheckpoints
-from lgmml_torch.training.fit import Prepared, prepare, train_phi
 from lgmml_torch.training.module import LGMMLModule
+from lgmml_torch.training.stages import Prepared, prepare, train_phi
 
 
 def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:

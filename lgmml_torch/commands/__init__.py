@@ -1,1 +1,0 @@
-"""The commands of ``lgmml``: each module has a ``run`` that takes the parsed arguments."""

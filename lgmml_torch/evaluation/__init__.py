@@ -1,0 +1,1 @@
+"""How well a model ranks: metrics that accumulate, evaluations with their definitions and counts, tables."""

@@ -1,0 +1,198 @@
+"""How well a model ranks a data set, with everything a reader needs to judge the figure: definition, counts, policy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import DataError, check_shape
+from lgmml_torch.evaluation.tables import evaluation_markdown, evaluation_table
+from lgmml_torch.functional.ranking.measures import rank_metrics
+from lgmml_torch.functional.ranking.presets import REPORTED, Preset, describe, find_preset
+from lgmml_torch.functional.score import warn_if_degenerate
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Means over queries, and what stands behind them.
+
+    Attributes:
+        split: what was ranked, e.g. ``"test"``.
+        means: the mean of each metric over the queries it counts; NaN when it counts none.
+        counted: how many queries that are.
+        skipped: how many were left out, see `lgmml_torch.functional.ranking.presets`.
+        definitions: each metric's rules in one line.
+        per_query: ``(Q,)`` the values behind the means, NaN where a query is skipped.
+        qids: the queries, in the order of ``per_query``.
+        policy: where the weights Φ came from.
+        documents: how many documents were ranked.
+        seed: of the model, where it is known.
+    """
+
+    split: str
+    means: dict[str, float]
+    counted: dict[str, int]
+    skipped: dict[str, int]
+    definitions: dict[str, str]
+    per_query: dict[str, Tensor] = field(repr=False)
+    qids: tuple[Hashable, ...] = field(repr=False)
+    policy: str
+    documents: int
+    seed: int | None = None
+
+    def table(self) -> Table:
+        """A table for terminals."""
+        return evaluation_table([self])
+
+    def markdown(self) -> str:
+        """The table and the definitions as Markdown."""
+        return evaluation_markdown([self])
+
+    def to_dict(self, *, per_query: bool = False) -> dict[str, Any]:
+        """Primitives only; NaN becomes None, because JSON has no such number."""
+        content: dict[str, Any] = {
+            "split": self.split,
+            "policy": self.policy,
+            "seed": self.seed,
+            "queries": len(self.qids),
+            "documents": self.documents,
+            "metrics": {
+                name: {
+                    "mean": _number(mean),
+                    "counted": self.counted[name],
+                    "skipped": self.skipped[name],
+                    "definition": self.definitions[name],
+                }
+                for name, mean in self.means.items()
+            },
+        }
+        if per_query:
+            content["qids"] = [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids]
+            content["per_query"] = {n: [_number(value) for value in v.tolist()] for n, v in self.per_query.items()}
+        return content
+
+    def to_json(self, *, per_query: bool = True) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(per_query=per_query), indent=2, ensure_ascii=False)
+
+
+def evaluate(
+    model: LGMML,
+    data: RankingData | Iterable[RankingData],
+    *,
+    split: str = "data",
+    metrics: Sequence[str] = REPORTED,
+    preset: str | Preset = "default",
+    known_queries: bool = False,
+    policy: str | None = None,
+    seed: int | None = None,
+    threshold: float | None = None,
+    max_grade: float | None = None,
+    documents_at_once: int = 32_768,
+) -> Evaluation:
+    """Rank every list and measure the result.
+
+    Args:
+        model: what ranks.
+        data: raw features; several parts, each with whole lists, are evaluated one after the other, so that they need
+            not be in memory together.
+        split: what to call the data.
+        metrics: names such as ``"ndcg@10"`` or ``"map"``.
+        preset: metric definitions, see `lgmml_torch.functional.ranking.presets`.
+        known_queries: use the trained Φ of queries whose id was in the training data.
+        policy: what other queries get, instead of the model's own policy.
+        seed: only recorded.
+        threshold: label from which a document is relevant, instead of the preset's.
+        max_grade: highest grade of the data set; ERR needs it.
+        documents_at_once: see `LGMML.score`.
+
+    Raises:
+        DataError: when there is nothing to evaluate.
+        LGMMLError: an unknown metric, preset or policy; features the model was not trained on.
+    """
+    rules = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
+    found: list[dict[str, Tensor]] = []
+    qids: list[tuple[Hashable, ...]] = []
+    documents = 0
+    for part in [data] if isinstance(data, RankingData) else data:
+        scores = model.score(part, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)[
+            part.order.cpu()
+        ]
+        warn_if_degenerate(scores, part.offsets.cpu())
+        found.append(_per_query(scores, part, rules))
+        qids.append(part.qids)
+        documents += part.num_documents
+    name = policy or model.phi.policy
+    return _summary(found, tuple(chain(*qids)), documents, rules, split, "own Φ" if known_queries else name, seed)
+
+
+def evaluate_scores(
+    scores: Tensor,  # (N,) in the order of the rows of `data`
+    data: RankingData,
+    *,
+    split: str = "data",
+    metrics: Sequence[str] = REPORTED,
+    preset: str | Preset = "default",
+    policy: str = "",
+    seed: int | None = None,
+    threshold: float | None = None,
+    max_grade: float | None = None,
+) -> Evaluation:
+    """Measure scores that are there already; they stand in the order of the rows, not in the caller's.
+
+    >>> data = RankingData.from_arrays([[1.0], [2.0]], [0, 1], qid=[7, 7])
+    >>> evaluate_scores(torch.tensor([2.0, 1.0]), data, metrics=["ndcg@1", "map"]).means
+    {'ndcg@1': 0.0, 'map': 0.5}
+    """
+    check_shape("scores", scores, (data.num_documents,))
+    rules = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
+    return _summary([_per_query(scores, data, rules)], data.qids, data.num_documents, rules, split, policy, seed)
+
+
+def _per_query(scores: Tensor, data: RankingData, rules: dict[str, Any]) -> dict[str, Tensor]:
+    labels, offsets, order = (value.to(scores.device) for value in (data.labels, data.offsets, data.order))
+    return rank_metrics(scores, labels, offsets, tie_order=order, **rules)
+
+
+def _summary(
+    parts: list[dict[str, Tensor]],
+    qids: tuple[Hashable, ...],
+    documents: int,
+    rules: dict[str, Any],
+    split: str,
+    policy: str,
+    seed: int | None,
+) -> Evaluation:
+    if not qids:
+        raise DataError(f"there are no queries to evaluate in {split!r}")
+    values = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+    counted = {name: int((~column.isnan()).sum()) for name, column in values.items()}
+    preset = find_preset(rules["preset"])
+    return Evaluation(
+        split=split,
+        means={name: float(column.nanmean()) for name, column in values.items()},
+        counted=counted,
+        skipped={name: len(qids) - count for name, count in counted.items()},
+        definitions={name: describe(name, preset, threshold=rules["threshold"]) for name in values},
+        per_query=values,
+        qids=qids,
+        policy=policy,
+        documents=documents,
+        seed=seed,
+    )
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value

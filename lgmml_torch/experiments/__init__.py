@@ -1,1 +1,0 @@
-"""One file per table or figure of the paper."""

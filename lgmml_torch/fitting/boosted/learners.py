@@ -1,0 +1,224 @@
+"""What boosting has so far: its settings, the metrics chosen, the scores they give, and how the rounds went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError, check_choice, check_positive, check_unit_interval
+from lgmml_torch.functional.distance import subspace_distances
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+
+METRIC_KINDS = ("gmml", "gmml-pooled", "identity")
+
+
+@dataclass(frozen=True)
+class BoostConfig:
+    """Settings of `fit_boosted`; the defaults are the recipe of the method, not tuned any further.
+
+    Attributes:
+        rounds: at most so many.
+        batch: metrics added in each round.
+        shrinkage: ν, the share of a Newton step that is taken.
+        candidates: subspaces tried in each round, shared out evenly over ``sizes``.
+        sizes: numbers of features of the subspaces.
+        anchors: documents tried as anchors in each subspace.
+        steps: how far the mean anchor is moved away from the negatives, further anchors to try.
+        bandwidths: times the mean distance, what distances are divided by.
+        metric: ``"gmml"`` (pairs within queries), ``"gmml-pooled"`` (pairs of all queries) or ``"identity"``.
+        lam: λ, regularisation of both scatters relative to their trace.
+        t: weight on the geodesic from S⁻¹ to D.
+        ridge: of the Newton system, relative to the total Hessian.
+        min_deviation: kernels that vary less over the documents are rejected.
+        subsample: share of the queries a round looks at.
+        cap: documents a round fits to; the gradients come from whole lists of at most ``4 * cap`` documents.
+        truncation: LambdaRank pairs need a document among the first so many places.
+        sigma: slope of LambdaRank.
+        hessian_floor: added to p(1 - p); without it a step has no bound.
+        feature_floor: smallest sampling weight of a feature, relative to the mean.
+        prior_power: exponent of the prior on features (see `feature_prior`); 0 turns it off.
+        evaluate_every: rounds between two looks at NDCG.
+        k: cutoff of that NDCG.
+        smooth: evaluations averaged before they are compared.
+        patience: rounds without a better average after which to stop.
+    """
+
+    rounds: int = 200
+    batch: int = 4
+    shrinkage: float = 0.1
+    candidates: int = 24
+    sizes: tuple[int, ...] = (1, 2, 3)
+    anchors: int = 6
+    steps: tuple[float, ...] = (2.0, 8.0)
+    bandwidths: tuple[float, ...] = (0.3, 1.0, 3.0)
+    metric: str = "gmml"
+    lam: float = 0.1
+    t: float = 0.5
+    ridge: float = 0.05
+    min_deviation: float = 0.01
+    subsample: float = 0.7
+    cap: int = 2500
+    truncation: int = 30
+    sigma: float = 1.0
+    hessian_floor: float = 0.05
+    feature_floor: float = 0.05
+    prior_power: float = 0.0
+    evaluate_every: int = 5
+    k: int = 10
+    smooth: int = 3
+    patience: int = 40
+
+    def __post_init__(self) -> None:
+        # A configuration file gives lists; equal settings should compare equal.
+        for name in ("sizes", "steps", "bandwidths"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_choice("metric", self.metric, METRIC_KINDS)
+        check_unit_interval("t", self.t)
+        check_unit_interval("subsample", self.subsample)
+        for name in (
+            "rounds", "batch", "shrinkage", "candidates", "anchors", "ridge", "subsample", "cap", "truncation", "sigma",
+            "hessian_floor", "feature_floor", "evaluate_every", "k", "smooth", "patience", "min_deviation",
+        ):  # fmt: skip
+            check_positive(name, getattr(self, name))
+        for name in ("lam", "prior_power"):
+            check_positive(name, getattr(self, name), zero=True)
+        for name in ("sizes", "bandwidths"):
+            values = getattr(self, name)
+            if not values or min(values) <= 0:
+                raise LGMMLError(f"`{name}` must hold positive numbers, got {list(values)}")
+        if self.candidates < len(self.sizes):
+            raise LGMMLError(
+                f"`candidates` must be at least one for each of the {len(self.sizes)} sizes, got {self.candidates}"
+            )
+
+
+def paper_kernel_(dists: Tensor) -> Tensor:
+    """``d e^{-d}``, overwriting its argument: the search spends most of its time here."""
+    return dists.mul_(dists.neg().exp_())
+
+
+@dataclass(frozen=True)
+class Learners:
+    """Metrics in subspaces of different sizes, as tensors padded to the largest one.
+
+    Attributes:
+        support: ``(K, S)`` features, -1 beyond the metric's size.
+        anchors: ``(K, S)``, zero beyond it.
+        factors: ``(K, S, S)``, zero beyond it.
+        scales: ``(K,)`` what distances are divided by.
+        phi: ``(K,)``.
+        rounds: ``(K,)`` the round each was added in.
+    """
+
+    support: Tensor
+    anchors: Tensor
+    factors: Tensor
+    scales: Tensor
+    phi: Tensor
+    rounds: Tensor
+
+    @classmethod
+    def empty(cls, width: int, like: Tensor) -> Self:
+        """No metrics yet."""
+        none = torch.empty(0, width, dtype=torch.long, device=like.device)
+        zero = like.new_empty(0)
+        return cls(none, like.new_empty(0, width), like.new_empty(0, width, width), zero, zero, none[:, 0])
+
+    @classmethod
+    def cat(cls, parts: Sequence[Learners]) -> Self:
+        """All metrics of all parts, in order."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    def __len__(self) -> int:
+        return len(self.phi)
+
+    def select(self, index: Tensor) -> Learners:
+        """Some of the metrics, by position or mask."""
+        return Learners(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    @property
+    def widths(self) -> Tensor:
+        """``(K,)`` number of features of each metric."""
+        return (self.support >= 0).sum(1)
+
+    def kernels(
+        self,
+        features: Tensor,  # (N, D)
+    ) -> Tensor:  # (N, K)
+        """κ of the scaled distances; only the columns of the features in use are copied."""
+        used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
+        dists = subspace_distances(features[:, used], place, self.anchors, self.factors)
+        return paper_kernel_(dists.div_(self.scales))
+
+    def local_metrics(self, num_features: int) -> tuple[LocalMetrics, Tensor]:
+        """A bank with one block for each size, and Φ in the order of its columns."""
+        blocks, phi = [], []
+        for width in torch.unique(self.widths).tolist():
+            part = self.select(self.widths == width)
+            anchors, factors = part.anchors[:, :width], part.factors[:, :width, :width]
+            support = part.support[:, :width]
+            blocks.append(
+                MetricBlock(anchors.clone(), factors.clone(), support=support.clone(), scales=part.scales.clone())
+            )
+            phi.append(part.phi)
+        return LocalMetrics(blocks, num_features=num_features), torch.cat(phi)
+
+
+@dataclass(frozen=True)
+class BoostState:
+    """Everything a later call needs to go on as if it had never stopped.
+
+    Attributes:
+        round: rounds done.
+        scores: ``(N,)`` float64 scores of the training documents, in the fit's own order.
+        valid_scores: the same for the validation documents; empty without any.
+        learners: the metrics so far.
+        evaluated: rounds done at each evaluation.
+        train_ndcg: NDCG of the training queries at each evaluation.
+        valid_ndcg: NDCG of the validation queries; empty without any.
+        best_round: rounds done at the best smoothed validation NDCG.
+        best_value: that NDCG.
+        idle: rounds in a row that found no metric worth adding.
+        identity: what the fit belongs to (settings, seed, sizes of the data); a resume with another is refused.
+    """
+
+    round: int
+    scores: Tensor
+    valid_scores: Tensor
+    learners: Learners
+    evaluated: tuple[int, ...] = ()
+    train_ndcg: tuple[float, ...] = ()
+    valid_ndcg: tuple[float, ...] = ()
+    best_round: int = 0
+    best_value: float = float("-inf")
+    idle: int = 0
+    identity: str = ""
+
+    def export(self) -> dict[str, Any]:
+        """Tensors and primitives, fit for ``torch.save`` and ``weights_only=True``."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "learners"}
+        plain["learners"] = {field.name: getattr(self.learners, field.name) for field in fields(self.learners)}
+        return plain
+
+    @classmethod
+    def load(cls, exported: dict[str, Any]) -> Self:
+        """The state that `export` wrote."""
+        plain = dict(exported)
+        learners = Learners(**plain.pop("learners"))
+        for name in ("evaluated", "train_ndcg", "valid_ndcg"):
+            plain[name] = tuple(plain[name])
+        return cls(learners=learners, **plain)
+
+    def evaluated_with(self, train: float, valid: float | None, *, smooth: int) -> BoostState:
+        """The state after an evaluation; the best round moves when the average of the last ones is better."""
+        after = replace(self, evaluated=(*self.evaluated, self.round), train_ndcg=(*self.train_ndcg, train))
+        if valid is None:
+            return replace(after, best_round=self.round)
+        after = replace(after, valid_ndcg=(*self.valid_ndcg, valid))
+        last = after.valid_ndcg[-smooth:]
+        average = sum(last) / len(last)
+        return replace(after, best_round=self.round, best_value=average) if average > self.best_value else after

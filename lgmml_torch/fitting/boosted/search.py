@@ -1,0 +1,260 @@
+"""One boosting round on a fixed problem: draw documents, try candidate metrics, keep the best few and weigh them."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import DataError, DataWarning, LGMMLError, check_finite
+from lgmml_torch.fitting.boosted.learners import BoostConfig, Learners, paper_kernel_
+from lgmml_torch.functional.boosting import (
+    NewtonRows,
+    candidate_anchors,
+    draw_subspaces,
+    feature_prior,
+    feature_weights,
+    pair_scatter,
+)
+from lgmml_torch.functional.gmml import gmml
+from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids, segment_max, segment_min
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What stays the same from round to round."""
+
+    data: RankingData
+    valid: RankingData | None
+    usable: Tensor  # (U,) queries with different labels
+    ideal: Tensor  # (Q,)
+    prior: Tensor | None  # (D,)
+    config: BoostConfig
+    seed: int
+
+    @property
+    def identity(self) -> str:
+        """What a state must belong to for a fit of this problem to go on from it."""
+        valid = None if self.valid is None else tuple(self.valid.features.shape)
+        return f"{self.config} seed={self.seed} data={tuple(self.data.features.shape)} valid={valid}"
+
+
+def make_problem(data: RankingData, valid: RankingData | None, config: BoostConfig, seed: int) -> Problem:
+    """Check and reorder the data, and compute what every round needs."""
+    check_data(data, valid)
+    if valid is not None and not bool((valid.labels > 0).any()):
+        warnings.warn(
+            "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=2
+        )
+        valid = None
+    data, valid = shuffled(data, seed), None if valid is None else shuffled(valid, seed)
+    ideal = ideal_dcg(data.labels, data.offsets, truncation=config.truncation)
+    usable = usable_queries(data, ideal)
+    prior = first_prior(data, config, seed) if config.prior_power else None
+    return Problem(data, valid, usable, ideal, prior, config, seed)
+
+
+def check_data(data: RankingData, valid: RankingData | None) -> None:
+    """Features finite, and of one width."""
+    check_finite("features", data.features)
+    if valid is None:
+        return
+    check_finite("valid.features", valid.features)
+    if valid.num_features != data.num_features:
+        raise LGMMLError(f"`valid` must have {data.num_features} features as `data` has, got {valid.num_features}")
+
+
+def usable_queries(
+    data: RankingData,
+    ideal: Tensor,  # (Q,)
+) -> Tensor:  # (U,)
+    """Queries with a pair to order: different labels, some gain, and a weight above 0."""
+    usable = (segment_max(data.labels, data.offsets) > segment_min(data.labels, data.offsets)) & (ideal > 0)
+    if data.query_weights is not None:
+        usable &= data.query_weights > 0
+    if not bool(usable.any()):
+        raise DataError("`data` must have a query with documents of different labels, got none")
+    return usable.nonzero()[:, 0]
+
+
+def shuffled(data: RankingData, seed: int) -> RankingData:
+    """The data with the documents of each query in random order, by which equal scores are ranked.
+
+    The canonical order would rank the worst first among equals, and the caller's would make the fit depend on it.
+    """
+    order = torch.randperm(data.num_documents, generator=round_generator(seed, -1)).to(data.offsets.device)
+    order = order[segment_ids(data.offsets)[order].argsort(stable=True)]
+    return replace(data, features=data.features[order], labels=data.labels[order])
+
+
+def first_prior(data: RankingData, config: BoostConfig, seed: int) -> Tensor:
+    """The prior on features from the gradients at scores of zero."""
+    zero = data.features.new_zeros(data.num_documents)
+    gradients, _ = lambda_gradients(zero, data.labels.to(zero), data.offsets, truncation=config.truncation)
+    generator = round_generator(seed, -2)
+    return feature_prior(data.features, gradients, data.offsets, power=config.prior_power, generator=generator)
+
+
+def round_generator(seed: int, step: int) -> torch.Generator:
+    """Random numbers that depend on the seed and the step alone."""
+    mixed = np.random.SeedSequence([abs(seed), step + 2]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
+
+
+# Added to both scatters: features are standardised, and one that is constant within lists has no scatter at all.
+LEAST_SCATTER = 1e-4
+
+
+@dataclass(frozen=True)
+class Bag:
+    """The documents one round fits to, grouped by list."""
+
+    features: Tensor  # (M, D)
+    gradients: Tensor  # (M,)
+    hessians: Tensor  # (M,)
+    offsets: Tensor  # (Q+1,)
+
+
+def draw_bag(
+    data: RankingData,
+    scores: Tensor,  # (N,)
+    usable: Tensor,  # (U,) queries with different labels
+    ideal: Tensor,  # (Q,)
+    config: BoostConfig,
+    generator: torch.Generator,
+) -> Bag:
+    """Some queries, their gradients from whole lists, and at most ``cap`` of their documents."""
+    drawn = usable[torch.randperm(len(usable), generator=generator).to(usable.device)]
+    drawn = drawn[: max(1, round(config.subsample * len(usable)))]
+    fits = data.sizes[drawn].cumsum(0) <= 4 * config.cap
+    fits[0] = True
+    queries = drawn[fits].sort().values
+    rows, offsets = gather_segments(data.offsets, queries)
+    dtype = data.features.dtype
+    gradients, hessians = lambda_gradients(
+        scores[rows].to(dtype),
+        data.labels[rows].to(dtype),
+        offsets,
+        truncation=config.truncation,
+        sigma=config.sigma,
+        floor=config.hessian_floor,
+        ideal=ideal[queries],
+    )
+    query = segment_ids(offsets)
+    if data.query_weights is not None:
+        weight = data.query_weights.to(gradients)[queries][query]
+        gradients, hessians = gradients * weight, hessians * weight
+    kept = (hessians > 0).nonzero()[:, 0]
+    kept = kept[draw_rows(hessians[kept], config.cap, generator)]
+    sizes = torch.bincount(query[kept])
+    offsets = offsets_from_sizes(sizes[sizes > 0])
+    return Bag(data.features[rows[kept]], gradients[kept], hessians[kept], offsets)
+
+
+def draw_rows(
+    hessians: Tensor,  # (M,)
+    cap: int,
+    generator: torch.Generator,
+) -> Tensor:  # (min(M, cap),)
+    """At most ``cap`` rows, in order."""
+    count = len(hessians)
+    if count <= cap:
+        return torch.arange(count, device=hessians.device)
+    if count <= 4 * cap:
+        drawn = torch.randperm(count, generator=generator)[:cap]
+    else:
+        # One huge list: the few documents in its first places are in every pair, and uniform draws would miss them.
+        drawn = torch.multinomial((hessians + hessians.mean()).cpu(), cap, generator=generator)
+    return drawn.sort().values.to(hessians.device)
+
+
+def find_learners(
+    bag: Bag,
+    prior: Tensor | None,  # (D,)
+    config: BoostConfig,
+    generator: torch.Generator,
+) -> Learners:
+    """The best few candidates with their share φ of the Newton step; none when nothing lowers the loss."""
+    if not (bool((bag.gradients > 0).any()) and bool((bag.gradients < 0).any())):
+        return Learners.empty(max(config.sizes), bag.features)  # nothing to tell apart among these documents
+    newton = NewtonRows(bag.gradients, bag.hessians, bag.offsets, ridge=config.ridge)
+    weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
+    weights = weights if prior is None else weights * prior
+    parts, gains = [], []
+    for size in config.sizes:
+        support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=generator)
+        learners, gain = best_of_subspaces(bag, newton, support, config, generator)
+        parts.append(learners)
+        gains.append(gain)
+    gain = torch.cat(gains)
+    order = gain.argsort(descending=True, stable=True)[: config.batch]
+    chosen = Learners.cat(parts).select(order[gain[order] > 0])
+    if not len(chosen):
+        return chosen
+    chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(bag.features)))
+    return chosen.select(chosen.phi > 0)
+
+
+def best_of_subspaces(
+    bag: Bag,
+    newton: NewtonRows,
+    support: Tensor,  # (C, s)
+    config: BoostConfig,
+    generator: torch.Generator,
+) -> tuple[Learners, Tensor]:  # C learners, (C,)
+    """For each subspace the anchor and bandwidth of the largest gain, all of them tried."""
+    values = bag.features[:, support]  # (M, C, s)
+    positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
+    factors = subspace_factors(values, positive, negative, bag.offsets, config)
+    anchors = candidate_anchors(
+        values, positive, negative, draws=config.anchors, steps=config.steps, generator=generator
+    )
+    image = factors.mT @ values.permute(1, 2, 0).contiguous()  # (C, r, M)
+    centres = anchors @ factors  # (C, A, r)
+    squares = image.new_zeros(*anchors.shape[:2], len(values))
+    for r in range(factors.shape[2]):  # differences first: products would cancel next to an anchor
+        gap = image[:, r, None] - centres[:, :, r, None]
+        squares.addcmul_(gap, gap)
+    dists = squares.sqrt_().flatten(0, 1)  # (C * A, M)
+    base, dists = dists.mean(1).clamp_min(1e-3), dists.T.contiguous()  # (C * A,), (M, C * A)
+    columns = []
+    for bandwidth in config.bandwidths:  # one at a time stays in the cache
+        kernels = paper_kernel_(dists / (base * bandwidth))
+        columns.append(newton.gains(kernels, min_deviation=config.min_deviation))
+    scales = base * base.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
+    # Candidates first: (B, C * A) -> (C, B * A)
+    shape = (len(config.bandwidths), *anchors.shape[:2])
+    gains, scales = (x.reshape(shape).transpose(0, 1).flatten(1) for x in (torch.stack(columns), scales))
+    gain, best = gains.max(1)
+    each = torch.arange(len(support), device=best.device)
+    width, pad = support.shape[1], max(config.sizes) - support.shape[1]
+    return Learners(
+        support=torch.nn.functional.pad(support, (0, pad), value=-1),
+        anchors=torch.nn.functional.pad(anchors[each, best % anchors.shape[1]], (0, pad)),
+        factors=torch.nn.functional.pad(factors, (0, pad, 0, max(config.sizes) - width)),
+        scales=scales[each, best],
+        phi=torch.zeros_like(gain),
+        rounds=torch.zeros_like(best),
+    ), gain
+
+
+def subspace_factors(
+    values: Tensor,  # (M, C, s)
+    positive: Tensor,  # (M,)
+    negative: Tensor,  # (M,)
+    offsets: Tensor,  # (Q+1,)
+    config: BoostConfig,
+) -> Tensor:  # (C, s, s)
+    """Factor of each subspace's metric."""
+    eye = torch.eye(values.shape[2], dtype=values.dtype, device=values.device)
+    if config.metric == "identity" or values.shape[2] == 1:  # in one dimension every metric is a scale
+        return eye.expand(values.shape[1], -1, -1)
+    lists = offsets if config.metric == "gmml" else offsets[[0, -1]]
+    S, D = (scatter.double() for scatter in pair_scatter(values, positive, negative, lists))
+    least = LEAST_SCATTER * eye.double()
+    return gmml((S + S.mT) / 2 + least, (D + D.mT) / 2 + least, config.t, lam=config.lam).factor.to(values.dtype)

@@ -1,0 +1,245 @@
+"""What preprocessing learns of raw features: moments, quantiles of a training set, and ranks within lists.
+
+Moments are sums in float64 over features that are too many to copy in float64. Quantiles and ranks, the two views of a
+feature that ignore its raw scale, are made of comparisons, sorts and gathers with fixed shapes only, so that they can
+be exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
+from lgmml_torch.segments import list_blocks
+
+
+def row_blocks(
+    features: Tensor,  # (N, D)
+    max_elements: int = 1 << 22,
+) -> Iterator[Tensor]:  # (n, D) float64
+    """The rows in float64, a block at a time, so that sums over them need no float64 copy of the whole."""
+    rows = max(1, max_elements // max(1, features.shape[1]))
+    for start in range(0, features.shape[0], rows):
+        yield features[start : start + rows].double()
+
+
+def column_moments(
+    features: Tensor,  # (N, D)
+) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
+    """Mean and (population) standard deviation of each column, in float64.
+
+    Rows are taken relative to the first, so a constant column has a deviation of exactly 0 however large its value.
+
+    >>> column_moments(torch.tensor([[1.0, 0.1], [3.0, 0.1]]))[1].tolist()
+    [1.0, 0.0]
+    """
+    check_shape("features", features, (None, None))
+    check_finite("features", features)
+    if len(features) == 0:
+        raise LGMMLError("`features` must have at least one row, got none")
+    origin = features[0].double()
+    total, squares = torch.zeros_like(origin), torch.zeros_like(origin)
+    for block in row_blocks(features):
+        total += (block - origin).sum(0)
+    mean = total / len(features)
+    for block in row_blocks(features):
+        squares += (block - origin - mean).square().sum(0)
+    return origin + mean, (squares / len(features)).sqrt()
+
+
+ROWS_SORTED = 8192  # of whole lists together
+BLOCK_VALUES = 1 << 17  # interpolated at once, so that a block's few copies stay in a processor's cache
+
+
+def list_ids(
+    offsets: Tensor,  # (Q+1,)
+    total: int,
+) -> Tensor:  # (N,)
+    """The list of each of ``total`` rows: `segments.segment_ids` in operations whose shapes do not depend on values.
+
+    >>> list_ids(torch.tensor([0, 2, 2, 5]), 5)
+    tensor([0, 0, 2, 2, 2])
+    """
+    begun = torch.zeros(total + 1, dtype=torch.long, device=offsets.device)
+    return begun.index_add(0, offsets, torch.ones_like(offsets, dtype=torch.long)).cumsum(0)[:total] - 1
+
+
+def list_rank_percentiles(
+    features: Tensor,  # (N, D)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    max_elements: int | None = None,
+) -> Tensor:  # (N, D)
+    """Rank percentile of each value within its own list, per feature: (rank − ½)/n − ½ with mid-ranks for ties.
+
+    Values lie in (−½, ½), the smallest of n distinct ones at ½/n − ½; all values tied, or a list of one, give exactly
+    0. The result depends on the order of the values within the list only: neither on other lists nor on the order of
+    the rows, bit for bit. NaN stays NaN. Some lists are sorted together, with the list as the major key, so time grows
+    linearly with the number of lists.
+
+    Args:
+        features: one row per document.
+        offsets: boundaries of the lists.
+        max_elements: bound on the values sorted at once, columns are taken in groups; by default what a processor's
+            cache holds, and more on other devices.
+
+    >>> list_rank_percentiles(torch.tensor([[3.0], [9.0], [9.0], [7.0]]), torch.tensor([0, 3, 4]))
+    tensor([[-0.3333],
+            [ 0.1667],
+            [ 0.1667],
+            [ 0.0000]])
+    """
+    check_shape("features", features, (None, None))
+    rows, columns = features.shape
+    if torch.compiler.is_compiling():
+        return _rank_columns(features.mT, offsets).mT
+    check_offsets(offsets, rows)
+    if rows == 0:
+        return features.clone()
+    on_cpu = features.device.type == "cpu"
+    if max_elements is None:
+        max_elements = 1 << (17 if on_cpu else 24)
+    out = torch.empty_like(features)
+    for first, last in list_blocks(offsets, ROWS_SORTED if on_cpu else rows):
+        start, stop = int(offsets[first]), int(offsets[last])
+        own = offsets[first : last + 1] - start
+        group = max(1, max_elements // max(1, stop - start))
+        for column in range(0, columns, group):
+            block = features[start:stop, column : column + group].mT.contiguous()
+            out[start:stop, column : column + group] = _rank_columns(block, own).mT
+    return out
+
+
+def _rank_columns(
+    values: Tensor,  # (D, N)
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (D, N)
+    rows = values.shape[1]
+    lists = list_ids(offsets, rows)
+    keys, order = _list_keys(values, lists).sort(dim=1)
+    # The list is the major key: sorting leaves every list in its place, so positions and boundaries still agree.
+    starts, ends = offsets[lists].long(), offsets[lists + 1].long()
+    ties = _runs(keys)
+    counts = torch.zeros_like(keys).scatter_add(1, ties, torch.ones_like(keys))
+    twice_mid = (2 * counts.cumsum(1) - counts).gather(1, ties)
+    # Whole numbers up to the one division: equal lists give equal bits wherever they stand.
+    percentile = (twice_mid - (starts + ends)).to(values.dtype) / (2 * (ends - starts)).to(values.dtype)
+    ranks = torch.zeros_like(values).scatter(1, order, percentile)
+    return torch.where(values.isnan(), values, ranks)
+
+
+def _list_keys(
+    values: Tensor,  # (D, N)
+    lists: Tensor,  # (N,)
+) -> Tensor:  # (D, N)
+    """Integers that order rows by list and then by value; equal values of a list share one."""
+    values = values + 0.0  # −0.0 and 0.0 are the same number
+    if values.dtype == torch.float32 and not torch.compiler.is_compiling():
+        # Floats order like sign-magnitude integers: flipping the lower bits of negatives makes them two's complement.
+        bits = values.view(torch.int32)
+        return (lists << 32) + (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    ordered, order = values.sort(dim=1)
+    dense = torch.zeros_like(order).scatter(1, order, _runs(ordered))
+    return lists * values.shape[1] + dense
+
+
+def _runs(
+    ordered: Tensor,  # (D, N)
+) -> Tensor:  # (D, N)
+    """Number of the run of equal entries each entry of a sorted row is in, from 0."""
+    fresh = (ordered != ordered.roll(1, dims=1)).long().cumsum(1)
+    return fresh - fresh[:, :1]  # the first entry was compared with the last
+
+
+def mid_rank_knots(
+    column: NDArray[np.floating],  # (N,)
+    max_knots: int,
+) -> tuple[NDArray[np.floating], NDArray[np.float64]]:  # (k,), (k,)
+    """Knots of the mid-rank distribution function u(v) = (#{x < v} + ½·#{x = v})/N of a sample.
+
+    All distinct values when there are at most ``max_knots``; otherwise the first value at or above each of
+    h = ⌊max_knots/2⌋ evenly spaced levels of u, and the value before it. Thinned, linear interpolation misses u at a
+    value of the sample by less than 1/(h − 1); the value before keeps that bound next to a heavy tie.
+
+    >>> mid_rank_knots(np.array([0.0, 0.0, 1.0, 5.0]), 8)
+    (array([0., 1., 5.]), array([0.25 , 0.625, 0.875]))
+    """
+    values, counts = np.unique(column, return_counts=True)
+    middles = (np.cumsum(counts) - 0.5 * counts) / len(column)
+    if len(values) > max_knots:
+        levels = np.linspace(middles[0], middles[-1], max_knots // 2)
+        chosen = np.searchsorted(middles, levels).clip(0, len(values) - 1)
+        chosen = np.unique(np.concatenate([chosen, (chosen - 1).clip(0)]))
+        values, middles = values[chosen], middles[chosen]
+    return values, middles
+
+
+def pad_knots(
+    columns: Sequence[NDArray[np.floating]],
+    dtype: torch.dtype,
+) -> Tensor:  # (D, 2ᵖ)
+    """Ragged knots as one table as wide as `interpolate_knots` needs; the last entry of each row is repeated."""
+    width = max((len(column) for column in columns), default=1)
+    width = 1 << (width - 1).bit_length()
+    padded = [np.pad(column, (0, width - len(column)), mode="edge") for column in columns]
+    return torch.from_numpy(np.stack(padded) if padded else np.zeros((0, width))).to(dtype)
+
+
+def interpolate_knots(
+    features: Tensor,  # (N, D)
+    knots: Tensor,  # (D, 2ᵖ) ascending
+    levels: Tensor,  # (D, 2ᵖ)
+) -> Tensor:  # (N, D)
+    """Piecewise linear map of each feature through its own knots, constant beyond the first and the last.
+
+    The knot at or below a value is found by p bisections of whole blocks, which is faster here than a search per
+    feature and, unlike it, can be exported to ONNX. NaN stays NaN.
+
+    >>> knots, levels = torch.tensor([[0.0, 2.0, 4.0, 4.0]]), torch.tensor([[0.1, 0.5, 0.9, 0.9]])
+    >>> interpolate_knots(torch.tensor([[-1.0], [1.0], [4.0]]), knots, levels).flatten()
+    tensor([0.1000, 0.3000, 0.9000])
+    """
+    width = knots.shape[1]
+    if width & (width - 1):
+        raise LGMMLError(f"`knots` must be a power of two wide, got {width}")
+    check_shape("levels", levels, tuple(knots.shape))
+    check_shape("features", features, (None, knots.shape[0]))
+    knots, levels = knots.to(features.dtype), levels.to(features.dtype)
+    if torch.compiler.is_compiling():
+        return _interpolate(features, knots, levels)
+    rows = max(1, BLOCK_VALUES // max(1, features.shape[1]))
+    blocks = (features[start : start + rows] for start in range(0, max(1, len(features)), rows))
+    return torch.cat([_interpolate(block, knots, levels) for block in blocks])
+
+
+def _interpolate(
+    x: Tensor,  # (B, D)
+    knots: Tensor,  # (D, 2ᵖ)
+    levels: Tensor,  # (D, 2ᵖ)
+) -> Tensor:  # (B, D)
+    width = knots.shape[1]
+    table, values = knots.flatten(), levels.flatten()
+    start = torch.arange(len(knots), device=x.device, dtype=torch.int32) * width
+    below = start.expand(x.shape)
+    step = width // 2
+    while step:
+        below = torch.add(below, _look_up(table, below + step) <= x, alpha=step)
+        step //= 2
+    above = torch.minimum(below + 1, start + (width - 1))
+    # Halved, so that the width of an interval cannot overflow.
+    low = _look_up(table, below) * 0.5
+    gap = _look_up(table, above) * 0.5 - low
+    share = ((x * 0.5 - low) / torch.where(gap > 0, gap, 1)).clamp(0, 1)
+    return torch.lerp(_look_up(values, below), _look_up(values, above), share)
+
+
+def _look_up(
+    table: Tensor,  # (T,)
+    index: Tensor,  # (N, D)
+) -> Tensor:  # (N, D)
+    return table.index_select(0, index.flatten()).view(index.shape)

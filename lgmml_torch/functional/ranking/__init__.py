@@ -1,0 +1,1 @@
+"""Ranking measures over ragged lists: the rules behind a name, lists sorted by score, the measures."""

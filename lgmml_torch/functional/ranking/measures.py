@@ -1,0 +1,295 @@
+"""Ranking measures over ragged lists: NDCG, DCG, MAP, MRR, ERR, precision and recall.
+
+A higher score ranks first; scores may be negative or infinite. Each function takes one cutoff, several or none (the
+whole list) and gives the mean over the queries, or with ``reduction="none"`` a value per query with NaN for the queries
+that are skipped; means run over the others. :func:`rank_metrics` gives several measures from the same sort. Values are
+float64. What a name means is a preset's matter: see :class:`~lgmml_torch.functional.ranking.presets.Preset`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets, check_positive, check_shape
+from lgmml_torch.functional.ranking.presets import (
+    MetricName,
+    Preset,
+    find_preset,
+    parse_metric,
+)
+from lgmml_torch.functional.ranking.sorting import block_metrics, ranked_blocks
+
+# 2^y - 1 summed over any list stays below the float64 limit, 2^1024.
+_MAX_EXPONENT = 960
+
+
+def rank_metrics(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    metrics: Sequence[str] = ("ndcg@10", "map"),
+    preset: str | Preset = "default",
+    threshold: float | None = None,
+    max_grade: float | None = None,
+    tie_order: Tensor | None = None,  # (N,)
+) -> dict[str, Tensor]:  # each (Q,)
+    """Several metrics per query, all from one sort of each list.
+
+    Args:
+        scores: Score of each document; NaN is an error, infinities rank first and last.
+        labels: Relevance of each document, from 0; fractions are fine unless the preset's source refuses them.
+        offsets: Boundaries of the lists.
+        metrics: Names such as ``"ndcg@10"`` or, for the whole list, ``"map"``.
+        preset: Name in ``PRESETS``, or a :class:`Preset`.
+        threshold: Label from which a document is relevant, instead of the preset's.
+        max_grade: Highest grade of the data set (not of these lists); ERR needs it.
+        tie_order: Rank of each document in the caller's order, which breaks ties; the rows' order when not given.
+
+    Returns:
+        Values per query by metric name; NaN where the query is skipped.
+
+    Raises:
+        LGMMLError: Unknown metric or preset, shapes or offsets that do not fit, NaN scores, labels the preset's
+            source does not take, ERR without ``max_grade``.
+
+    >>> scores, labels = torch.tensor([-1.0, -2.0, -3.0, 0.5]), torch.tensor([0, 1, 2, 0])
+    >>> rank_metrics(scores, labels, torch.tensor([0, 3, 4]), metrics=["ndcg@2", "mrr"])
+    {'ndcg@2': tensor([0.1738,    nan], dtype=torch.float64), 'mrr': tensor([0.5000, 0.0000], dtype=torch.float64)}
+    """
+    names = list(dict.fromkeys([metrics] if isinstance(metrics, str) else metrics))
+    parsed = [parse_metric(name) for name in names]
+    rules = find_preset(preset)
+    if threshold is not None:
+        check_positive("threshold", threshold)
+        rules = dataclasses.replace(rules, threshold=threshold)
+    max_grade = rules.max_grade if max_grade is None else max_grade
+    scores, labels = scores.detach(), labels.detach().double()
+    _check_inputs(scores, labels, offsets, tie_order)
+    levels = _check_labels(labels, parsed, rules, max_grade)
+    values = labels.new_full((len(parsed), len(offsets) - 1), torch.nan)
+    cutoffs = [metric.k for metric in parsed]
+    depth = None if None in cutoffs else max((k for k in cutoffs if k is not None), default=1)
+    pessimistic = rules.ties == "pessimistic"
+    for block in ranked_blocks(scores, labels, offsets, tie_order, pessimistic=pessimistic, depth=depth):
+        if parsed:
+            values[:, block.queries] = block_metrics(block, parsed, rules, max_grade, levels)
+    return dict(zip(names, values, strict=True))
+
+
+def _check_inputs(scores: Tensor, labels: Tensor, offsets: Tensor, tie_order: Tensor | None) -> None:
+    check_shape("scores", scores, (None,))
+    check_shape("labels", labels, (len(scores),))
+    check_offsets(offsets, len(scores))
+    if len(scores) and bool(scores.aminmax().min.isnan()):  # both bounds are NaN as soon as one score is
+        raise LGMMLError(f"`scores` must not be NaN, got NaN at position {int(scores.isnan().nonzero()[0])}")
+    if tie_order is not None:
+        check_shape("tie_order", tie_order, (len(scores),))
+        if tie_order.is_floating_point() or tie_order.is_complex():
+            raise LGMMLError(f"`tie_order` must hold integers, got {tie_order.dtype}")
+
+
+def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None) -> int | None:
+    """Refuse labels the metrics cannot take; returns the highest label if all are whole numbers, else None."""
+    kinds = {metric.kind for metric in metrics}
+    if "err" in kinds and max_grade is None:
+        raise LGMMLError("`max_grade` must be given for err: the highest grade of the data set, got None")
+    low, high = (float(bound) for bound in labels.aminmax()) if len(labels) else (0.0, 0.0)
+    if not math.isfinite(high - low):
+        check_finite("labels", labels)
+    if low < 0:
+        raise LGMMLError(f"`labels` must be at least 0, got {low:g}")
+    whole = torch.equal(labels, labels.trunc())
+    if rules.max_label is not None and not (whole and high <= rules.max_label):
+        worst = high if whole else float(labels[labels != labels.floor()][0])
+        raise LGMMLError(
+            f"`labels` must be whole numbers from 0 to {rules.max_label} for preset {rules.name!r}, got {worst:g}"
+        )
+    if "err" in kinds and max_grade is not None and not high <= max_grade <= _MAX_EXPONENT:
+        raise LGMMLError(f"`max_grade` must be from the highest label, {high:g}, to {_MAX_EXPONENT}, got {max_grade:g}")
+    if rules.gain == "exponential" and kinds & {"ndcg", "dcg"} and high > _MAX_EXPONENT:
+        raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
+    return int(high) if whole and high <= _MAX_EXPONENT else None
+
+
+Cutoffs = int | None | Sequence[int | None]
+Reduction = Literal["mean", "none"]
+
+
+def dcg(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    k: Cutoffs = None,
+    preset: str | Preset = "default",
+    tie_order: Tensor | None = None,  # (N,)
+    reduction: Reduction = "mean",
+) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    """Discounted cumulative gain, ``sum over ranks i <= k of gain(y_i) * discount(i)``.
+
+    >>> dcg(torch.tensor([2.0, 1.0]), torch.tensor([1, 2]), torch.tensor([0, 2]))  # 1 + 3 / log2(3)
+    tensor(2.8928, dtype=torch.float64)
+    """
+    return _single("dcg", scores, labels, offsets, k, preset, None, None, tie_order, reduction)
+
+
+def ndcg(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    k: Cutoffs = None,
+    preset: str | Preset = "default",
+    tie_order: Tensor | None = None,  # (N,)
+    reduction: Reduction = "mean",
+) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    """DCG over the DCG of the best order, in [0, 1]; lists without any gain follow the preset's rule.
+
+    >>> scores, labels = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([1, 2, 0])
+    >>> ndcg(scores, labels, torch.tensor([0, 2, 3]), k=[1, 10], reduction="none")
+    tensor([[0.3333, 0.7967],
+            [   nan,    nan]], dtype=torch.float64)
+    >>> ndcg(scores, labels, torch.tensor([0, 2, 3]), k=10, preset="lightgbm")
+    tensor(0.8984, dtype=torch.float64)
+    """
+    return _single("ndcg", scores, labels, offsets, k, preset, None, None, tie_order, reduction)
+
+
+def average_precision(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    k: Cutoffs = None,
+    preset: str | Preset = "default",
+    threshold: float | None = None,
+    tie_order: Tensor | None = None,  # (N,)
+    reduction: Reduction = "mean",
+) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    """Mean over the relevant documents of the precision at their ranks; with ``k``, ranks after k add nothing.
+
+    >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1, 0, 1]), torch.tensor([0, 3]))  # (1 + 2/3) / 2
+    tensor(0.8333, dtype=torch.float64)
+    """
+    return _single("map", scores, labels, offsets, k, preset, threshold, None, tie_order, reduction)
+
+
+def reciprocal_rank(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    k: Cutoffs = None,
+    preset: str | Preset = "default",
+    threshold: float | None = None,
+    tie_order: Tensor | None = None,  # (N,)
+    reduction: Reduction = "mean",
+) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    """One over the rank of the first relevant document, 0 if there is none up to rank k.
+
+    >>> reciprocal_rank(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 0, 1]), torch.tensor([0, 3]), k=[2, 3])
+    tensor([0.0000, 0.3333], dtype=torch.float64)
+    """
+    return _single("mrr", scores, labels, offsets, k, preset, threshold, None, tie_order, reduction)
+
+
+def err(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    k: Cutoffs = None,
+    preset: str | Preset = "default",
+    max_grade: float | None = None,
+    tie_order: Tensor | None = None,  # (N,)
+    reduction: Reduction = "mean",
+) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    """Expected reciprocal rank: a reader goes down the list and stops at label y with chance (2^y - 1) / 2^max_grade.
+
+    ``max_grade`` is the data set's highest grade: with the list's own, equal lists would get unequal values.
+
+    >>> err(torch.tensor([2.0, 1.0]), torch.tensor([1, 2]), torch.tensor([0, 2]), max_grade=2)  # 1/4 + 3/4 * 3/4 / 2
+    tensor(0.5312, dtype=torch.float64)
+    """
+    return _single("err", scores, labels, offsets, k, preset, None, max_grade, tie_order, reduction)
+
+
+def precision(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    k: Cutoffs = None,
+    preset: str | Preset = "default",
+    threshold: float | None = None,
+    tie_order: Tensor | None = None,  # (N,)
+    reduction: Reduction = "mean",
+) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    """Share of relevant documents among the first k; a list shorter than k is filled up with irrelevant ones.
+
+    >>> precision(torch.tensor([2.0, 1.0]), torch.tensor([1, 0]), torch.tensor([0, 2]), k=[1, 5])
+    tensor([1.0000, 0.2000], dtype=torch.float64)
+    """
+    return _single("precision", scores, labels, offsets, k, preset, threshold, None, tie_order, reduction)
+
+
+def recall(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    *,
+    k: Cutoffs = None,
+    preset: str | Preset = "default",
+    threshold: float | None = None,
+    tie_order: Tensor | None = None,  # (N,)
+    reduction: Reduction = "mean",
+) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    """Share of the list's relevant documents found among the first k.
+
+    >>> recall(torch.tensor([2.0, 1.0]), torch.tensor([1, 1]), torch.tensor([0, 2]), k=1)
+    tensor(0.5000, dtype=torch.float64)
+    """
+    return _single("recall", scores, labels, offsets, k, preset, threshold, None, tie_order, reduction)
+
+
+def _single(
+    kind: str,
+    scores: Tensor,
+    labels: Tensor,
+    offsets: Tensor,
+    k: Cutoffs,
+    preset: str | Preset,
+    threshold: float | None,
+    max_grade: float | None,
+    tie_order: Tensor | None,
+    reduction: Reduction,
+) -> Tensor:
+    check_choice("reduction", reduction, ("mean", "none"))
+    several = isinstance(k, Sequence)
+    cutoffs: Sequence[int | None] = k if isinstance(k, Sequence) else [k]
+    for cutoff in cutoffs:
+        if cutoff is not None and (isinstance(cutoff, bool) or not isinstance(cutoff, int) or cutoff < 1):
+            raise LGMMLError(f"`k` must be None or whole numbers of at least 1, got {cutoff!r}")
+    names = [kind if cutoff is None else f"{kind}@{cutoff}" for cutoff in cutoffs]
+    if not names:
+        raise LGMMLError("`k` must hold at least one cutoff, got none")
+    found = rank_metrics(
+        scores,
+        labels,
+        offsets,
+        metrics=names,
+        preset=preset,
+        threshold=threshold,
+        max_grade=max_grade,
+        tie_order=tie_order,
+    )
+    values = torch.stack([found[name] for name in names], dim=-1)
+    values = values if reduction == "none" else values.nanmean(dim=0)
+    return values if several else values[..., 0]

@@ -1,0 +1,215 @@
+"""Ragged lists sorted by score, and the metrics of the sorted lists under a preset's rules.
+
+Lists of similar length are padded to a common width and sorted row by row, so the loop is over a handful of widths,
+never over queries; every metric at every cutoff then reads the same sorted labels. Padding has label 0 and comes last:
+it has no gain and is never relevant, so only rules about the list's length need to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.functional.ranking.presets import MetricName, Preset
+
+# Entries of one padded block: bounds the working memory to some ten tensors of 32 MiB.
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class RankedBlock:
+    """Lists of similar length, one per row, the sorted parts cut off after the deepest rank that is needed."""
+
+    queries: Tensor  # (B,) which query each row is
+    sizes: Tensor  # (B,) documents of that query
+    labels: Tensor  # (B, W) in the order given
+    scores: Tensor  # (B, W) from best to worst
+    order: Tensor  # (B, W) columns of `labels` from best to worst
+    ranked: Tensor  # (B, V) labels of the best V <= W documents, best first
+
+
+def ranked_blocks(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+    tie_order: Tensor | None,  # (N,)
+    *,
+    pessimistic: bool,
+    depth: int | None,
+) -> Iterator[RankedBlock]:
+    """Sort every list once; widths double from block to block. Queries without documents appear in none."""
+    sizes = offsets.diff()
+    # One more row at the end is what padding points at: cheaper than masking every padded tensor.
+    lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
+    scores = torch.cat([scores, scores.new_full((1,), lowest)])
+    labels = torch.cat([labels, labels.new_zeros(1)])
+    if tie_order is not None:
+        tie_order = torch.cat([tie_order.long(), torch.full_like(offsets[:1], torch.iinfo(torch.int64).max)])
+    # frexp's exponent is the bit length, exact for whole numbers: sizes 2^(e-1) .. 2^e - 1 share a block.
+    widths = torch.frexp(sizes.double()).exponent
+    for width in torch.bincount(widths[sizes > 0]).nonzero()[:, 0].tolist():
+        members = (widths == width).nonzero()[:, 0]
+        for queries in members.split(max(1, _BLOCK >> width)):
+            rows = _padded_rows(offsets[queries], sizes[queries], len(labels) - 1)
+            if tie_order is not None:
+                rows = rows.gather(1, _take(tie_order, rows).argsort(dim=1, stable=True))
+            if pessimistic:
+                keys = _take(labels, rows).masked_fill(rows == len(labels) - 1, torch.inf)
+                rows = rows.gather(1, keys.argsort(dim=1, stable=True))
+            # A stable sort keeps padding behind documents whose own score is the lowest there is.
+            best, order = _take(scores, rows).sort(dim=1, descending=True, stable=True)
+            given = _take(labels, rows)
+            yield RankedBlock(queries, sizes[queries], given, best, order, given.gather(1, order[:, :depth]))
+
+
+def _padded_rows(
+    starts: Tensor,  # (B,)
+    sizes: Tensor,  # (B,)
+    padding: int,
+) -> Tensor:  # (B, W)
+    low, width = (int(bound) for bound in sizes.aminmax())
+    places = torch.arange(width, device=sizes.device)
+    rows = starts[:, None] + places
+    return rows if low == width else torch.where(places < sizes[:, None], rows, padding)
+
+
+def _take(
+    values: Tensor,  # (N,)
+    rows: Tensor,  # (B, W)
+) -> Tensor:  # (B, W)
+    return values.index_select(0, rows.reshape(-1)).view(rows.shape)
+
+
+def block_metrics(
+    block: RankedBlock, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None, levels: int | None
+) -> Tensor:  # (len(metrics), B)
+    """Every metric of every list of a block; ``levels`` is the highest label if all are whole numbers, else None."""
+    values: dict[MetricName, Tensor] = {}
+    by_gain = [metric for metric in metrics if metric.kind in ("ndcg", "dcg")]
+    if by_gain:
+        values.update(_gain_metrics(block, by_gain, rules, levels))
+    by_relevance = [metric for metric in metrics if metric.kind in ("map", "mrr", "precision", "recall")]
+    if by_relevance:
+        values.update(_relevance_metrics(block, by_relevance, rules))
+    by_stopping = [metric for metric in metrics if metric.kind == "err"]
+    if by_stopping and max_grade is not None:
+        stops = (torch.exp2(block.ranked) - 1) * 2.0**-max_grade
+        reached = torch.cat([torch.ones_like(stops[:, :1]), (1 - stops[:, :-1]).cumprod(1)], dim=1)
+        summands = reached * stops / _ranks(block.ranked)
+        values.update({metric: summands[:, : metric.k].sum(1) for metric in by_stopping})
+    return torch.stack([values[metric] for metric in metrics])
+
+
+def _gain_metrics(
+    block: RankedBlock, metrics: Sequence[MetricName], rules: Preset, levels: int | None
+) -> dict[MetricName, Tensor]:  # each (B,)
+    summands = _ranked_gains(block, rules) * discounts(_ranks(block.ranked), rules)
+    ideal = _ideal_dcg(block, [metric.k for metric in metrics if metric.kind == "ndcg"], rules, levels)
+    values = {}
+    for metric in metrics:
+        value = summands[:, : metric.k].sum(1)
+        if metric.kind == "ndcg":
+            best = ideal[metric.k]
+            value = (value / best).clamp(max=1.0)  # above 1 by rounding only
+            if metric.k is not None and rules.short_lists == "zero":
+                value = value.masked_fill(block.sizes < metric.k, 0.0)
+            value = value.masked_fill(best == 0, rules.no_relevant)
+        values[metric] = value
+    return values
+
+
+def _relevance_metrics(
+    block: RankedBlock, metrics: Sequence[MetricName], rules: Preset
+) -> dict[MetricName, Tensor]:  # each (B,)
+    relevant = (block.ranked >= rules.threshold).double()
+    total = (block.labels >= rules.threshold).sum(1)
+    found = relevant.cumsum(1)
+    reciprocal = relevant / _ranks(block.ranked)
+    values = {}
+    for metric in metrics:
+        kind, k = metric
+        hits = found[:, :k][:, -1]
+        if kind == "mrr":
+            values[metric] = reciprocal[:, :k].amax(1)
+        elif kind == "precision":
+            length = block.sizes if k is None else block.sizes.clamp(max=k)
+            values[metric] = hits / (k if k is not None and rules.precision_divisor == "k" else length)
+        elif kind == "recall":
+            values[metric] = (hits / total).masked_fill(total == 0, rules.no_relevant)
+        else:
+            capped = total if k is None else total.clamp(max=k)
+            divisor = {"relevant": total, "capped": capped, "hits": hits.clamp(min=1.0)}[rules.map_divisor]
+            value = (found * reciprocal)[:, :k].sum(1) / divisor
+            values[metric] = value.masked_fill(total == 0, rules.no_relevant)
+    return values
+
+
+def gains(
+    labels: Tensor,  # (...)
+    rules: Preset,
+) -> Tensor:  # (...)
+    """Gain of each label: ``2^y - 1`` or ``y``."""
+    return torch.exp2(labels) - 1 if rules.gain == "exponential" else labels
+
+
+def discounts(
+    ranks: Tensor,  # (V,) from 1
+    rules: Preset,
+) -> Tensor:  # (V,)
+    """Weight of each rank: ``1/log2(i+1)``, or 1, 1 and then ``1/log2(i)``."""
+    return 1 / torch.log2(ranks + 1 if rules.discount == "log" else ranks.clamp(min=2.0))
+
+
+def _ranks(
+    like: Tensor,  # (B, V)
+) -> Tensor:  # (V,)
+    return torch.arange(1, like.shape[1] + 1, device=like.device, dtype=torch.float64)
+
+
+def _ranked_gains(block: RankedBlock, rules: Preset) -> Tensor:  # (B, V)
+    """Gains from best to worst; averaged ties give each tied document the mean gain of its group.
+
+    The mean of DCG over all orders of a tied group is the group's mean gain times its discounts, so replacing every
+    gain by that mean is exact at any cutoff, also one inside the group.
+    """
+    values = gains(block.ranked, rules)
+    if rules.ties != "averaged":
+        return values
+    places = torch.arange(block.scores.shape[1], device=block.scores.device)
+    real = places < block.sizes[:, None]  # padding does not tie with a document whose score is -inf
+    tied = (block.scores[:, 1:] == block.scores[:, :-1]) & real[:, 1:]
+    lists = tied.any(1).nonzero()[:, 0]
+    if len(lists) == 0:
+        return values
+    group = (~tied[lists]).cumsum(1)
+    group = torch.cat([torch.zeros_like(group[:, :1]), group], dim=1)
+    ranked = gains(block.labels[lists].gather(1, block.order[lists]), rules)
+    sums = torch.zeros_like(ranked).scatter_add_(1, group, ranked)
+    counts = torch.zeros_like(ranked).scatter_add_(1, group, ranked.new_ones(1, 1).expand_as(ranked))
+    group = group[:, : values.shape[1]]
+    return values.index_copy(0, lists, sums.gather(1, group) / counts.gather(1, group))
+
+
+def _ideal_dcg(
+    block: RankedBlock, cutoffs: Sequence[int | None], rules: Preset, levels: int | None
+) -> dict[int | None, Tensor]:  # each (B,)
+    """DCG of the order by label, per cutoff.
+
+    With few whole labels no second sort is needed. Summation by parts over the grades g gives
+    ``sum over g of (gain(g) - gain(g-1)) * C(min(k, documents labelled g or more))``, C the cumulated discounts.
+    """
+    weights = discounts(_ranks(block.labels), rules)
+    if not cutoffs:
+        return {}
+    if levels is None or levels >= len(weights):
+        summands = gains(block.labels.sort(dim=1, descending=True).values, rules) * weights
+        return {k: summands[:, :k].sum(1) for k in cutoffs}
+    cumulated = torch.cat([weights.new_zeros(1), weights.cumsum(0)])
+    steps = gains(torch.arange(levels + 1, device=weights.device, dtype=torch.float64), rules).diff()
+    ones = block.sizes.new_ones(1, 1).expand_as(block.labels)
+    counts = block.sizes.new_zeros(len(block.sizes), levels + 1).scatter_add_(1, block.labels.long(), ones)
+    at_least = counts[:, 1:].flip(1).cumsum(1).flip(1)
+    return {k: cumulated[at_least if k is None else at_least.clamp(max=k)] @ steps for k in cutoffs}

@@ -1,0 +1,177 @@
+"""Preprocessing: steps, chains and unions of them, built from a description in primitives.
+
+>>> prep = Chain([RemoveConstant(), Standardize(), Clip(5.0)])
+>>> x, offsets = torch.tensor([[1.0, 7.0], [3.0, 7.0]]), torch.tensor([0, 2])
+>>> prep.fit_transform(x, offsets).flatten()
+tensor([-1.,  1.])
+>>> again = build_preprocess(prep.spec())
+>>> _ = again.load_state_dict(prep.state_dict())
+>>> again(x, offsets).flatten()
+tensor([-1.,  1.])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lgmml_torch.checks import ConfigError, LGMMLError, check_choice
+from lgmml_torch.models.preprocess.base import Preprocess, Source
+from lgmml_torch.models.preprocess.steps import (
+    PCA,
+    Clip,
+    ListMinMax,
+    ListRank,
+    ListStandardize,
+    Norm2,
+    Quantile,
+    RemoveConstant,
+    SignedLog1p,
+    Standardize,
+)
+
+
+class _Composite(Preprocess):
+    """Holds other steps, which hold the state."""
+
+    def __init__(self, steps: Sequence[Preprocess]) -> None:
+        super().__init__()
+        for position, step in enumerate(steps):
+            if not isinstance(step, Preprocess):
+                raise LGMMLError(
+                    f"`steps` must be Preprocess modules, got {type(step).__name__} at position {position}"
+                )
+        self.steps = nn.ModuleList(steps)
+
+    def arguments(self) -> dict[str, Any]:
+        """The steps' own descriptions."""
+        return {"steps": [step.spec() for step in self._parts()]}
+
+    def _parts(self) -> list[Preprocess]:
+        return [cast(Preprocess, step) for step in self.steps]
+
+    def extra_repr(self) -> str:
+        """The number of features; the steps print themselves."""
+        return f"{self.num_features_in} → {self.num_features_out} features" if self.fitted else "not fitted"
+
+
+class Chain(_Composite):
+    """Steps one after the other, each fitted on what the ones before it give. An empty chain changes nothing."""
+
+    name = "chain"
+
+    @property
+    def num_features_out(self) -> int:
+        """That of the last step."""
+        return self._parts()[-1].num_features_out if len(self.steps) and self.fitted else self.num_features_in
+
+    def sources(self) -> list[Source]:
+        """Traced back through the steps; "list rank of log" when both leave their mark."""
+        traced = super().sources()
+        for step in self._parts():
+            traced = [_traced(source, traced) for source in step.sources()]
+        return traced
+
+    def fit_transform(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+    ) -> Tensor:  # (N, D')
+        """`fit`, and the training features transformed, with no step run twice."""
+        self._start(features, offsets)
+        transformed = features
+        for step in self._parts():
+            transformed = step.fit_transform(transformed, offsets)
+        self._finish(features.shape[1])
+        return transformed
+
+    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+        parts = self._parts()
+        for step in parts[:-1]:
+            features = step.fit_transform(features, offsets)
+        for step in parts[-1:]:
+            step.fit(features, offsets)
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        for step in self._parts():
+            features = step(features, offsets)
+        return features
+
+
+class Concat(_Composite):
+    """The columns of several steps side by side, each fitted on the same features."""
+
+    name = "concat"
+
+    def __init__(self, steps: Sequence[Preprocess]) -> None:
+        if len(steps) == 0:
+            raise LGMMLError("`steps` must hold at least one step, got none")
+        super().__init__(steps)
+
+    @property
+    def num_features_out(self) -> int:
+        """The steps' features together."""
+        return sum(step.num_features_out for step in self._parts())
+
+    def sources(self) -> list[Source]:
+        """Those of the steps, one after the other."""
+        return [source for step in self._parts() for source in step.sources()]
+
+    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+        for step in self._parts():
+            step.fit(features, offsets)
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        return torch.cat([step(features, offsets) for step in self._parts()], dim=1)
+
+
+def _traced(source: Source, before: list[Source]) -> Source:
+    """A column of a step whose own columns have sources."""
+    if source.feature < 0:
+        return source
+    origin = before[source.feature]
+    return Source(origin.feature, " of ".join(view for view in (source.view, origin.view) if view))
+
+
+STEPS: dict[str, type[Preprocess]] = {
+    step.name: step
+    for step in (
+        Norm2, Standardize, SignedLog1p, Clip, RemoveConstant, Quantile, ListRank, ListMinMax, ListStandardize, PCA,
+        Chain, Concat,
+    )
+}  # fmt: skip
+
+
+def build_preprocess(spec: Mapping[str, Any]) -> Preprocess:
+    """An unfitted module from ``{"name": …, "args": {…}}``; "steps" among the arguments are such mappings themselves.
+
+    Raises:
+        LGMMLError: for an unknown name, with a suggestion.
+        ConfigError: for a mapping of another form, or arguments the step does not take.
+
+    >>> build_preprocess({"name": "clip", "args": {"limit": 3.0}})
+    Clip(limit=3.0, not fitted)
+    """
+    if not isinstance(spec, Mapping) or "name" not in spec or set(spec) - {"name", "args"}:
+        raise ConfigError(f"a preprocessing `spec` must be a mapping with 'name' and, optionally, 'args', got {spec!r}")
+    name, arguments = spec["name"], dict(spec.get("args") or {})
+    check_choice("name", name, STEPS)
+    if "steps" in arguments:
+        arguments["steps"] = [build_preprocess(step) for step in arguments["steps"]]
+    try:
+        return STEPS[name](**arguments)
+    except TypeError as error:
+        raise ConfigError(f"preprocessing {name!r} does not take these arguments: {error}") from error
+
+
+def list_rank_features(*, max_knots: int = 1024, limit: float = 5.0) -> Chain:
+    """Each feature's training quantile and its rank percentile within the list: the map boosted metrics are fitted on.
+
+    Constant features go first; then the two views side by side, those that hardly vary dropped (a feature that is
+    constant within every list has no ranks), standardised and limited to ±``limit``. D features become at most 2D.
+    """
+    views = Concat([Quantile(max_knots=max_knots), ListRank()])
+    return Chain([RemoveConstant(), views, RemoveConstant(tolerance=1e-6), Standardize(), Clip(limit)])

@@ -1,0 +1,1 @@
+"""The laboratory beside the package: experiments of the paper, quality and speed beside other rankers."""

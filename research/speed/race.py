@@ -1,0 +1,149 @@
+"""Training side by side with tree rankers: time for 5,000 trees, and time to the same validation NDCG@10.
+
+Run with ``python -m research.speed.race``. It runs ``research.speed.scale`` first, in a process of its own, and then
+grows trees on the same lists with as many threads, and boosts metrics as `train.py` does by default (before WARP).
+Settings follow as ``name=value``:
+
+    shape=web10k   of the generated set, see research/speed/pipeline.py
+    fraction=1     of its lists
+    trees=200      LightGBM: at least so many are timed
+    most=2000      LightGBM: at most so many are grown in search of our NDCG
+    xgboost=50     so many of its trees are timed; 0 leaves it out
+    threads=2      cores
+
+5,000 trees are projected from the trees per second measured, and labelled so.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.models.preprocess.compose import list_rank_features
+from lgmml_torch.plots import save_figure
+from lgmml_torch.ragged import RankingData
+from research.plots import ratios_picture
+from research.speed.harness import RESULTS, parse, print_table, save_result, verdict
+from research.speed.peers import lightgbm_race, xgboost_rate
+from research.speed.pipeline import SHAPES, generate
+
+DEFAULTS: dict[str, Any] = {"shape": "web10k", "fraction": 1.0, "trees": 200, "most": 2000, "xgboost": 50, "threads": 2}
+PAPER_TREES = 5000
+FASTER = 10.0
+
+
+def run(settings: dict[str, Any]) -> dict[str, Any]:
+    """Train ours, grow trees on the same lists and set the figures side by side."""
+    ours = run_ours(settings)
+    train, valid = generate(SHAPES[settings["shape"]].part(settings["fraction"]), seed=ours["settings"]["seed"])
+    goal = max(ours["valid_ndcg@10"].values())
+    best = next(step for step, value in ours["valid_ndcg@10"].items() if value == goal)
+    race = lightgbm_race(
+        train, valid, goal, at_least=settings["trees"], at_most=settings["most"], threads=settings["threads"]
+    )
+    projected = race.construction_seconds + PAPER_TREES / race.trees_per_second
+    faster = projected / ours["training_seconds"]
+    found = {
+        "settings": settings,
+        "ours": {
+            "seconds": ours["training_seconds"],
+            "valid_ndcg@10": goal,
+            "seconds_to_best": ours["seconds_at_pass"][best],
+            "machine": ours["machine"],
+        },
+        "lightgbm": {
+            "trees": race.trees,
+            "trees_per_second": race.trees_per_second,
+            "construction_seconds": race.construction_seconds,
+            "projected_seconds_5000_trees": projected,
+            "reached_our_ndcg": race.reached_at,
+            "valid_ndcg@10": race.curve,
+        },
+        "projected_over_ours": faster,
+        "met": faster >= FASTER,
+    }
+    found["boosted"] = run_boosted(train, valid)
+    if settings["xgboost"]:
+        construction, rate = xgboost_rate(train, settings["xgboost"], threads=settings["threads"])
+        found["xgboost"] = {
+            "trees": settings["xgboost"],
+            "trees_per_second": rate,
+            "construction_seconds": construction,
+            "projected_seconds_5000_trees": construction + PAPER_TREES / rate,
+        }
+    return found
+
+
+def run_ours(settings: dict[str, Any]) -> dict[str, Any]:
+    """The result of ``research.speed.scale`` with the same settings, measured now."""
+    words = [f"{name}={settings[name]}" for name in ("shape", "fraction", "threads")]
+    subprocess.run([sys.executable, "-m", "research.speed.scale", *words], check=True)
+    found: dict[str, Any] = json.loads((RESULTS / f"scale-{label(settings)}.json").read_text())
+    return found
+
+
+def run_boosted(train: RankingData, valid: RankingData) -> dict[str, Any]:
+    """The default's preprocessing and boosting, and what validation made of it."""
+    start = time.perf_counter()
+    preprocess = list_rank_features()
+    fitted = train.replace(features=preprocess.fit_transform(train.features, train.offsets))
+    seen = valid.replace(features=preprocess(valid.features, valid.offsets))
+    bank = fit_boosted(fitted, seen)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "metrics": bank.metrics.num_metrics, "valid_ndcg@10": bank.history["best_valid_ndcg"]}
+
+
+def label(settings: dict[str, Any]) -> str:
+    """What results of these settings are called."""
+    return str(settings["shape"]) + ("" if settings["fraction"] == 1 else f"-{settings['fraction']:g}")
+
+
+def race_rows(result: dict[str, Any]) -> list[tuple[object, ...]]:
+    """What, seconds, validation NDCG@10: ours, then the trees, reading and binning included."""
+    ours, trees = result["ours"], result["lightgbm"]
+    reached, grown = trees["reached_our_ndcg"], max(trees["valid_ndcg@10"].values())
+    seconds = trees["construction_seconds"] + trees["trees"] / trees["trees_per_second"]
+    rows: list[tuple[object, ...]] = [
+        ("ours, sampled metrics, whole training", ours["seconds"], ours["valid_ndcg@10"]),
+        (f"LightGBM, {PAPER_TREES:,} trees (projection)", trees["projected_seconds_5000_trees"], ""),
+        (f"LightGBM, {trees['trees']} trees", seconds, grown),
+        ("ours, sampled metrics, until their best NDCG", ours["seconds_to_best"], ours["valid_ndcg@10"]),
+        ("LightGBM, until that NDCG", reached["seconds"] if reached else "not reached", ours["valid_ndcg@10"]),
+    ]
+    if "boosted" in result:
+        boosted = result["boosted"]
+        rows.insert(
+            1, ("ours, boosted metrics (the default before WARP)", boosted["seconds"], boosted["valid_ndcg@10"])
+        )
+    if "xgboost" in result:
+        projected = result["xgboost"]["projected_seconds_5000_trees"]
+        rows.insert(3, (f"XGBoost, {PAPER_TREES:,} trees (projection)", projected, ""))
+    return rows
+
+
+def main() -> None:
+    settings = parse(sys.argv[1:], DEFAULTS, __doc__, choices={"shape": SHAPES})
+    torch.set_num_threads(settings["threads"])  # for generating and evaluating; and the result says so
+    result = run(settings)
+    ours, trees = result["ours"], result["lightgbm"]
+    print_table("Training", ("", "seconds", "validation NDCG@10"), race_rows(result))
+    print(f"projected over ours: {result['projected_over_ours']:.1f}x, target {FASTER:g}x: {verdict(result['met'])}")
+    name = f"race-{label(settings)}"
+    print(f"saved {save_result(name, result).name}")
+    bars = {
+        "ours, sampled metrics": ours["seconds"],
+        "LightGBM, 5,000 trees (projection)": trees["projected_seconds_5000_trees"],
+    }
+    if "xgboost" in result:
+        bars["XGBoost, 5,000 trees (projection)"] = result["xgboost"]["projected_seconds_5000_trees"]
+    save_figure(ratios_picture(bars, unit="seconds of training"), RESULTS / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

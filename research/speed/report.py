@@ -1,0 +1,156 @@
+"""Fill the tables of ``docs/performance.md`` from ``research/results/*.json``.
+
+Run with ``python -m research.speed.report``. Text between a pair of ``<!-- name -->`` and ``<!-- /name -->`` is
+replaced by the tables of that name; figures that were not measured yet are said to be missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from research.speed.harness import RESULTS
+from research.speed.race import race_rows
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "performance.md"
+SCALES = ("scale-small", "scale-web10k", "scale-web30k", "scale-web30k-float16", "scale-yahoo1")
+MISSING = "_Not measured yet._"
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """A result, if it is there."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_short(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def scale() -> str:
+    """Stage times and memory of every shape that was run."""
+    rows = []
+    for name in SCALES:
+        found = load(name)
+        if found:
+            shape, seconds = found["shape"], found["seconds"]
+            own = max(part["anonymous"] for part in found["memory_gib"].values())
+            size = f"{shape['documents']:,} x {shape['features']}"
+            rows.append((
+                name.removeprefix("scale-"), size, found["metrics"], *seconds.values(), found["training_seconds"],
+                sum(found["cpu_seconds"].values()), found["peak_resident_gib"], own, _machine(found),
+            ))  # fmt: skip
+    columns = (
+        "shape", "documents", "K", "preprocessing and metrics, s", "distances, s", "weights, s", "all, s", "CPU s",
+        "peak GiB", "own GiB", "threads, load",
+    )  # fmt: skip
+    return table(columns, rows) if rows else MISSING
+
+
+def kernel() -> str:
+    """Rate of the distance kernel in the same runs."""
+    keys = ("gemm_gflops", "plain_form_gflops", "share_of_gemm")
+    found = {name.removeprefix("scale-"): load(name) for name in SCALES}
+    rows = [(name, *(one["kernel"][key] for key in keys)) for name, one in found.items() if one]
+    return table(("shape", "GEMM, GFLOP/s", "kernel, GFLOP/s of the plain form", "share"), rows) if rows else MISSING
+
+
+def growth() -> str:
+    """Exponents in N, K and D."""
+    found = load("scale-curves")
+    if not found:
+        return MISSING
+    stages = list(found["exponents"]["documents"])
+    rows = [(size, *(exponents[stage] for stage in stages)) for size, exponents in found["exponents"].items()]
+    picture = "\n\n![seconds over documents, metrics and features](../research/results/scale-curves.png)"
+    return table(("exponent in", *stages), rows) + f"\n\nMeasured with {_machine(found)}." + picture
+
+
+def race() -> str:
+    """Training against LightGBM."""
+    parts = []
+    for name in ("race-small", "race-web10k", "race-web30k"):
+        found = load(name)
+        if not found:
+            continue
+        head = (
+            f"{name.removeprefix('race-')}: projected over ours {found['projected_over_ours']:.3g}x; {_machine(found)}."
+        )
+        parts.append(head + "\n\n" + table(("", "seconds", "validation NDCG@10"), race_rows(found)))
+    return "\n\n".join(parts) or MISSING
+
+
+def scoring() -> str:
+    """Scoring against trees."""
+    found = load("scoring")
+    if not found:
+        return MISSING
+    parts = []
+    for part in ("web", "mq2008", "mslr-sample"):
+        if part not in found:
+            continue
+        one, rows = found[part], []
+        for label, value in one["microseconds_per_document"].items():
+            tol = label.rpartition(" ")[2] if label.startswith("ours, compressed") else ""
+            facts = one["compressed"].get(tol, {})
+            lost = one.get("mean_ndcg_lost", {}).get(tol, facts.get("ndcg_lost_held_out", ""))
+            over = one["lightgbm_over"][label]
+            rows.append((label, value, over, facts.get("metrics", ""), facts.get("rank_correlation", ""), lost))
+        columns = ("ranker", "µs per document", "LightGBM over it", "metrics left", "rank correlation", "NDCG@10 lost")
+        head = f"{part}: K = {one['metrics']}, D = {one['features']}; {_machine(found)}."
+        parts.append(head + "\n\n" + table(columns, rows))
+    return "\n\n".join(parts)
+
+
+def training() -> str:
+    """The training loop against a bare one."""
+    rows = []
+    for name in ("training", "training-per_query"):
+        found = load(name)
+        if found:
+            rates = found["triplets_per_second"]
+            phi = found["settings"]["phi"]
+            rows.append((phi, rates["lightning"], rates["bare"], found["share_of_bare"], _machine(found)))
+    columns = ("Φ", "Lightning, triplets/s", "bare loop, triplets/s", "share", "threads, load")
+    return table(columns, rows) if rows else MISSING
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "scale": scale, "kernel": kernel, "growth": growth, "race": race, "scoring": scoring, "training": training,
+}  # fmt: skip
+
+
+def fill(text: str) -> str:
+    """The page with its tables brought up to date."""
+    for name, make in PARTS.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        place = pattern.search(text)
+        if place:
+            text = f"{text[: place.end(1)]}\n{make()}\n\n{text[place.start(2) :]}"
+    return text
+
+
+def _machine(found: dict[str, Any]) -> str:
+    facts = found["machine"]
+    return f"{facts['torch_threads']} threads, load {facts['load_1min']}"
+
+
+def _short(cell: object) -> str:
+    if not isinstance(cell, float):
+        return str(cell)
+    return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4f}" if 0 < abs(cell) < 1 else f"{cell:.3g}"
+
+
+def main() -> None:
+    PAGE.write_text(fill(PAGE.read_text()))
+    print(f"filled {PAGE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Scoring side by side with tree rankers of 5,000 trees: same documents, same cores, measured in turn.
+
+Run with ``python -m research.speed.scoring``. Settings follow as ``name=value``:
+
+    parts=all      all, or some of web,mq2008,mslr-sample
+    fraction=0.1   of the WEB10K shape our model is trained on
+    metrics=500    K
+    trees=5000     of the tree rankers; leaves of single documents are allowed in growing them
+    grow=10000     documents the tree rankers are grown on
+    documents=8192 scored in each call
+    tols=0.005,0.01,0.02,0.05  tolerances of compression, of the scores' spread within lists
+    rounds=5
+    folds=5        of the real sets, for the NDCG that compression costs
+    passes=5       of Φ over all lists, in training our model
+    threads=1      cores
+
+On the WEB10K shape our K metrics have full rank; on MQ2008 and the MSLR sample there are as many metrics as usable
+training queries, and the target is about the smallest tolerance; the others show what more would cost. The real sets
+are looked for below LGMML_DATA and left out with a word when they are not there.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.models.compress import Compressed
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.plots import save_figure
+from lgmml_torch.ragged import RankingData
+from research.plots import ratios_picture
+from research.quality.data import load_fold
+from research.speed.harness import RESULTS, parse, print_table, save_result, time_interleaved, verdict
+from research.speed.peers import lightgbm_ranker, xgboost_ranker
+from research.speed.pipeline import SHAPES, generate, train
+
+DEFAULTS: dict[str, Any] = {
+    "parts": "all", "fraction": 0.1, "metrics": 500, "trees": 5000, "grow": 10_000, "documents": 8192,
+    "tols": "0.005,0.01,0.02,0.05", "rounds": 5, "folds": 5, "threads": 1, "passes": 5,
+}  # fmt: skip
+REAL = ("mq2008", "mslr-sample")
+FASTER_FULL, FASTER_SMALL, LOST = 1.5, 10.0, 0.002
+
+
+def web(settings: dict[str, Any]) -> dict[str, Any]:
+    """The WEB10K shape: full rank, compressed, and trees."""
+    data, valid = generate(SHAPES["web10k"].part(settings["fraction"]))
+    with tempfile.TemporaryDirectory() as folder:
+        model = train(data, valid, folder=Path(folder), metrics=settings["metrics"], passes=settings["passes"]).model
+    small = {tol: model.compress(tol, data) for tol in _tolerances(settings)}
+    found = compare(model, small, data, valid, settings)
+    found["met"] = found["lightgbm_over"]["ours, full rank"] >= FASTER_FULL
+    return found
+
+
+def real(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """A real set: the NDCG compression costs over the folds, and the speed on the first."""
+    lost: dict[float, list[float]] = {tol: [] for tol in _tolerances(settings)}
+    lost_valid: dict[float, list[float]] = {tol: [] for tol in lost}
+    full: list[float] = []
+    timed: dict[str, Any] = {}
+    for number in range(settings["folds"]):
+        fold = load_fold(name, number)
+        data, valid, test = fold.train, fold.valid, fold.test
+        with tempfile.TemporaryDirectory() as folder:
+            model = train(
+                data, valid, folder=Path(folder), metrics=settings["metrics"], passes=settings["passes"]
+            ).model
+        small = {tol: model.compress(tol, data) for tol in lost}
+        full.append(_quality(model, test))
+        whole_valid = _quality(model, valid)
+        for tol, found in small.items():
+            lost[tol].append(full[-1] - _quality(found.model, test))
+            lost_valid[tol].append(whole_valid - _quality(found.model, valid))
+        if number == 0:
+            timed = compare(model, small, data, test, settings)
+    return judged({
+        **timed, "ndcg@10": statistics.fmean(full), "ndcg_lost": lost, "ndcg_lost_valid": lost_valid,
+        "mean_ndcg_lost": {tol: statistics.fmean(values) for tol, values in lost.items()},
+    })  # fmt: skip
+
+
+def judged(found: dict[str, Any]) -> dict[str, Any]:
+    """A real set's figures with the verdict on the smallest tolerance."""
+    tol = min(found["mean_ndcg_lost"], key=float)
+    near = abs(found["mean_ndcg_lost"][tol]) <= LOST
+    return {**found, "judged": tol, "met": near and found["lightgbm_over"][_label(tol)] >= FASTER_SMALL}
+
+
+def compare(
+    model: LGMML, small: dict[float, Compressed], data: RankingData, held: RankingData, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Microseconds per document of all rankers, on the same documents."""
+    some = data.select(torch.arange(_lists(data, settings["grow"])))
+    print(f"growing {settings['trees']} trees on {some.num_documents} documents, twice", flush=True)
+    trees = {
+        "LightGBM": lightgbm_ranker(some, settings["trees"], threads=settings["threads"]),
+        "XGBoost": xgboost_ranker(some, settings["trees"], threads=settings["threads"]),
+    }
+    scored = data.select(torch.arange(_lists(data, settings["documents"])))
+    features = scored.features.numpy()
+    calls: dict[str, Callable[[], object]] = {"ours, full rank": lambda: model.score(scored)}
+    for tol, found in small.items():
+        calls[_label(tol)] = lambda ranker=found.model: ranker.score(scored)  # type: ignore[misc]
+    for name, grown in trees.items():
+        calls[f"{name}, {grown.trees:,} trees"] = lambda predict=grown.predict: predict(features)  # type: ignore[misc]
+    times = time_interleaved(calls, rounds=settings["rounds"])
+    yardstick = times[f"LightGBM, {trees['LightGBM'].trees:,} trees"]
+    return {
+        "documents": scored.num_documents,
+        "metrics": model.metrics.num_metrics,
+        "features": data.num_features,
+        "microseconds_per_document": {name: 1e6 * t.median / scored.num_documents for name, t in times.items()},
+        "lightgbm_over": {name: yardstick.ratio(t) for name, t in times.items()},
+        "growing_seconds": {name: grown.seconds for name, grown in trees.items()},
+        "compressed": {tol: _describe(found, model, held) for tol, found in small.items()},
+    }
+
+
+def _describe(found: Compressed, model: LGMML, held: RankingData) -> dict[str, Any]:
+    return {
+        "metrics": found.metrics_after,
+        "ranks": found.ranks,
+        "work": found.cost_after / found.cost_before,
+        "score_error": found.score_error,
+        "rank_correlation": found.rank_correlation,
+        "ndcg_lost_training": found.ndcg_lost,
+        "ndcg_lost_held_out": _quality(model, held) - _quality(found.model, held),
+    }
+
+
+def _quality(model: LGMML, data: RankingData) -> float:
+    scores = model.score(data)[data.order]
+    return float(ndcg(scores, data.labels, data.offsets, k=10, tie_order=data.order))
+
+
+def _lists(data: RankingData, documents: int) -> int:
+    """How many lists hold about so many documents."""
+    return max(1, int((data.offsets <= documents).sum()) - 1)
+
+
+def _tolerances(settings: dict[str, Any]) -> list[float]:
+    return [float(word) for word in settings["tols"].split(",")]
+
+
+def _label(tol: float | str) -> str:
+    return f"ours, compressed to {float(tol):g}"
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """Print one part."""
+    rows = []
+    for label, value in found["microseconds_per_document"].items():
+        tol = next((tol for tol in found["compressed"] if _label(tol) == label), None)
+        facts = found["compressed"].get(tol, {})
+        lost = found.get("mean_ndcg_lost", {}).get(tol, facts.get("ndcg_lost_held_out", ""))
+        rows.append((label, value, found["lightgbm_over"][label], facts.get("metrics", ""), lost))
+    title = f"{name}: {found['metrics']} metrics, {found['features']} features"
+    print_table(title, ("ranker", "µs/document", "LightGBM over it", "metrics left", "NDCG@10 lost"), rows)
+    which = f", compressed to {found['judged']:g}" if "judged" in found else ""
+    print(f"target{which}: {verdict(found['met'])}")
+
+
+def main() -> None:
+    settings = parse(sys.argv[1:], DEFAULTS, __doc__)
+    torch.set_num_threads(settings["threads"])
+    wanted = ("web", *REAL) if settings["parts"] == "all" else tuple(settings["parts"].split(","))
+    result: dict[str, Any] = {"settings": settings}
+    for part in wanted:
+        try:
+            result[part] = web(settings) if part == "web" else real(part, settings)
+        except DataError as error:
+            print(f"{part} left out: {error}")
+            continue
+        show(part, result[part])
+        figure = ratios_picture(result[part]["microseconds_per_document"], unit="µs per document", title=part)
+        save_figure(figure, RESULTS / f"scoring-{part}.png")
+    name = "scoring" if settings["parts"] == "all" else f"scoring-{'-'.join(wanted)}"
+    print(f"saved {save_result(name, result).name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Raw results on disk, one file per piece of work, so that a run that was stopped goes on where it was.
+
+A piece of work is known by its settings. The file name is a hash of them, and they are kept inside the file: changing a
+setting computes a new result and leaves the old one alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.files import write_text
+from lgmml_torch.progress import progress_bar
+
+log = logging.getLogger(__name__)
+
+VERSION = 3  # of the meaning of stored results; raising it lets all of them be computed again
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one piece of work found: values per query, NaN where a query is skipped, and facts about the run."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+    cost: Mapping[str, float] = field(default_factory=dict)  # seconds of the whole piece of work, load of the machine
+
+    def tensor(self, metric: str) -> Tensor:  # (Q,)
+        """The values of one metric."""
+        return torch.tensor(self.values[metric], dtype=torch.float64)
+
+    def mean(self, metric: str) -> float:
+        """Over the queries that count."""
+        return float(self.tensor(metric).nanmean())
+
+
+@dataclass(frozen=True)
+class Job:
+    """A piece of work: what it is, by which it is found again, and how to do it."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    make: Callable[[], Record]
+
+    @property
+    def label(self) -> str:
+        """For progress bars and logs."""
+        facts = [(key, value) for key, value in self.settings.items() if isinstance(value, (str, int, float))]
+        return " ".join(value if isinstance(value, str) else f"{key}={value}" for key, value in facts)
+
+
+class Store:
+    """A folder of records.
+
+    >>> import tempfile
+    >>> store = Store(tempfile.mkdtemp())
+    >>> job = Job("demo", {"seed": 0}, lambda: Record({"map": [0.5, float("nan")]}))
+    >>> store.get(job).mean("map"), store.get(Job("demo", {"seed": 0}, lambda: Record())).mean("map")
+    (0.5, 0.5)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._costs: dict[str, Mapping[str, float]] = {}
+
+    def path(self, job: Job) -> Path:
+        """Where the record of a job is or will be."""
+        text = json.dumps({"version": VERSION, **job.settings}, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        slug = re.sub(r"[^a-z0-9]+", "-", job.label.lower()).strip("-")[:60]
+        return self.folder / job.kind / f"{slug}-{digest}.json"
+
+    def get(self, job: Job) -> Record:
+        """The stored record, or the work done and stored."""
+        path = self.path(job)
+        if path.is_file():
+            return self._read(path)
+        started, cpu = time.perf_counter(), time.process_time()
+        record = job.make()
+        record.info.setdefault("seed", job.settings.get("seed"))
+        took = time.perf_counter() - started
+        content = {
+            "settings": dict(job.settings), "values": _writable(record.values), "info": _writable(record.info),
+            "took": took, "cpu": time.process_time() - cpu, "environment": environment(),
+        }  # fmt: skip
+        write_text(path, json.dumps(content, indent=1, allow_nan=False))
+        log.info("%s %s: %.1f s", job.kind, job.label, took)
+        return self._read(path)  # the same object whether or not the work was done just now
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """Seconds of all the work asked for, done now or earlier, and the machine's load average meanwhile."""
+        parts = list(self._costs.values())
+        total = {name: sum(part[name] for part in parts) for name in ("wall clock", "processor")}
+        loads = [part["load"] for part in parts] or [0.0]
+        return {**total, "lowest load": min(loads), "highest load": max(loads)}
+
+    def _read(self, path: Path) -> Record:
+        record = read_record(path)
+        self._costs[path.name] = record.cost
+        return record
+
+    def all(self, jobs: Iterable[Job], title: str) -> list[Record]:
+        """The records of all jobs, in order, with a progress bar."""
+        listed = list(jobs)
+        records = []
+        with progress_bar(title, total=len(listed), delay=0.5) as report:
+            for number, job in enumerate(listed):
+                report(number)
+                records.append(self.get(job))
+        return records
+
+
+def read_record(path: Path) -> Record:
+    """Read one file.
+
+    Raises:
+        DataError: when it is damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        values = {name: [math.nan if v is None else float(v) for v in row] for name, row in content["values"].items()}
+        load = content["environment"]["load average"] or 0.0
+        cost = {"wall clock": content["took"], "processor": content["cpu"], "load": load}
+        return Record(values, content["info"], cost)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not a stored result ({error}); delete it to compute it again") from error
+
+
+def environment() -> dict[str, Any]:
+    """What timings depend on."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load average": load,
+    }
+
+
+def _writable(value: Any) -> Any:
+    """NaN and infinities as null, tuples as lists, numpy and torch numbers as Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): _writable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_writable(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if hasattr(value, "item"):
+        return _writable(value.item())
+    return str(value)

@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lgmml_torch.app import cli
+from lgmml_torch.data.letor import load_letor
+from lgmml_torch.data.write import save_letor, save_lightgbm
+from lgmml_torch.evaluation.evaluate import evaluate
+from lgmml_torch.models.explain import explain
+from lgmml_torch.models.ranker import LGMML
+from tests.doors import small_data, small_model
+from tests.data.test_streaming import write
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    small_model(mode="per_query").save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def lgmml(*words: object) -> None:
+    assert cli.main([str(word) for word in words]) == 0
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert cli.main([str(word) for word in words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("lgmml: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("lgmml: error: ").rstrip("\n")
+
+
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "csv", "npz"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_scores_stand_in_the_order_of_the_rows(tmp_path: Path, model_file: Path, kind: str, shuffled: bool) -> None:
+    data = small_data(seed=7, shuffled=shuffled)
+    expected = LGMML.load(model_file).score(data).numpy()
+    file = write(data, tmp_path, kind)
+    for options in ([], ["--batch-documents", 3], ["--threads", 1, "--device", "cpu"]):
+        lgmml("score", model_file, file, "-o", tmp_path / "scores.txt", *options)
+        np.testing.assert_allclose(np.loadtxt(tmp_path / "scores.txt"), expected, rtol=1e-5, atol=1e-6)
+    lgmml("score", model_file, file, "-o", tmp_path / "scores.npy")
+    found = np.load(tmp_path / "scores.npy")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_shuffled_copy_gets_the_same_scores(tmp_path: Path, model_file: Path) -> None:
+    file = write(small_data(seed=7), tmp_path, "txt")
+    lines = file.read_text().splitlines(keepends=True)
+    order = np.random.default_rng(0).permutation(len(lines))
+    mixed = tmp_path / "mixed.txt"
+    mixed.write_text("".join(lines[i] for i in order))
+    lgmml("score", model_file, file, "-o", tmp_path / "a.txt")
+    lgmml("score", model_file, mixed, "-o", tmp_path / "b.txt")
+    a, b = ((tmp_path / name).read_text().splitlines() for name in ("a.txt", "b.txt"))
+    assert [a[i] for i in order] == b
+
+
+def test_text_scores_are_exact(tmp_path: Path, model_file: Path) -> None:
+    data = small_data(seed=7)
+    lgmml("score", model_file, write(data, tmp_path, "txt"), "-o", tmp_path / "scores.txt")
+    read = np.array((tmp_path / "scores.txt").read_text().split(), dtype=np.float32)
+    np.testing.assert_array_equal(read, LGMML.load(model_file).score(data).numpy())
+
+
+@pytest.mark.parametrize("options", [["--policy", "mean"], ["--policy", "knn"], ["--known-queries"]])
+def test_options_of_the_model(tmp_path: Path, model_file: Path, options: list[str]) -> None:
+    data = small_data()
+    keywords = {"known_queries": True} if len(options) == 1 else {"policy": options[1]}
+    expected = LGMML.load(model_file).score(data, **keywords).numpy()
+    file = write(data, tmp_path, "txt")
+    lgmml("score", model_file, file, "-o", tmp_path / "scores.npy", *options)
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, rtol=1e-6, atol=1e-7)
+    lgmml("evaluate", model_file, file, "--json", tmp_path / "e.json", *options)
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert found["policy"] == ("own Φ" if len(options) == 1 else options[1])
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_trec_runs_rank_every_list(tmp_path: Path, model_file: Path, ids: bool) -> None:
+    data = small_data(seed=7, shuffled=True, ids=ids)
+    scores = LGMML.load(model_file).score(data)
+    lgmml("score", model_file, write(data, tmp_path, "txt"), "-o", tmp_path / "out.run", "--tag", "my run")
+    lines = [line.split() for line in (tmp_path / "out.run").read_text().splitlines()]
+    assert len(lines) == data.num_documents
+    names = np.array(data.doc_ids)[data.order.argsort()] if ids else np.arange(1, data.num_documents + 1).astype(str)
+    queries = data.in_caller_order(data.query_index)
+    seen = list(dict.fromkeys(data.qids[q] for q in queries.tolist()))
+    for qid in seen:
+        own = [line for line in lines if line[0] == str(qid)]
+        rows = (queries == data.qids.index(qid)).nonzero()[:, 0]
+        best = rows[scores[rows].argsort(descending=True, stable=True)]
+        assert [line[2] for line in own] == [names[row] for row in best.tolist()]
+        assert [int(line[3]) for line in own] == list(range(1, len(rows) + 1))
+        assert {(line[1], line[5]) for line in own} == {("Q0", "my_run")}
+        np.testing.assert_array_equal(np.array([line[4] for line in own], np.float32), scores[best].numpy())
+
+
+def test_files_without_labels(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = small_data(seed=7)
+    labelled = write(data, tmp_path, "txt")
+    bare = tmp_path / "bare.txt"
+    bare.write_text("".join(line.partition(" ")[2] + "\n" for line in labelled.read_text().splitlines()))
+    lgmml("score", model_file, labelled, "-o", tmp_path / "a.txt")
+    lgmml("score", model_file, bare, "-o", tmp_path / "b.txt")
+    # Labels are part of the canonical order, so the arithmetic may be done in another one.
+    a, b = (np.loadtxt(tmp_path / name) for name in ("a.txt", "b.txt"))
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+    assert refused(capsys, "evaluate", model_file, bare).endswith("bare.txt: there are no labels to evaluate against")
+
+
+def test_pipes(tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_data(seed=7, shuffled=True)
+    out = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(write(data, tmp_path, "txt").read_bytes())))
+    monkeypatch.setattr(sys, "stdout", out)
+    lgmml("score", model_file, "-")
+    read = np.array(out.buffer.getvalue().split(), dtype=np.float32)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(read, LGMML.load(model_file).score(data).numpy())
+    lgmml("score", model_file, write(data, tmp_path, "txt"), "-o", "/dev/null")
+    assert not Path("/dev/null").is_file()
+
+
+def test_evaluate_prints_table_counts_and_definitions(
+    tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = small_data(seed=7, shuffled=True)
+    file = write(data, tmp_path, "txt")
+    expected = evaluate(LGMML.load(model_file), load_letor(file, cache=False))
+    lgmml("evaluate", model_file, file, "--json", tmp_path / "e.json", "--batch-documents", 5)
+    printed = capsys.readouterr().out
+    found = json.loads((tmp_path / "e.json").read_text())
+    for name, mean in expected.means.items():
+        assert f"{mean:.4f}" in printed
+        assert expected.definitions[name] in printed
+        assert found["metrics"][name]["mean"] == pytest.approx(mean, abs=1e-6)
+        assert found["metrics"][name]["counted"] == expected.counted[name]
+        assert found["metrics"][name]["skipped"] == expected.skipped[name]
+    lgmml("evaluate", model_file, file, "--metrics", "err,precision@2", "--max-grade", 2, "--json", "-")
+    content = json.loads(capsys.readouterr().out)
+    assert list(content["metrics"]) == ["err", "precision@2"]
+    lgmml("evaluate", model_file, file, "--preset", "letor4", "--json", "-")
+    assert "(letor4)" in json.loads(capsys.readouterr().out)["metrics"]["map"]["definition"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_as_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from functools import partial
+
+    from lgmml_torch.fitting.boosted.fit import fit_boosted
+    from lgmml_torch.models.phi import Phi
+    from lgmml_torch.models.preprocess.compose import list_rank_features
+    from lgmml_torch.training.stages import prepare, quiet_lightning, train_phi
+
+    train, valid, test = (small_data(20, seed=seed, shuffled=True) for seed in (1, 2, 3))
+    prepared = prepare(
+        train, valid, preprocess=list_rank_features(), fit_bank=partial(fit_boosted, rounds=2, candidates=6)
+    )
+    prepared.splits["test"] = test
+    options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
+    module, keeper, trainer = train_phi(
+        prepared, make_phi=partial(Phi, mode="shared"), folder=tmp_path, keep="last", trainer=options
+    )
+    with quiet_lightning():
+        trainer.test(module, trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
+    logged = {name.removeprefix("test/"): float(value) for name, value in trainer.callback_metrics.items()}
+    capsys.readouterr()
+    lgmml("evaluate", keeper.last_file, write(test, tmp_path, "txt"), "--json", "-")
+    found = json.loads(capsys.readouterr().out)["metrics"]
+    for name, summary in found.items():
+        assert summary["mean"] == pytest.approx(logged[name], abs=1e-6)
+    lgmml("info", keeper.last_file, "--json")
+    assert json.loads(capsys.readouterr().out)["kind"] == "checkpoint of a training run"
+
+
+def test_data_sets_and_lightgbm_files(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = small_data(seed=7, ids=False)
+    expected = evaluate(LGMML.load(model_file), data).means["map"]
+    folder = tmp_path / "set" / "Fold2"
+    folder.mkdir(parents=True)
+    save_letor(data, folder / "test.txt")
+    save_lightgbm(data, tmp_path / "rank.test")
+    for words in ([tmp_path / "set", "--fold", 2], [folder, "--split", "test"], [tmp_path / "rank.test"]):
+        lgmml("evaluate", model_file, *words, "--json", "-")
+        assert json.loads(capsys.readouterr().out)["metrics"]["map"]["mean"] == pytest.approx(expected, abs=1e-6)
+    message = refused(capsys, "evaluate", model_file, folder, "--split", "valid")
+    assert message == "`split` must be one of 'test', got 'vali'"
+
+
+def test_explain(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = small_data(seed=7, shuffled=True)
+    query = int(data.sizes.argmax())
+    file = write(data, tmp_path, "txt")
+    names = data.select([query]).doc_ids
+    assert names is not None
+    words = ["explain", model_file, file, "--qid", data.qids[query], "--document", names[0], "--over", 2]
+    lgmml(*words, "--json", "--top", 3)
+    found = json.loads(capsys.readouterr().out)
+    expected = explain(LGMML.load(model_file), data, qid=data.qids[query], document=names[0], over=1)
+    assert found["difference"] == pytest.approx(expected.difference, abs=1e-12)
+    assert len(found["metrics"]) == 3
+    total = sum(row["part"] for row in found["metrics"]) + found["other_metrics"]
+    assert total == pytest.approx(found["difference"], abs=1e-12)
+    total = sum(row["part"] for row in found["features"]) + found["other_features"]
+    assert total == pytest.approx(found["difference"], abs=1e-12)
+    lgmml(*words)
+    printed = capsys.readouterr().out
+    assert f"Query {data.qids[query]}: {names[0]} (score " in printed
+    assert f"difference {expected.difference:+.6g}" in printed
+    assert ", quantile" in printed
+    assert "(anchor at " in printed
+    assert "all others" in printed
+    assert "has no document with the id 'x'" in refused(capsys, *words[:-3], "x", "--over", 1)
+    assert "got place -1" in refused(capsys, *words[:-1], 0)
+    assert "`top` must be positive, got 0" in refused(capsys, *words, "--top", 0)
+
+
+def test_info(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lgmml("info", model_file)
+    printed = capsys.readouterr().out
+    for piece in (
+        "remove_constant → (quantile + list_rank) → remove_constant → standardize → clip",
+        "4 on 2 features, 3 on all features",
+        "per_query",
+        "ones",
+    ):
+        assert piece in printed
+    lgmml("info", model_file, "--json")
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["local metrics (K)"], facts["raw features"], facts["format version"]) == (7, 5, 1)
+    assert facts["features used"] == "4 in 8 columns"
+    assert facts["share of Φ that is zero"] == pytest.approx(1 / 7, abs=1e-4)
+    assert facts["kind"] == "model"
+
+
+def test_errors_are_one_sentence(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(small_data(), tmp_path, "txt")
+    wide = tmp_path / "wide.txt"
+    wide.write_text(file.read_text() + "1 qid:1 7:1\n")
+    line = len(wide.read_text().splitlines())
+    out = tmp_path / "out.txt"
+    out.write_text("old")
+    message = refused(capsys, "score", model_file, wide, "-o", out)
+    assert message.endswith(
+        f"wide.txt:{line}: feature index 7 is beyond the largest allowed, 5; the model was trained on 5 features"
+    )
+    assert out.read_text() == "old"
+    assert not list(tmp_path.glob(".out*"))
+    assert "no model file at" in refused(capsys, "info", tmp_path / "none")
+    assert "none.txt: no such file" in refused(capsys, "score", model_file, tmp_path / "none.txt")
+    assert "is not a model file" in refused(capsys, "info", file)
+    torch.save({"weights": torch.zeros(2)}, tmp_path / "foreign.ckpt")
+    assert "was not written by this package" in refused(capsys, "info", tmp_path / "foreign.ckpt")
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(model_file.read_bytes()[:-100])
+    assert "is not a model file, or it is damaged" in refused(capsys, "score", cut, file)
+    assert "`policy` must be one of 'ones', 'mean', 'knn'" in refused(
+        capsys, "score", model_file, file, "--policy", "shared"
+    )
+    assert "`device` 'abacus' cannot be used here" in refused(capsys, "score", model_file, file, "--device", "abacus")
+    assert "`threads` must be positive" in refused(capsys, "score", model_file, file, "--threads", 0)
+    assert "did you mean 'ndcg'?" in refused(capsys, "evaluate", model_file, file, "--metrics", "ndgc")
+    assert "`preset` must be one of" in refused(capsys, "evaluate", model_file, file, "--preset", "x")
+    (tmp_path / "file").write_text("")
+    assert "file: " in refused(capsys, "score", model_file, file, "-o", tmp_path / "file" / "x.txt")
+    small_model().save(tmp_path / "shared.safetensors")
+    message = refused(capsys, "score", tmp_path / "shared.safetensors", file, "--known-queries")
+    assert message == "`known_queries` needs weights for each query; this model's are 'shared'"
+
+
+@pytest.mark.parametrize("command", ["score", "evaluate", "explain", "info"])
+def test_help_suffices(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert f"lgmml {command} " in printed
+    assert "examples:" in printed
+
+
+def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["scor"], ["score"], ["score", "model", "data", "--format", "xml"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(words)
+        assert stop.value.code == 2
+    assert "invalid choice: 'xml'" in capsys.readouterr().err
+
+
+def test_train_hands_everything_to_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    fake = types.ModuleType("lgmml_torch.app.train")
+    fake.main = lambda: seen.append(sys.argv[1:])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lgmml_torch.app.train", fake)
+    monkeypatch.setattr("lgmml_torch.app.train", fake, raising=False)
+    before = list(sys.argv)
+    lgmml("train", "data=mq2008", "--help", "-m", "seed=0,1")
+    assert seen == [["data=mq2008", "--help", "-m", "seed=0,1"]]
+    assert sys.argv == before
+
+
+@pytest.mark.slow
+def test_as_a_process(tmp_path: Path, model_file: Path) -> None:
+    """The reader of a pipe may stop early; a wrong file gives exit code 2 and no traceback."""
+    file = write(small_data(200, seed=7), tmp_path, "txt")
+    command = [sys.executable, "-m", "lgmml_torch.app.cli", "score", str(model_file)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, str(file), "--batch-documents", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 141
+    done = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"lgmml: error: {tmp_path / 'none'}: no such file\n"

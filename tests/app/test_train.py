@@ -1,0 +1,281 @@
+"""The whole path through Hydra, at the smallest size that still does everything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lgmml_torch.app.config import check_overrides, config_dir, load_config
+from lgmml_torch.app.train import RunResult, load_splits, train
+from lgmml_torch.checks import ConfigError, DataError, LGMMLError
+from lgmml_torch.evaluation.evaluate import evaluate
+from lgmml_torch.models.ranker import LGMML
+
+SMALL = [
+    "data.num_queries=24",
+    "data.num_features=6",
+    "loader.num_workers=0",
+    "trainer.max_epochs=2",
+    "trainer.enable_progress_bar=false",
+    "trainer.accelerator=cpu",
+    "callbacks.progress=null",
+    "trainer.log_every_n_steps=1",
+    "threads=1",
+]
+BOOSTED = ["local_metrics.rounds=6"]
+SAMPLED = ["local_metrics=sampled", "local_metrics.num_metrics=5"]
+
+
+def small(folder: Path, *overrides: str) -> DictConfig:
+    cfg = load_config([*SMALL, *overrides])
+    with open_dict(cfg):
+        cfg.name = "test"
+        cfg.paths.output_dir = str(folder)
+        cfg.pop("hydra", None)
+    return cfg
+
+
+def run(folder: Path, *overrides: str) -> RunResult:
+    result = train(small(folder, *overrides))
+    assert result is not None
+    return result
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    return run(tmp_path_factory.mktemp("default"), *BOOSTED)
+
+
+def test_a_run_leaves_everything_behind(default_run: RunResult) -> None:
+    folder = default_run.folder
+    for name in ("model.safetensors", "report.md", "report.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt"):
+        assert (folder / name).is_file(), name
+    report = json.loads((folder / "report.json").read_text())
+    assert {"evaluations", "validation curve", "best epoch", "bank", "config"} <= set(report)
+    text = (folder / "report.md").read_text()
+    for word in ("ndcg@10", "queries", "skipped", "gain 2^y-1"):
+        assert word in text
+
+
+def test_three_kinds_of_number_stay_apart(default_run: RunResult) -> None:
+    kinds = [evaluation.split for evaluation in default_run.evaluations]
+    assert kinds == ["training queries", "valid: unseen queries", "test: unseen queries", "test: ideal Φ (upper bound)"]
+    for evaluation in default_run.evaluations:
+        assert evaluation.seed == 0
+        assert evaluation.counted["ndcg@10"] + evaluation.skipped["ndcg@10"] == len(evaluation.qids)
+
+
+def test_event_files_hold_the_listed_tags(default_run: RunResult) -> None:
+    tags: dict[str, set[str]] = {"scalars": set(), "histograms": set(), "images": set()}
+    for file in (default_run.folder / "tensorboard").glob("events*"):
+        events = EventAccumulator(str(file))
+        events.Reload()
+        for kind, found in tags.items():
+            found |= set(events.Tags()[kind])
+    assert {
+        "train/loss_step", "train/loss_epoch", "train/violator_rate_step", "train/mean_draws_step",
+        "train/gradient_norm", "train/tuples_per_second", "val/ndcg@1", "val/ndcg@5", "val/ndcg@10", "val/map",
+        "test/ndcg@10", "phi/share_zero", "phi/mean", "metrics/median_condition", "lr-SGD",
+        "bank/valid_ndcg", "bank/train_ndcg",
+    } <= tags["scalars"]  # fmt: skip
+    assert {"phi/values", "metrics/log10_relative_eigenvalues", "metrics/log10_condition"} <= tags["histograms"]
+    assert {"metrics/learned", "metrics/spectrum"} <= tags["images"]
+    assert any(tag.startswith("final/") for tag in tags["scalars"])
+
+
+def test_anchor_quality_is_logged_for_sampled_metrics(tmp_path: Path) -> None:
+    run(tmp_path, *SAMPLED)
+    found: set[str] = set()
+    for file in (tmp_path / "tensorboard").glob("events*"):
+        events = EventAccumulator(str(file))
+        events.Reload()
+        found |= set(events.Tags()["scalars"])
+    assert "metrics/mean_anchor_ndcg" in found
+
+
+def test_checkpoint_and_report_agree(default_run: RunResult) -> None:
+    data = load_splits(small(default_run.folder, *BOOSTED))["test"]
+    expected = next(e for e in default_run.evaluations if e.split == "test: unseen queries")
+    for name in ("model.safetensors", "checkpoints/best.ckpt"):
+        again = evaluate(LGMML.load(default_run.folder / name), data)
+        assert again.means == pytest.approx(expected.means, abs=1e-6)
+
+
+def test_same_seed_same_model_other_seed_other_model(default_run: RunResult, tmp_path: Path) -> None:
+    again = run(tmp_path / "again", *BOOSTED)
+    other = run(tmp_path / "other", *BOOSTED, "seed=1")
+    data = load_splits(small(tmp_path, *BOOSTED))["test"]
+    assert torch.equal(again.model.score(data), default_run.model.score(data))
+    assert not torch.equal(other.model.score(data), default_run.model.score(data))
+
+
+def test_resume_and_warm_start(default_run: RunResult, tmp_path: Path) -> None:
+    last = default_run.folder / "checkpoints" / "last.ckpt"
+    longer = run(tmp_path / "longer", *BOOSTED, f"resume={last}", "trainer.max_epochs=3")
+    report = json.loads((longer.folder / "report.json").read_text())
+    assert sorted(map(int, report["validation curve"])) == [0, 1, 2, 3]
+    warm = run(tmp_path / "warm", *BOOSTED, f"warm_start={default_run.folder / 'model.safetensors'}", "data.seed=5")
+    assert warm.model.metrics.num_metrics == default_run.model.metrics.num_metrics
+    with pytest.raises(ConfigError, match="the model to start from has 6 features, the data has 7"):
+        run(tmp_path / "bad", "data.num_features=7", f"warm_start={default_run.folder / 'model.safetensors'}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phi", ["shared", "deviations", "per_query", "amortized"])
+@pytest.mark.parametrize("metrics", ["sampled", "extrapolated", "boosted"])
+def test_every_pair_of_parts_trains(phi: str, metrics: str, tmp_path: Path) -> None:
+    sizes = BOOSTED if metrics == "boosted" else ["local_metrics.num_metrics=5"]
+    result = run(tmp_path, f"local_metrics={metrics}", f"phi={phi}", *sizes, "trainer.max_epochs=1")
+    assert all(torch.isfinite(values).any() for e in result.evaluations for values in e.per_query.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [["experiment=paper", "local_metrics.num_metrics=5"], [*SAMPLED, "warp.keep=last"]],
+    ids=["paper", "lists"],
+)
+def test_a_finished_run_goes_on_as_if_it_had_never_stopped(options: list[str], tmp_path: Path) -> None:
+    run(tmp_path / "first", *options, "trainer.max_epochs=1")
+    last = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    longer = run(tmp_path / "longer", *options, "trainer.max_epochs=2", f"resume={last}")
+    whole = run(tmp_path / "whole", *options, "trainer.max_epochs=2")
+    assert torch.equal(longer.model.phi.table.weight, whole.model.phi.table.weight)
+
+
+@pytest.mark.slow
+def test_training_without_validation_keeps_the_last_epoch(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    lines = [f"{d % 3} qid:{q} 1:{(d * 7 + q) % 5} 2:{d % 3 + q / 10}" for q in range(8) for d in range(6)]
+    (tmp_path / "data" / "train.txt").write_text("\n".join(lines) + "\n")
+    drop = [word for word in SMALL if not word.startswith("data.")]
+    cfg = load_config([*drop, "data=letor", f"data.name={tmp_path / 'data'}", *BOOSTED, "evaluation.ideal=false"])
+    with open_dict(cfg):
+        cfg.name, cfg.paths.output_dir = "test", str(tmp_path / "run")
+        cfg.pop("hydra", None)
+    result = train(cfg)
+    assert result is not None
+    assert result.best_epoch == 2
+    assert (
+        "No validation queries: the weights of the last epoch (2) were kept"
+        in (tmp_path / "run" / "report.md").read_text()
+    )
+    cfg.search.margin = [0.1, 0.2]
+    with pytest.raises(ConfigError, match="`search` needs validation queries"):
+        train(cfg)
+    (tmp_path / "data" / "train.txt").rename(tmp_path / "data" / "test.txt")
+    with pytest.raises(DataError, match="`data` must have a training part, got test"):
+        load_splits(cfg)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["float16", "bfloat16"])
+def test_distances_may_be_kept_in_half_precision(kept: str, default_run: RunResult, tmp_path: Path) -> None:
+    half = run(tmp_path, *BOOSTED, f"distances={kept}")
+    before, after = default_run.model.phi.table.weight, half.model.phi.table.weight
+    assert torch.equal(before > 0, after > 0)
+    assert (before - after).abs().max() < 0.02 * before.abs().max()
+
+
+@pytest.mark.slow
+def test_paper_reports_every_policy(tmp_path: Path) -> None:
+    result = run(
+        tmp_path, "experiment=paper", "local_metrics.num_metrics=6", "search.margin=[0.1]", "search.init=[1.0,0.1]",
+        "search.policy=mean", "trainer.max_epochs=2",
+    )  # fmt: skip
+    policies = [e.policy for e in result.evaluations if e.split == "test: unseen queries"]
+    assert policies == ["ones", "mean", "knn"]
+    assert result.model.metrics.norm == "trace"
+    assert result.evaluations[0].policy == "own Φ"
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"),
+    [(g, c) for g in ("data", "preprocess", "local_metrics", "phi", "optimizer", "step_size", "trainer", "callbacks",
+                      "logger", "experiment", "debug") for c in choices(g)],
+)  # fmt: skip
+def test_every_choice_composes_and_instantiates(group: str, choice: str, tmp_path: Path) -> None:
+    extra = ["data.name=somewhere"] if (group, choice) == ("data", "letor") else []
+    cfg = load_config([f"{group}={choice}", *extra])
+    with open_dict(cfg):
+        cfg.paths.output_dir = str(tmp_path)
+        cfg.pop("hydra", None)
+        cfg.name = "test"
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    if group == "data" and choice != "generated":
+        with pytest.raises(DataError, match=r"not found|no such"):
+            load_splits(OmegaConf.merge(cfg, {"paths": {"data_dir": str(tmp_path)}}))
+    elif group in ("experiment", "debug"):
+        for part in ("preprocess", "local_metrics", "phi", "optimizer", "trainer"):
+            instantiate(cfg[part])
+    elif group in ("callbacks", "logger"):
+        for part in cfg[group].values():
+            if part:
+                instantiate(part)
+    elif group != "data":
+        instantiate(cfg[group])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["foo=1"], "unknown setting 'foo'"),
+        (["phi.polcy=ones"], r"unknown setting 'phi.polcy'; did you mean 'phi.policy'\?"),
+        (["data=mq2007"], r"data has no choice 'mq2007'; did you mean 'mq2008'\? \(there are: generated"),
+        (["dta=mq2008"], r"unknown setting 'dta'; did you mean 'data'\?"),
+        (["seed=[1"], "."),
+    ],
+)
+def test_unknown_keys_get_a_suggestion(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_overrides(overrides)
+
+
+@pytest.mark.slow
+def test_a_plain_sweep_runs(tmp_path: Path) -> None:
+    overrides = [*SMALL, *BOOSTED, "trainer.max_epochs=1", "seed=0,1", "evaluation.ideal=false"]
+    command = [sys.executable, str(config_dir().parent / "train.py"), "-m", *overrides]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("multirun/*/*/model.safetensors"))) == 2
+
+
+def test_sweeps_are_left_to_hydra() -> None:
+    check_overrides(["seed=0,1,2", "hydra.run.dir=x"])
+
+
+def test_bad_use_gets_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(LGMMLError, match="`policy` must be one of 'shared', 'ones', got 'knn'"):
+        run(tmp_path / "policy", *BOOSTED, "phi.policy=knn")
+    with pytest.raises(LGMMLError, match=r"Adam takes no sparse gradients: set phi.sparse=false"):
+        run(tmp_path / "adam", *BOOSTED, "phi=per_query", "optimizer=adam")
+    with pytest.raises(LGMMLError, match="`distances` must be one of 'float32', 'float16', 'bfloat16', got 'float8'"):
+        run(tmp_path / "half", *BOOSTED, "distances=float8")
+    with pytest.raises(ConfigError, match=r"`search\.init` needs metrics without weights of their own"):
+        run(tmp_path / "init", *BOOSTED, "search.init=[0.1,1]")
+    with pytest.raises(ConfigError, match="colour"):
+        run(tmp_path / "extra", *BOOSTED, "+phi.colour=red")
+    missing = load_config(["data=mq2008", f"paths.data_dir={tmp_path}/none"])
+    with pytest.raises(DataError, match="must name an existing folder"):
+        load_splits(missing)
+
+
+def test_help_and_runs_without_loggers(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "train.py", "--help"], cwd=config_dir().parent, capture_output=True, text=True, check=True
+    )
+    for word in ("== Parts ==", "local_metrics: bagged, boosted", "data=mq2008", "max_epochs: 10"):
+        assert word in done.stdout
+    run(tmp_path, *BOOSTED, "logger=none", "trainer.max_epochs=1")

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lgmml_torch.checks import LGMMLError
+from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
+from lgmml_torch.segments import offsets_from_sizes, segment_sum
+from tests.reference import lambdarank as naive
+
+
+def lists(seed: int, sizes: list[int], *, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    gen = torch.Generator().manual_seed(seed)
+    n = sum(sizes)
+    scores = torch.randn(n, generator=gen, dtype=torch.float64)
+    labels = torch.randint(0, 5, (n,), generator=gen).double()
+    return scores.round() if ties else scores, labels, offsets_from_sizes(torch.tensor(sizes))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    "settings", [{}, {"truncation": 1}, {"truncation": 3, "sigma": 2.0, "floor": 0.0}], ids=["default", "one", "other"]
+)
+@pytest.mark.parametrize("sizes", [[5, 1, 0, 40, 2], [7], [0, 0, 3], [1, 1]])
+def test_agrees_with_loops_over_pairs(sizes: list[int], settings: dict[str, float], ties: bool) -> None:
+    scores, labels, offsets = lists(sum(sizes), sizes, ties=ties)
+    got = lambda_gradients(scores, labels, offsets, **settings, chunk_pairs=64)  # type: ignore[arg-type]
+    want = naive.lambda_gradients(scores.tolist(), labels.tolist(), offsets.tolist(), **settings)  # type: ignore[arg-type]
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, torch.tensor(b, dtype=torch.float64))
+
+
+def test_gradients_sum_to_zero_over_every_list() -> None:
+    scores, labels, offsets = lists(3, [12, 30, 1, 50])
+    g, h = lambda_gradients(scores, labels, offsets, truncation=5)
+    torch.testing.assert_close(segment_sum(g, offsets), torch.zeros(4, dtype=torch.float64), atol=1e-12, rtol=0)
+    assert (h >= 0).all()
+
+
+def test_lists_do_not_depend_on_each_other() -> None:
+    scores, labels, offsets = lists(4, [9, 14])
+    together = lambda_gradients(scores, labels, offsets)
+    alone = lambda_gradients(scores[9:], labels[9:], torch.tensor([0, 14]))
+    for a, b in zip(together, alone, strict=True):
+        torch.testing.assert_close(a[9:], b, atol=0, rtol=1e-13)
+
+
+def test_lists_without_a_pair_have_no_gradient() -> None:
+    for labels in (torch.zeros(6), torch.full((6,), 2.0), -torch.arange(6.0)):
+        g, h = lambda_gradients(torch.arange(6.0), labels, torch.tensor([0, 1, 6]))
+        assert not g.any()
+        assert not h.any()
+    empty = lambda_gradients(torch.zeros(0), torch.zeros(0), torch.tensor([0]))
+    assert [len(x) for x in empty] == [0, 0]
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 1e4, 1e30])
+def test_extreme_scores_stay_finite(spread: float) -> None:
+    scores, labels, offsets = lists(5, [20, 20])
+    g, h = lambda_gradients(scores.float() * spread, labels.float(), offsets)
+    assert torch.isfinite(g).all()
+    assert torch.isfinite(h).all()
+
+
+def test_given_ideal_is_used() -> None:
+    scores, labels, offsets = lists(6, [8, 8])
+    ideal = ideal_dcg(labels, offsets, truncation=4)
+    want = lambda_gradients(scores, labels, offsets, truncation=4)
+    got = lambda_gradients(scores, labels, offsets, truncation=4, ideal=ideal)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_a_list_of_50_000_documents_is_handled_in_bounded_memory() -> None:
+    gen = torch.Generator().manual_seed(0)
+    n = 50_000
+    labels = torch.randint(0, 5, (n,), generator=gen).float()
+    g, h = lambda_gradients(torch.randn(n, generator=gen), labels, torch.tensor([0, n]))
+    assert torch.isfinite(g).all()
+    assert float(h.sum()) > 0
+
+
+def test_errors_name_the_argument() -> None:
+    ok = (torch.zeros(2), torch.zeros(2), torch.tensor([0, 2]))
+    with pytest.raises(LGMMLError, match=r"`labels` must have shape \(2,\), got \(3,\)"):
+        lambda_gradients(ok[0], torch.zeros(3), ok[2])
+    with pytest.raises(LGMMLError, match="`offsets` must end at the number of rows, 2, got 1"):
+        lambda_gradients(*ok[:2], torch.tensor([0, 1]))
+    with pytest.raises(LGMMLError, match="`truncation` must be positive, got 0"):
+        lambda_gradients(*ok, truncation=0)
+    with pytest.raises(LGMMLError, match="`sigma` must be positive, got -1"):
+        lambda_gradients(*ok, sigma=-1.0)
+    with pytest.raises(LGMMLError, match="`floor` must be at least 0, got -1"):
+        lambda_gradients(*ok, floor=-1.0)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+import torch
+
+from lgmml_torch.checks import DataError, LGMMLError
+from research import stats
+from research.paper.outcome import Claim, Outcome, Table, read_outcome
+from research.paper.page import write_page
+from research.plots import Line, Panel, bars_picture, lines_picture
+
+TABLE = Table("numbers", "Some numbers", ["data", "a|b"], [["x, y", 0.5], ["z", None]], ["a note"])
+
+
+def test_table_is_the_same_in_markdown_and_csv() -> None:
+    assert TABLE.markdown() == (
+        "**Some numbers**\n\n| data | a\\|b |\n| --- | --- |\n| x, y | 0.5 |\n| z |  |\n\n- a note\n"
+    )
+    assert list(csv.reader(io.StringIO(TABLE.csv()))) == [["data", "a|b"], ["x, y", "0.5"], ["z", ""]]
+
+
+def outcome() -> Outcome:
+    line = Line("L-GMML", [1, 10], [0.5, 0.6], [0.4, 0.5], [0.6, 0.7], hollow=[False, True])
+    bars = bars_picture(["x"], {"GMML": [(float("nan"), 0.0, 0.0)], "L-GMML": [(120.0, 1.0, 2.0)]}, y="y", log_y=True)
+    pictures = {"lines": lines_picture([Panel("p", [line])], x="x", y="y"), "bars": bars}
+    claims = [Claim("it works", "yes", "0.5", "holds", "seen"), Claim("it flies", "yes", "–", "not tested", "no wings")]
+    return Outcome("demo", "A demo", [TABLE], pictures, claims, about="About it.")
+
+
+def test_page_is_made_from_what_was_written(tmp_path: Path) -> None:
+    files = outcome().write(tmp_path / "toy" / "demo")
+    assert sorted(file.name for file in files) == [
+        "bars.png", "bars.svg", "lines.png", "lines.svg", "numbers.csv", "numbers.md", "outcome.json",
+    ]  # fmt: skip
+    page = write_page(tmp_path / "toy", tmp_path / "docs" / "results.md", ["demo", "other"], "toy")
+    text = page.read_text()
+    for expected in (
+        "1 × holds, 1 × not tested", "| [A demo](#a-demo) | it works | yes | 0.5 | **holds** | seen |",
+        "![A demo](results/lines.png)", "## Not run\n\n- other", "About it.", "- a note",
+    ):  # fmt: skip
+        assert expected in text
+    assert {file.name for file in (tmp_path / "docs" / "results").iterdir()} == {"bars.png", "lines.png", "numbers.csv"}
+
+
+def test_missing_results_name_the_command(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no such file; run: python -m research\.paper demo"):
+        read_outcome(tmp_path / "demo")
+    with pytest.raises(DataError, match=r"run: python -m research\.paper all size=full"):
+        write_page(tmp_path, tmp_path / "page.md", ["demo"], "full")
+
+
+def test_verdicts_are_a_closed_list() -> None:
+    with pytest.raises(LGMMLError, match="`verdict` must be one of"):
+        Claim("s", "p", "o", "perhaps", "w")
+
+
+def test_a_gain_holds_only_with_its_interval() -> None:
+    base = torch.rand(50, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(50, generator=torch.Generator().manual_seed(1))
+    assert stats.judged(stats.gain(base + 0.1 + 0.01 * noise, base).difference) == "holds"
+    assert stats.judged(stats.gain(base - 0.1 + 0.01 * noise, base).difference) == "does not hold"
+    assert stats.judged(stats.gain(base + 0.3 * (noise - noise.mean()), base).difference) == "not decided"

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.batches import BatchLoader, ListBlocks, WarpBatch, WarpBatches, mixed_seed
+from lgmml_torch.training.datamodule import RankingDataModule
+
+# More workers than this machine may have cores: that is what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def make_data(queries: int = 20, seed: int = 0) -> RankingData:
+    g = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 9, (queries,), generator=g)
+    rows = int(sizes.sum())
+    return RankingData.from_arrays(
+        torch.randn(rows, 3, generator=g), torch.randint(0, 3, (rows,), generator=g), group=sizes
+    )
+
+
+def collect(loader: BatchLoader, epochs: int = 2) -> list[WarpBatch]:
+    found = [batch for _ in range(epochs) for batch in loader]
+    loader.close()
+    return found
+
+
+def same(a: list[WarpBatch], b: list[WarpBatch]) -> bool:
+    return len(a) == len(b) and all(
+        torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
+    )
+
+
+@pytest.mark.parametrize("batching", ["lists", "triplets"])
+def test_batches_do_not_depend_on_the_number_of_workers(batching: str) -> None:
+    batches = WarpBatches(make_data(), batching=batching, batch_size=4, seed=3)
+    alone = collect(BatchLoader(batches))
+    for workers in (1, 4):
+        assert same(alone, collect(BatchLoader(batches, num_workers=workers)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 3, 5, 6])
+def test_a_resumed_loader_goes_on_with_the_same_batches(workers: int, stop: int) -> None:
+    batches = WarpBatches(make_data(), batch_size=3, seed=1)
+    whole = collect(BatchLoader(batches), epochs=3)
+    first = BatchLoader(batches, num_workers=workers)
+    iterator = iter(first)
+    for _ in range(min(stop, len(first))):
+        next(iterator)
+    state = first.state_dict()
+    del iterator
+    first.close()
+    second = BatchLoader(batches, num_workers=workers)
+    second.load_state_dict(state)
+    done = min(stop, len(first))
+    rest = collect(second, epochs=2)
+    assert same(whole[done : done + len(rest)], rest)
+
+
+def test_triplets_are_what_they_say() -> None:
+    data = make_data()
+    batch = WarpBatches(data, batching="triplets", batch_size=50, max_draws=6)[0, 0]
+    positives, negatives = batch.rows[batch.positives], batch.rows[batch.negatives]
+    assert (data.labels[negatives] < data.labels[positives][:, None]).all()
+    assert (data.query_index[positives] == batch.queries).all()
+    assert (data.query_index[negatives] == batch.queries[:, None]).all()
+
+
+def test_lists_are_what_they_say() -> None:
+    data = make_data()
+    batches = WarpBatches(data, batch_size=6, max_draws=None)
+    seen: list[int] = []
+    for i in range(batches.batches_per_epoch):
+        batch = batches[0, i]
+        seen += batch.lists.tolist()
+        positives, negatives = batch.rows[batch.positives], batch.rows[batch.negatives]
+        counted = torch.arange(negatives.shape[1]) < batch.num_draws[:, None]
+        assert (data.labels[negatives] < data.labels[positives][:, None])[counted].all()
+        assert (data.query_index[positives] == batch.queries).all()
+        expected = [r for q in batch.lists.tolist() for r in range(int(data.offsets[q]), int(data.offsets[q + 1]))]
+        assert batch.rows.tolist() == expected
+    assert sorted(seen) == batches.table.queries.tolist()
+
+
+def test_processes_share_the_batches_of_an_epoch() -> None:
+    batches = WarpBatches(make_data(), batch_size=2)
+    alone = [batches[0, i] for i in range(batches.batches_per_epoch)]
+    shared = [collect(BatchLoader(batches, rank=rank, world_size=2), epochs=1) for rank in range(2)]
+    merged = [batch for pair in zip(*shared, strict=True) for batch in pair]
+    assert same(merged, alone[: len(merged)])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_every_list_is_evaluated_exactly_once(world_size: int) -> None:
+    offsets = make_data().offsets
+    seen = [
+        q
+        for rank in range(world_size)
+        for block in ListBlocks(offsets, documents=9, rank=rank, world_size=world_size)
+        for q in range(*block.tolist())
+    ]
+    assert sorted(seen) == list(range(20))
+
+
+def test_nothing_to_learn_from() -> None:
+    flat = RankingData.from_arrays(torch.randn(4, 2), [1, 1, 2, 2], qid=[1, 1, 2, 2])
+    with pytest.raises(DataError, match=r"nothing to learn from.*are all labels equal"):
+        WarpBatches(flat)
+
+
+def test_bad_settings_are_named() -> None:
+    data = make_data()
+    with pytest.raises(LGMMLError, match="`batching` must be one of"):
+        WarpBatches(data, batching="pairs")
+    with pytest.raises(LGMMLError, match="`batch_size` must be positive, got 0"):
+        WarpBatches(data, batch_size=0)
+    other = RankingData.from_arrays(torch.randn(2, 5), [0, 1], qid=[1, 1])
+    with pytest.raises(DataError, match=r"same number of features, got \{.train.: 3, .valid.: 5\}"):
+        RankingDataModule(data, other)
+    with pytest.raises(DataError, match="there are no 'test' queries"):
+        RankingDataModule(data).test_dataloader()
+
+
+def test_seeds_mix() -> None:
+    seeds = {mixed_seed(a, b, c) for a in range(5) for b in range(5) for c in range(-1, 4)}
+    assert len(seeds) == 125
+
+
+@pytest.mark.parametrize("batching", ["lists", "triplets"])
+def test_query_weights_multiply_the_tuples(batching: str) -> None:
+    data = make_data()
+    weights = torch.arange(data.num_queries).float()
+    plain = WarpBatches(data, batching=batching)[0, 0]
+    weighed = WarpBatches(data.replace(query_weights=weights), batching=batching)[0, 0]
+    assert torch.equal(weighed.weights, plain.weights * weights[plain.queries])

@@ -1,0 +1,91 @@
+"""Stored distances: the same from memory and disk, and in half precision off by one rounding at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lgmml_torch.checks import LGMMLError
+from lgmml_torch.data.cache import Cache
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess.compose import Chain
+from lgmml_torch.models.preprocess.steps import Standardize
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.training import distances as store
+from lgmml_torch.training.distances import compute_distances
+
+HALVES = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
+
+
+def example(mode: str = "shared") -> tuple[LGMML, RankingData]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 6, generator=g)
+    data = RankingData.from_arrays(x, torch.randint(0, 3, (200,), generator=g), group=[50, 30, 100, 20])
+    prep = Chain([Standardize()]).fit(data.features, data.offsets)
+    z = prep(data.features, data.offsets)
+    bank = LocalMetrics([MetricBlock(z[:5].clone(), torch.randn(5, 6, 6, generator=g))], num_features=6)
+    bank.set_scales(bank(z).median(dim=0).values)
+    return LGMML(prep, bank, Phi(4, 5, mode=mode)), data
+
+
+@pytest.mark.parametrize("dtype", [None, *HALVES])
+def test_memory_and_disk_agree(dtype: torch.dtype | None, tmp_path: Path) -> None:
+    model, data = example()
+    plain = compute_distances(model, data, dtype=dtype, documents_at_once=60)
+    stored = compute_distances(model, data, dtype=dtype, cache=Cache(tmp_path), documents_at_once=60)
+    assert stored.dtype == plain.dtype == (dtype or torch.float32)
+    assert torch.equal(stored, plain)
+    assert torch.equal(
+        plain.float() if dtype is None else plain, model.distances(data.features, data.offsets).to(plain)
+    )
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_precision_rounds_once(dtype: torch.dtype) -> None:
+    model, data = example()
+    exact = compute_distances(model, data).double()
+    error = (compute_distances(model, data, dtype=dtype).double() - exact).abs()
+    assert bool((error <= HALVES[dtype] * exact + 3e-8).all())
+    assert float(error.max()) > 0
+
+
+@pytest.mark.parametrize("mode", ["per_query", "amortized"])
+def test_summaries_of_half_precision_distances_are_computed_in_full(mode: str) -> None:
+    model, data = example(mode)
+    model.summarize(compute_distances(model, data), data.offsets)
+    exact = model.phi.summaries.clone()
+    model.summarize(compute_distances(model, data, dtype=torch.float16), data.offsets)
+    assert model.phi.summaries.dtype == torch.float32
+    torch.testing.assert_close(model.phi.summaries, exact, rtol=2e-3, atol=2e-3)
+
+
+def test_each_dtype_has_an_entry_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = example()
+    calls = []
+    real = store._fill
+    monkeypatch.setattr(store, "_fill", lambda *a: calls.append(a[2].dtype) or real(*a))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float16):
+        compute_distances(model, data, dtype=dtype, cache=Cache(tmp_path))
+    assert calls == [torch.float32, torch.float16, torch.bfloat16]
+
+
+def test_progress_ends_at_the_number_of_documents() -> None:
+    model, data = example()
+    seen: list[int] = []
+    compute_distances(model, data, documents_at_once=60, progress=seen.append)
+    assert seen[-1] == 200
+    assert seen == sorted(seen)
+
+
+def test_errors_name_the_rule() -> None:
+    model, data = example()
+    with pytest.raises(LGMMLError, match=r"`dtype` must be a floating-point dtype, got torch.int16"):
+        compute_distances(model, data, dtype=torch.int16)
+    model.metrics.set_scales(torch.full((5,), 1e-6))
+    with pytest.raises(LGMMLError, match=r"`dtype` must hold scaled distances beyond 65504.* use torch.bfloat16"):
+        compute_distances(model, data, dtype=torch.float16)
+    assert bool(compute_distances(model, data, dtype=torch.bfloat16).isfinite().all())
