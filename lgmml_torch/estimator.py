@@ -24,7 +24,7 @@ from lgmml_torch.checks import DataError, DataWarning, LGMMLError, check_choice,
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.fitting.boosted.fit import fit_boosted
 from lgmml_torch.fitting.sampled import fit_sampled
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
@@ -365,15 +365,13 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "model_")
         data = self._features(X, np.zeros(X.shape[0] if hasattr(X, "shape") else len(X), np.float32), qid)
-        scores: NDArray[Any] = self.model_.score(data).numpy()
-        return scores
+        return self.model_.score_in_caller_order(data)
 
     def score(self, X: Any, y: Any, *, qid: Any = None) -> float:
         """Mean NDCG@10 over the queries; those without a relevant document are left out."""
         check_is_fitted(self, "model_")
         data = self._features(X, y, qid)
-        scores = self.model_.score(data)[data.order]
-        return float(ndcg(scores, data.labels, data.offsets, k=10, tie_order=data.order))
+        return mean_ndcg(self.model_.score(data), data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model, see `LGMML.save`."""

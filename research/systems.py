@@ -77,7 +77,7 @@ class LGMMLSystem(RankingSystem):
     def score(self, data: RankingData) -> Tensor:
         """Scores of the rows, by the policy for new queries."""
         model: LGMML = fitted(self, "model")
-        return model.score(data)[data.order]
+        return model.score(data)
 
     @torch.no_grad()
     def known_scores(self, data: RankingData) -> Tensor:

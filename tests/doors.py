@@ -34,11 +34,12 @@ def small_model(
     norm: str = "mahalanobis",
     kernel: str = "paper",
     preprocess: Preprocess | None = None,
+    data: RankingData | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 1,
 ) -> LGMML:
     """Random metrics, in all features and in two, with random weights."""
-    data = small_data()
+    data = small_data() if data is None else data
     generator = torch.Generator().manual_seed(seed)
     chain = preprocess if preprocess is not None else list_rank_features()
     prepared = chain.fit_transform(data.features, data.offsets)

@@ -127,13 +127,13 @@ def run_score(args: Namespace) -> None:
 def score_batches(model: LGMML, lists: Lists, args: Namespace) -> Iterator[Scored]:
     """Each batch with its scores, in the order of its rows in the file."""
     for batch in lists.batches(args.batch_documents):
-        scores = model.score(
+        scores = model.score_in_caller_order(
             batch.data,
             known_queries=args.known_queries,
             policy=args.policy,
             documents_at_once=args.batch_documents,
         )
-        yield batch, scores.numpy()
+        yield batch, scores
 
 
 def in_file_order(scored: Iterator[Scored], rows: int) -> NDArray[Any]:

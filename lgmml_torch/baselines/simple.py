@@ -11,7 +11,7 @@ from torch import Tensor
 from lgmml_torch.baselines.base import ExampleSystem, MetricSystem, RankingSystem, choose, fitted, grid_points
 from lgmml_torch.checks import check_shape
 from lgmml_torch.functional.examples import ExampleSet
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids, segment_sum
 
@@ -90,9 +90,7 @@ class LinearRanker(RankingSystem):
         self.chosen, self.weights = choose(
             list(grid_points(ridge=self.ridge)),
             lambda point: vectors @ (target / (values.clamp_min(0) + point["ridge"])),
-            lambda weights: float(
-                ndcg(self._score(valid, weights), valid.labels, valid.offsets, k=10, tie_order=valid.order)
-            ),
+            lambda weights: mean_ndcg(self._score(valid, weights), valid),
         )
         return self
 

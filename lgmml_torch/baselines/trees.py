@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lgmml_torch.baselines.base import RankingSystem, choose, fitted, grid_points
 from lgmml_torch.checks import DataError, LGMMLError, MissingDependencyError, check_positive, check_shape
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
 from lgmml_torch.ragged import RankingData
 
 LIGHTGBM_MAX_ROWS = 10_000  # its lambdarank objective refuses longer lists
@@ -194,4 +194,4 @@ def label_gains(labels: NDArray[np.float64]) -> NDArray[np.float64]:
 def valid_ndcg(scores: NDArray[Any], valid: RankingData) -> float:
     """NDCG@10 with queries that have no relevant document skipped."""
     values = torch.from_numpy(np.asarray(scores, dtype=np.float64))
-    return float(ndcg(values, valid.labels, valid.offsets, k=10, tie_order=valid.order))
+    return mean_ndcg(values, valid)

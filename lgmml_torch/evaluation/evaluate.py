@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_shape
 from lgmml_torch.evaluation.tables import evaluation_markdown, evaluation_table
-from lgmml_torch.functional.ranking.measures import rank_metrics
+from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.ranking.presets import REPORTED, Preset, describe, find_preset
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.ranker import LGMML
@@ -122,16 +122,14 @@ def evaluate(
         DataError: when there is nothing to evaluate.
         LGMMLError: an unknown metric, preset or policy; features the model was not trained on.
     """
-    rules = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
+    rules: dict[str, Any] = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
     found: list[dict[str, Tensor]] = []
     qids: list[tuple[Hashable, ...]] = []
     documents = 0
     for part in [data] if isinstance(data, RankingData) else data:
-        scores = model.score(part, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)[
-            part.order.cpu()
-        ]
+        scores = model.score(part, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)
         warn_if_degenerate(scores, part.offsets.cpu())
-        found.append(_per_query(scores, part, rules))
+        found.append(rank_data(scores, part, **rules))
         qids.append(part.qids)
         documents += part.num_documents
     name = policy or model.phi.policy
@@ -150,20 +148,15 @@ def evaluate_scores(
     threshold: float | None = None,
     max_grade: float | None = None,
 ) -> Evaluation:
-    """Measure scores that are there already; they stand in the order of the rows, not in the caller's.
+    """Measure scores that are there already; in the order of the rows.
 
     >>> data = RankingData.from_arrays([[1.0], [2.0]], [0, 1], qid=[7, 7])
     >>> evaluate_scores(torch.tensor([2.0, 1.0]), data, metrics=["ndcg@1", "map"]).means
     {'ndcg@1': 0.0, 'map': 0.5}
     """
     check_shape("scores", scores, (data.num_documents,))
-    rules = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
-    return _summary([_per_query(scores, data, rules)], data.qids, data.num_documents, rules, split, policy, seed)
-
-
-def _per_query(scores: Tensor, data: RankingData, rules: dict[str, Any]) -> dict[str, Tensor]:
-    labels, offsets, order = (value.to(scores.device) for value in (data.labels, data.offsets, data.order))
-    return rank_metrics(scores, labels, offsets, tie_order=order, **rules)
+    rules: dict[str, Any] = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
+    return _summary([rank_data(scores, data, **rules)], data.qids, data.num_documents, rules, split, policy, seed)
 
 
 def _summary(

@@ -13,7 +13,7 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, LGMMLError, check_positive, check_unit_interval
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.fitting.boosted.fit import OnRound, RoundInfo, fit_boosted
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.functional.score import kernel
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -77,8 +77,7 @@ def fit_bagged(
         "best_valid_ndcg": None,
     }
     if valid is not None:
-        scores = bank_scores(merged, valid)
-        history["best_valid_ndcg"] = float(ndcg(scores, valid.labels, valid.offsets, k=10, tie_order=valid.order))
+        history["best_valid_ndcg"] = mean_ndcg(bank_scores(merged, valid), valid)
     return replace(merged, history=history)
 
 

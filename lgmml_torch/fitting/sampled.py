@@ -13,7 +13,7 @@ from lgmml_torch.checks import check_positive
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.distance import median_scales
 from lgmml_torch.functional.gmml import gmml_bank
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.functional.regions import choose_anchors, extrapolate_anchors, sample_regions
 from lgmml_torch.functional.score import score, share_beyond_turning_point
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
@@ -133,5 +133,5 @@ def _judge_bandwidths(
     found = {}
     for value in grid:
         scores = score(dists / value, ones, data.offsets, kernel=kernel)
-        found[value] = float(ndcg(scores, data.labels, data.offsets, k=10, tie_order=data.order))
+        found[value] = mean_ndcg(scores, data)
     return found

@@ -16,7 +16,7 @@ from lgmml_torch.checks import DataError, check_positive, check_shape
 from lgmml_torch.functional.boosting import nonnegative_solve
 from lgmml_torch.functional.distance import norm_factors
 from lgmml_torch.functional.features import list_rank_percentiles
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
@@ -317,12 +317,12 @@ def _select(
 
 
 def _judged(old: LGMML, new: LGMML, data: RankingData) -> Compressed:
-    before, after = (model.score(data)[data.order].double() for model in (old, new))
+    before, after = (model.score(data).double() for model in (old, new))
     change, spread = (_centred(values[:, None], data.offsets) for values in (after - before, before))
     ranks: Counter[int] = Counter()
     for block in new.metrics.iter_blocks():
         ranks[block.factors.shape[2]] += block.num_metrics
-    quality = [float(ndcg(s, data.labels, data.offsets, k=10, tie_order=data.order)) for s in (before, after)]
+    quality = [mean_ndcg(scores, data) for scores in (before, after)]
     return Compressed(
         model=new,
         score_error=float(change.norm() / spread.norm()),

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_offsets, check_shape
@@ -106,7 +107,9 @@ class LGMML(nn.Module):
         policy: str | None = None,
         documents_at_once: int = 32_768,
     ) -> Tensor:  # (N,)
-        """Scores of all documents, in the caller's order.
+        """Scores of all documents, in the order of the rows of ``data``, as its labels and offsets are.
+
+        `score_in_caller_order` gives them in the order in which the rows were handed in.
 
         Args:
             data: raw features, as many as the model was trained on.
@@ -130,7 +133,15 @@ class LGMML(nn.Module):
                 policy=policy,
                 rows=None if rows is None else rows[first:last],
             ).cpu()
-        return data.in_caller_order(scores)
+        return scores
+
+    def score_in_caller_order(self, data: RankingData, **options: Any) -> NDArray[Any]:  # (N,)
+        """The scores for whoever handed the rows in: one per row, in their order; ``options`` are those of `score`.
+
+        An array, where the package itself computes with tensors in the order of the rows: measures refuse it.
+        """
+        found: NDArray[Any] = data.in_caller_order(self.score(data, **options)).numpy()
+        return found
 
     def _scores(
         self,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import fit_metrics, train_best_phi
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import build_preprocess, list_rank_features
@@ -24,7 +25,7 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.stages import Prepared, prepare
 from research.protocol import RankingFold
-from research.quality.trees import Score, mean_ndcg
+from research.quality.trees import Score
 
 SEARCH_EPOCHS = 2  # of the paper's thirty, to choose among nine settings in reasonable time
 PAPER_INITS, PAPER_MARGINS = (1.0, 0.1, 10.0), (0.1, 0.01, 1.0)
@@ -44,10 +45,10 @@ def scratch() -> Iterator[Path]:
 
 
 def scorer(model: LGMML, policy: str | None = None) -> Score:
-    """Scores in the order of the rows; the model answers in the caller's."""
+    """Scores under a policy."""
 
     def score(data: RankingData) -> Tensor:
-        return model.score(data, policy=policy)[data.order]
+        return model.score(data, policy=policy)
 
     return score
 

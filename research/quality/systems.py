@@ -11,6 +11,7 @@ import torch
 
 from lgmml_torch.baselines.simple import LinearRanker, RandomRanker
 from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.ragged import RankingData
 from research.protocol import RankingFold
@@ -23,7 +24,6 @@ from research.quality.trees import (
     choose_point,
     fit_lightgbm,
     fit_xgboost,
-    mean_ndcg,
     rank_fold,
     with_list_ranks,
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.baselines.base import grid_points
 from lgmml_torch.baselines.trees import XGBoostRanker
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.preprocess.compose import Chain, Concat
 from lgmml_torch.models.preprocess.steps import ListRank
 from lgmml_torch.ragged import RankingData
@@ -100,11 +100,3 @@ def choose_point(
         found.append((mean_ndcg(fit(fold, seed, point)(fold.valid), fold.valid), -number, point))
     best = max(found, key=lambda item: item[:2])
     return best[2], best[0]
-
-
-def mean_ndcg(
-    scores: Tensor,  # (N,)
-    data: RankingData,
-) -> float:
-    """NDCG@10 over the queries that have a relevant document."""
-    return float(ndcg(scores, data.labels, data.offsets, k=10, tie_order=data.order))

@@ -13,7 +13,7 @@ import torch
 import xgboost
 from numpy.typing import NDArray
 
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 
 LEAVES = 31  # the default of LightGBM; the fewer, the faster trees are
@@ -94,9 +94,9 @@ def lightgbm_race(
             valid.features.numpy(), start_iteration=race.trees, num_iteration=1, num_threads=threads, raw_score=True
         )
         race.trees += 1
-        value = ndcg(torch.from_numpy(scores), valid.labels, valid.offsets, k=10, tie_order=valid.order)
-        race.curve[race.trees] = float(value)
-        if race.reached_at is None and float(value) >= goal:
+        value = mean_ndcg(torch.from_numpy(scores), valid)
+        race.curve[race.trees] = value
+        if race.reached_at is None and value >= goal:
             race.reached_at = {"trees": race.trees, "seconds": race.construction_seconds + race.seconds}
     return race
 

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.compress import Compressed
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.plots import save_figure
@@ -138,8 +138,7 @@ def _describe(found: Compressed, model: LGMML, held: RankingData) -> dict[str, A
 
 
 def _quality(model: LGMML, data: RankingData) -> float:
-    scores = model.score(data)[data.order]
-    return float(ndcg(scores, data.labels, data.offsets, k=10, tie_order=data.order))
+    return mean_ndcg(model.score(data), data)
 
 
 def _lists(data: RankingData, documents: int) -> int:

@@ -18,8 +18,8 @@ from lgmml_torch.data.write import save_letor, save_lightgbm
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.ranker import LGMML
-from tests.doors import small_data, small_model
 from tests.data.test_streaming import write
+from tests.doors import small_data, small_model
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_scores_stand_in_the_order_of_the_rows(tmp_path: Path, model_file: Path, kind: str, shuffled: bool) -> None:
     data = small_data(seed=7, shuffled=shuffled)
-    expected = LGMML.load(model_file).score(data).numpy()
+    expected = LGMML.load(model_file).score_in_caller_order(data)
     file = write(data, tmp_path, kind)
     for options in ([], ["--batch-documents", 3], ["--threads", 1, "--device", "cpu"]):
         lgmml("score", model_file, file, "-o", tmp_path / "scores.txt", *options)
@@ -73,14 +73,14 @@ def test_text_scores_are_exact(tmp_path: Path, model_file: Path) -> None:
     data = small_data(seed=7)
     lgmml("score", model_file, write(data, tmp_path, "txt"), "-o", tmp_path / "scores.txt")
     read = np.array((tmp_path / "scores.txt").read_text().split(), dtype=np.float32)
-    np.testing.assert_array_equal(read, LGMML.load(model_file).score(data).numpy())
+    np.testing.assert_array_equal(read, LGMML.load(model_file).score_in_caller_order(data))
 
 
 @pytest.mark.parametrize("options", [["--policy", "mean"], ["--policy", "knn"], ["--known-queries"]])
 def test_options_of_the_model(tmp_path: Path, model_file: Path, options: list[str]) -> None:
     data = small_data()
     keywords = {"known_queries": True} if len(options) == 1 else {"policy": options[1]}
-    expected = LGMML.load(model_file).score(data, **keywords).numpy()
+    expected = LGMML.load(model_file).score_in_caller_order(data, **keywords)
     file = write(data, tmp_path, "txt")
     lgmml("score", model_file, file, "-o", tmp_path / "scores.npy", *options)
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, rtol=1e-6, atol=1e-7)
@@ -92,7 +92,7 @@ def test_options_of_the_model(tmp_path: Path, model_file: Path, options: list[st
 @pytest.mark.parametrize("ids", [True, False])
 def test_trec_runs_rank_every_list(tmp_path: Path, model_file: Path, ids: bool) -> None:
     data = small_data(seed=7, shuffled=True, ids=ids)
-    scores = LGMML.load(model_file).score(data)
+    scores = torch.from_numpy(LGMML.load(model_file).score_in_caller_order(data))
     lgmml("score", model_file, write(data, tmp_path, "txt"), "-o", tmp_path / "out.run", "--tag", "my run")
     lines = [line.split() for line in (tmp_path / "out.run").read_text().splitlines()]
     assert len(lines) == data.num_documents
@@ -129,7 +129,7 @@ def test_pipes(tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stdout", out)
     lgmml("score", model_file, "-")
     read = np.array(out.buffer.getvalue().split(), dtype=np.float32)  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(read, LGMML.load(model_file).score(data).numpy())
+    np.testing.assert_array_equal(read, LGMML.load(model_file).score_in_caller_order(data))
     lgmml("score", model_file, write(data, tmp_path, "txt"), "-o", "/dev/null")
     assert not Path("/dev/null").is_file()
 

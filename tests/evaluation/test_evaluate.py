@@ -20,7 +20,7 @@ from tests.doors import FEATURES, small_data, small_model
 def test_equals_the_metrics_of_the_scores(preset: str) -> None:
     model, data = small_model(), small_data(seed=2, shuffled=True)
     found = evaluate(model, data, split="test", preset=preset, seed=3)
-    scores = model.score(data)[data.order]
+    scores = model.score(data)
     values = rank_metrics(scores, data.labels, data.offsets, metrics=REPORTED, preset=preset, tie_order=data.order)
     other = RankingMetrics(REPORTED, preset=preset)
     other.update(scores, data.labels, data.offsets, tie_order=data.order)
@@ -61,7 +61,7 @@ def test_known_queries_use_their_own_weights() -> None:
     model, data = small_model(mode="per_query"), small_data()
     own, ones = evaluate(model, data, known_queries=True), evaluate(model, data)
     assert (own.policy, ones.policy) == ("own Φ", "ones")
-    scores = model.score(data, known_queries=True)[data.order]
+    scores = model.score(data, known_queries=True)
     expected = evaluate_scores(scores, data, policy="own Φ")
     assert own.means == expected.means
 

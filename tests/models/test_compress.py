@@ -52,7 +52,7 @@ def ranker(
 
 
 def centred(model: LGMML, data: RankingData) -> torch.Tensor:
-    scores = model.score(data)[data.order].double()
+    scores = model.score(data).double()
     return torch.cat([part - part.mean() for part in scores.split(data.sizes.tolist())])
 
 
@@ -168,7 +168,7 @@ def test_scoring_leaves_out_metrics_without_weight(mode: str, policy: str, known
         if model.phi.deviation is not None:
             model.phi.deviation.weight[3, 4] = 0.5  # one query does use it
     rows = model.known_rows(data.qids) if known else None
-    expected = data.in_caller_order(model(data.features, data.offsets, rows=rows))
+    expected = model(data.features, data.offsets, rows=rows)
     seen = []
     for name in ("forward", "weighted_sum"):
         inner = getattr(LocalMetrics, name)
@@ -189,7 +189,7 @@ def test_what_is_left_without_idle_metrics_is_kept_until_something_changes() -> 
     assert model.without_idle("shared") is small
     model.metrics.set_scales(2 * model.metrics.scales)
     assert model.without_idle("shared") is not small
-    torch.testing.assert_close(model.score(data), data.in_caller_order(model(data.features, data.offsets)))
+    torch.testing.assert_close(model.score(data), model(data.features, data.offsets))
     deepcopy(model).score(data)
 
 

@@ -88,11 +88,11 @@ def test_scores_of_lists_of_any_length_equal_the_models(name: str, tmp_path: Pat
     model = ranker(data, PREPROCESSINGS[name](), norm="trace" if name == "logs" else "mahalanobis")
     run = session(model, tmp_path)
     new = lists(seed=1, longest=200)
-    expected = model.score(new)[new.order]
+    expected = model.score(new)
     np.testing.assert_allclose(by_list(new, run), expected, rtol=1e-5, atol=1e-5)
     assert run(new.features[:1]).shape == (1,)
     long = new.features.repeat(3, 1)[:3000]  # from 2,048 documents on, distances may come from the quadratic form
-    expected = model.score(RankingData.from_arrays(long, torch.zeros(3000), group=[3000]))
+    expected = model.score_in_caller_order(RankingData.from_arrays(long, torch.zeros(3000), group=[3000]))
     np.testing.assert_allclose(run(long), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -102,7 +102,7 @@ def test_policies_are_exported(mode: str, policy: str, tmp_path: Path) -> None:
     data = lists()
     model = ranker(data, Chain([Standardize()]), mode=mode, kernel="rbf" if mode == "shared" else "paper")
     run = session(model, tmp_path, policy=policy)
-    expected = model.score(data, policy=policy)[data.order]
+    expected = model.score(data, policy=policy)
     np.testing.assert_allclose(by_list(data, run), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -114,7 +114,7 @@ def test_the_scorer_that_is_exported_equals_the_model(mode: str, policy: str, no
     with torch.no_grad():
         model.phi.table.weight[:, 3] = 0
         found = by_list(data, ListScorer(model, policy))
-    torch.testing.assert_close(found, model.score(data, policy=policy)[data.order], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, model.score(data, policy=policy), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_compressed_models_are_exported_too(tmp_path: Path) -> None:
     data = lists()
     small = ranker(data, Chain([Standardize()])).compress(0.1, data).model
     run = session(small, tmp_path)
-    np.testing.assert_allclose(by_list(data, run), small.score(data)[data.order], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(by_list(data, run), small.score(data), rtol=1e-5, atol=1e-5)
 
 
 def test_errors_name_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from research.quality.__main__ import main
 from research.quality.data import NOISES, TOY, add_noise, as_arrays, load_fold
 from research.quality.store import Cells
 from research.quality.systems import System, find_system
 from research.quality.tables import Row, collect, compare_rows, gaps, noise_losses
 from research.quality.time import time_growth
-from research.quality.trees import choose_point, fit_lightgbm, mean_ndcg, rank_fold
+from research.quality.trees import choose_point, fit_lightgbm, rank_fold
 
 pytest.importorskip("lightgbm")
 

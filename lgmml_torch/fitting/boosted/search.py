@@ -89,7 +89,9 @@ def shuffled(data: RankingData, seed: int) -> RankingData:
     """
     order = torch.randperm(data.num_documents, generator=round_generator(seed, -1)).to(data.offsets.device)
     order = order[segment_ids(data.offsets)[order].argsort(stable=True)]
-    return replace(data, features=data.features[order], labels=data.labels[order])
+    return replace(
+        data, features=data.features[order], labels=data.labels[order], order=data.order[order], doc_ids=None
+    )
 
 
 def first_prior(data: RankingData, config: BoostConfig, seed: int) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from lgmml_torch.functional.ranking.presets import (
     parse_metric,
 )
 from lgmml_torch.functional.ranking.sorting import block_metrics, ranked_blocks
+from lgmml_torch.ragged import RankingData
 
 # 2^y - 1 summed over any list stays below the float64 limit, 2^1024.
 _MAX_EXPONENT = 960
@@ -70,8 +71,8 @@ def rank_metrics(
         check_positive("threshold", threshold)
         rules = dataclasses.replace(rules, threshold=threshold)
     max_grade = rules.max_grade if max_grade is None else max_grade
-    scores, labels = scores.detach(), labels.detach().double()
     _check_inputs(scores, labels, offsets, tie_order)
+    scores, labels = scores.detach(), labels.detach().double()
     levels = _check_labels(labels, parsed, rules, max_grade)
     values = labels.new_full((len(parsed), len(offsets) - 1), torch.nan)
     cutoffs = [metric.k for metric in parsed]
@@ -83,7 +84,40 @@ def rank_metrics(
     return dict(zip(names, values, strict=True))
 
 
+def rank_data(
+    scores: Tensor,  # (N,) in the order of the rows of `data`
+    data: RankingData,
+    *,
+    metrics: Sequence[str] = ("ndcg@10", "map"),
+    **rules: Any,
+) -> dict[str, Tensor]:  # each (Q,)
+    """:func:`rank_metrics` of the lists of a data set; equal scores rank in the caller's order.
+
+    >>> data = RankingData.from_arrays([[1.0], [2.0]], [1, 0], qid=[7, 7])
+    >>> rank_data(torch.zeros(2), data, metrics=["mrr"])  # a tie: the caller had the relevant document first
+    {'mrr': tensor([1.], dtype=torch.float64)}
+    """
+    labels, offsets, order = (x.to(scores.device) for x in (data.labels, data.offsets, data.order))
+    return rank_metrics(scores, labels, offsets, metrics=metrics, tie_order=order, **rules)
+
+
+def mean_ndcg(
+    scores: Tensor,  # (N,) in the order of the rows of `data`
+    data: RankingData,
+    *,
+    k: int = 10,
+) -> float:
+    """NDCG@k over the queries that have a relevant document; NaN when none has."""
+    name = f"ndcg@{k}"
+    return float(rank_data(scores, data, metrics=[name])[name].nanmean())
+
+
 def _check_inputs(scores: Tensor, labels: Tensor, offsets: Tensor, tie_order: Tensor | None) -> None:
+    if not isinstance(scores, Tensor):
+        raise LGMMLError(
+            f"`scores` must be a tensor in the order of the rows, got {type(scores).__name__}: arrays are in the "
+            "caller's order, which labels and offsets are not"
+        )
     check_shape("scores", scores, (None,))
     check_shape("labels", labels, (len(scores),))
     check_offsets(offsets, len(scores))
