@@ -89,7 +89,7 @@ def _smaller(data: ExampleSet, items: int, seed: int) -> ExampleSet:
 
 def _song_fold(items: Examples, fold: int) -> ExampleFold:
     split = items.splits[fold]
-    return ExampleFold(*(items.example_set(rows, split.train) for rows in (split.train, split.vali, split.test)))
+    return ExampleFold(*(items.example_set(rows, split.train) for rows in (split.train, split.valid, split.test)))
 
 
 @lru_cache(maxsize=2)
@@ -110,7 +110,7 @@ def ranking_fold(name: str, fold: int, data_dir: str | None = None, *, folds: in
         parts = open_dataset(name, data_dir)
         renamed = [part.replace(qids=tuple(f"{key}-{q}" for q in part.qids)) for key, part in parts.items()]
         return _cut(RankingData.merge(renamed), fold, folds)
-    return RankingFold(parts["train"], parts["vali"], parts["test"])
+    return RankingFold(parts["train"], parts["valid"], parts["test"])
 
 
 def _cut(data: RankingData, fold: int, folds: int) -> RankingFold:

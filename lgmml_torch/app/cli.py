@@ -121,7 +121,7 @@ def _add_data(command: argparse.ArgumentParser) -> None:
     add("--docid-column", default="docid", metavar="NAME", help="its column with the document's id (default: docid)")
     missing = ("error", "zero", "query-min", "query-mean")
     add("--missing", choices=missing, default="error", help="what NULL, nan and empty cells stand for (default: error)")
-    add("--split", default="test", metavar="PART", help="part of a data set: train, vali or test (default: test)")
+    add("--split", default="test", metavar="PART", help="part of a data set: train, valid or test (default: test)")
     add("--fold", type=int, metavar="N", help="fold of a data set that has folds")
     add = command.add_argument_group("model").add_argument
     add(

@@ -37,8 +37,6 @@ from lgmml_torch.streaming.base import Batch, Lists
 from lgmml_torch.streaming.opening import open_lists
 from lgmml_torch.streaming.table import Columns
 
-SPLITS = {"valid": "vali", "validation": "vali"}
-
 
 def load_model(args: Namespace) -> LGMML:
     """The model, on the device asked for; options that do not suit it are refused before any data is read."""
@@ -70,9 +68,8 @@ def open_data(args: Namespace, model: LGMML) -> Lists:
     name, width, dtype = args.data, model.num_features, model.metrics.scales.dtype
     if name in CATALOG or (name != "-" and Path(name).is_dir()):
         parts = open_dataset(name, fold=args.fold, num_features=width, missing=args.missing, dtype=dtype)
-        split = SPLITS.get(args.split, args.split)
-        check_choice("split", split, parts)
-        return ArrayLists.from_data(parts[split], f"{name}, {split}", num_features=width)
+        check_choice("split", args.split, parts)
+        return ArrayLists.from_data(parts[args.split], f"{name}, {args.split}", num_features=width)
     sizes = Path(name.removesuffix(".gz") + ".query")
     if name != "-" and args.input_format is None and sizes.is_file():
         data = load_lightgbm(name, num_features=width, missing=args.missing, dtype=dtype, cache=False)

@@ -80,10 +80,8 @@ def train(cfg: DictConfig) -> RunResult | None:
 
 
 def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
-    """The configured data, under the names the rest of the package uses."""
-    parts = build(cfg.data)
-    names = {"vali": "valid"}
-    splits = {names.get(name, name): data for name, data in parts.items()}
+    """The configured data: ``train`` and, where there are any, ``valid`` and ``test``."""
+    splits: dict[str, RankingData] = build(cfg.data)
     for name, data in splits.items():
         log.info("%s: %s", name, data)
     if "train" not in splits:

@@ -54,7 +54,7 @@ def open_dataset(
     seed: int = 0,
     **options: Any,
 ) -> dict[str, RankingData]:
-    """Load the parts ``train``, ``vali`` and ``test`` of a data set.
+    """Load the parts ``train``, ``valid`` and ``test`` of a data set.
 
     Args:
         name: a name in `CATALOG`, a folder below the data folder, or any folder laid out like one of them.
@@ -130,10 +130,10 @@ def _only_prefix(folder: Path) -> str:
 
 def _load_prefixed(folder: Path, prefix: str, **options: Any) -> dict[str, RankingData]:
     files = {}
-    for part, stem in (("train", "train"), ("vali", "valid"), ("test", "test")):
-        file = find_file(folder, [prefix + stem])
+    for part in ("train", "valid", "test"):
+        file = find_file(folder, [prefix + part])
         if file is None:
-            raise DataError(f"{folder / (prefix + stem + '.txt')}: no such file")
+            raise DataError(f"{folder / (prefix + part + '.txt')}: no such file")
         files[part] = file
     return load_agreed(load_letor, files, **options)
 
@@ -143,8 +143,8 @@ def _load_lightgbm(folder: Path, train: Path, seed: int, **options: Any) -> dict
     if test is None:
         raise DataError(f"{folder / 'rank.test'}: no such file")
     parts = load_agreed(load_lightgbm, {"train": train, "test": test}, **options)
-    rest, vali = parts["train"].split((1 - VALIDATION_SHARE, VALIDATION_SHARE), seed=seed)
-    return {"train": rest, "vali": vali, "test": parts["test"]}
+    rest, valid = parts["train"].split((1 - VALIDATION_SHARE, VALIDATION_SHARE), seed=seed)
+    return {"train": rest, "valid": valid, "test": parts["test"]}
 
 
 def split_queries(

@@ -26,7 +26,7 @@ from lgmml_torch.data.loading import PathLike
 from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids
 
-_PARTS = ("train", "vali", "test")
+_PARTS = {"train": "train.txt", "valid": "vali.txt", "test": "test.txt"}  # and the file of each
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Split:
     """Row numbers of the items in each part; the parts share none."""
 
     train: Tensor
-    vali: Tensor
+    valid: Tensor
     test: Tensor
 
 
@@ -47,7 +47,7 @@ class Examples:
         relevant: ``(R,)`` row numbers: ``relevant[offsets[i]:offsets[i+1]]`` are relevant to item ``i``.
         offsets: ``(N+1,)``.
         ids: a name for each item, or None.
-        splits: ways to cut the items into train, vali and test.
+        splits: ways to cut the items into train, valid and test.
     """
 
     features: Tensor
@@ -145,8 +145,8 @@ def save_examples(items: Examples, folder: PathLike) -> None:
     if items.ids is not None:
         (home / "ids.txt").write_text("".join(f"{name}\n" for name in items.ids), encoding="utf-8")
     for number, split in enumerate(items.splits, start=1):
-        for part in _PARTS:
-            file = home / f"Split{number}" / f"{part}.txt"
+        for part, name in _PARTS.items():
+            file = home / f"Split{number}" / name
             file.parent.mkdir(exist_ok=True)
             file.write_text("".join(f"{row}\n" for row in getattr(split, part).tolist()))
 
@@ -196,8 +196,8 @@ def _row_lists(file: Path, count: int) -> list[list[int]]:
 
 def _read_split(folder: Path, count: int) -> Split:
     parts, owner = [], np.zeros(count, dtype=np.int64)
-    for part in _PARTS:
-        rows = [row for line in _row_lists(folder / f"{part}.txt", count) for row in line]
+    for name in _PARTS.values():
+        rows = [row for line in _row_lists(folder / name, count) for row in line]
         np.add.at(owner, rows, 1)
         parts.append(torch.tensor(rows, dtype=torch.long))
     if len(twice := np.flatnonzero(owner > 1)):

@@ -20,7 +20,7 @@ from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.loading import Options, PathLike
 from lgmml_torch.ragged import RankingData
 
-SPLITS = {"train": ("train",), "vali": ("vali", "valid", "validation"), "test": ("test",)}
+SPLITS = {"train": ("train",), "valid": ("vali", "valid", "validation"), "test": ("test",)}
 
 
 def load_letor(
@@ -109,7 +109,7 @@ def load_lightgbm(
 
 
 def load_letor_splits(folder: PathLike, *, num_features: int | None = None, **options: Any) -> dict[str, RankingData]:
-    """Load ``train``, ``vali`` and ``test`` of a folder, with the same number of features in all of them.
+    """Load ``train``, ``valid`` and ``test`` of a folder, with the same number of features in all of them.
 
     The files are ``train.txt``, ``vali.txt`` (or ``valid.txt``, ``validation.txt``) and ``test.txt``, or these with
     ``.gz``. Those that are not there are left out, but one must be. ``options`` are those of `load_letor`.

@@ -62,7 +62,7 @@ def as_arrays(data: RankingData) -> Arrays:
 
 def _official(name: str, fold: int) -> RankingFold:
     parts = open_dataset(name, fold=fold + 1, progress=False)
-    return RankingFold(parts["train"], parts["vali"], parts["test"])
+    return RankingFold(parts["train"], parts["valid"], parts["test"])
 
 
 def _cut(name: str, fold: int) -> RankingFold:

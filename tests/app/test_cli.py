@@ -197,7 +197,7 @@ def test_data_sets_and_lightgbm_files(tmp_path: Path, model_file: Path, capsys: 
         lgmml("evaluate", model_file, *words, "--json", "-")
         assert json.loads(capsys.readouterr().out)["metrics"]["map"]["mean"] == pytest.approx(expected, abs=1e-6)
     message = refused(capsys, "evaluate", model_file, folder, "--split", "valid")
-    assert message == "`split` must be one of 'test', got 'vali'"
+    assert message == "`split` must be one of 'test', got 'valid'"
 
 
 def test_explain(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

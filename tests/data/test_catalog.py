@@ -46,7 +46,7 @@ def test_letor_sets(
     name: str, queries: int, documents: int, features: int, labels: dict, spread: tuple, fold: int, data_dir: Path
 ) -> None:
     parts = open_dataset(name, data_dir, fold=fold, cache=False)
-    assert list(parts) == ["train", "vali", "test"]
+    assert list(parts) == ["train", "valid", "test"]
     assert_apart(parts)
     every = list(parts.values())
     assert sum(part.num_queries for part in every) == queries
@@ -77,18 +77,18 @@ def test_mslr_sample(data_dir: Path) -> None:
 @pytest.mark.realdata
 def test_lightgbm_sample(data_dir: Path) -> None:
     parts = open_dataset("lgbm-rank", data_dir, seed=3, cache=False)
-    assert parts["train"].num_queries + parts["vali"].num_queries == 201
-    assert parts["vali"].num_queries == 40
+    assert parts["train"].num_queries + parts["valid"].num_queries == 201
+    assert parts["valid"].num_queries == 40
     assert parts["test"].num_queries == 50
-    assert not set(parts["train"].qids) & set(parts["vali"].qids)
+    assert not set(parts["train"].qids) & set(parts["valid"].qids)
     every = list(parts.values())
     assert sum(part.num_documents for part in every) == 3773
     assert {part.num_features for part in every} == {300}
     assert set(label_counts(every)) <= {0, 1, 2, 3, 4}
     assert sizes(every) == (1, 15, 27)
     again = open_dataset("lgbm-rank", data_dir, seed=3, cache=False)
-    assert_same(again["vali"], parts["vali"])
-    assert open_dataset("lgbm-rank", data_dir, seed=4, cache=False)["vali"].qids != parts["vali"].qids
+    assert_same(again["valid"], parts["valid"])
+    assert open_dataset("lgbm-rank", data_dir, seed=4, cache=False)["valid"].qids != parts["valid"].qids
 
 
 @pytest.mark.realdata
@@ -144,7 +144,7 @@ def test_real_files_equal_scikit_learn_and_survive_a_round_trip(name: str, data_
 
 
 def parts_of(seed: int) -> dict[str, RankingData]:
-    return dict(zip(("train", "vali", "test"), random_data(seed, queries=12).split((0.5, 0.25, 0.25)), strict=True))
+    return dict(zip(("train", "valid", "test"), random_data(seed, queries=12).split((0.5, 0.25, 0.25)), strict=True))
 
 
 @pytest.mark.parametrize("name", ["mq2008", "ohsumed", "mslr", "mslr-web10k", "mslr-web30k"])
@@ -184,8 +184,8 @@ def test_layout_of_yahoo(tmp_path: Path) -> None:
     folder.mkdir()
     sets = {number: parts_of(number) for number in (1, 2)}
     for number, parts in sets.items():
-        for part, stem in (("train", "train"), ("vali", "valid"), ("test", "test")):
-            save_letor(parts[part], folder / f"set{number}.{stem}.txt", sparse=True)
+        for part, data in parts.items():
+            save_letor(data, folder / f"set{number}.{part}.txt", sparse=True)
     for number, parts in sets.items():
         loaded = open_dataset(f"yahoo{number}", tmp_path, cache=False)
         for part, data in parts.items():
@@ -207,7 +207,7 @@ def test_layout_of_lightgbm(tmp_path: Path) -> None:
         open_dataset("lgbm-rank", tmp_path)
     save_lightgbm(test, folder / "rank.test")
     parts = open_dataset("lgbm-rank", tmp_path, cache=False)
-    assert (len(parts["train"]), len(parts["vali"]), len(parts["test"])) == (8, 2, 5)
+    assert (len(parts["train"]), len(parts["valid"]), len(parts["test"])) == (8, 2, 5)
     back = parts["test"]
     assert torch.equal(back.in_caller_order(back.features), test.in_caller_order(test.features))
 

@@ -36,7 +36,7 @@ def test_round_trip(ids: bool, tmp_path: Path) -> None:
     assert back.ids == given.ids
     assert len(back.splits) == 10
     for a, b in zip(back.splits, given.splits, strict=True):
-        assert all(torch.equal(getattr(a, part), getattr(b, part)) for part in ("train", "vali", "test"))
+        assert all(torch.equal(getattr(a, part), getattr(b, part)) for part in ("train", "valid", "test"))
     assert repr(back) == f"Examples(20 items, 3 features, {len(given.relevant)} relevant pairs, 10 splits)"
     with pytest.raises(DataError, match="holds a query-by-example set: use `open_examples`"):
         open_dataset(tmp_path / "CAL10K")
@@ -44,8 +44,8 @@ def test_round_trip(ids: bool, tmp_path: Path) -> None:
 
 def test_random_splits_are_disjoint_and_of_the_asked_size(tmp_path: Path) -> None:
     for split in random_splits(100, seed=3):
-        assert (len(split.train), len(split.vali), len(split.test)) == (40, 30, 30)
-        assert torch.cat([split.train, split.vali, split.test]).sort().values.tolist() == list(range(100))
+        assert (len(split.train), len(split.valid), len(split.test)) == (40, 30, 30)
+        assert torch.cat([split.train, split.valid, split.test]).sort().values.tolist() == list(range(100))
     first, second = random_splits(50)[0], random_splits(50)[1]
     assert not torch.equal(first.train, second.train)
     assert torch.equal(first.train, random_splits(50)[0].train)
@@ -53,10 +53,10 @@ def test_random_splits_are_disjoint_and_of_the_asked_size(tmp_path: Path) -> Non
     (tmp_path / "relevant.txt").write_text("1\n0 2\n\n0\n")
     loaded = load_examples(tmp_path, seed=5)
     assert torch.equal(loaded.features, torch.eye(4))
-    assert torch.equal(loaded.splits[3].vali, random_splits(4, seed=5)[3].vali)
+    assert torch.equal(loaded.splits[3].valid, random_splits(4, seed=5)[3].valid)
 
 
-@pytest.mark.parametrize(("queries", "database"), [("test", "train"), ("train", "train"), ("vali", "test")])
+@pytest.mark.parametrize(("queries", "database"), [("test", "train"), ("train", "train"), ("valid", "test")])
 def test_example_set_by_loops(queries: str, database: str) -> None:
     given = items()
     asked, ranked = getattr(given.splits[0], queries), getattr(given.splits[0], database)

@@ -337,7 +337,7 @@ def test_splits_agree_on_the_number_of_features(tmp_path: Path) -> None:
     write(tmp_path, gzip.compress(b"0 qid:3 1:1\n"), "test.txt.gz")
     parts = load_letor_splits(tmp_path, cache=tmp_path / "cache")
     assert {name: part.features.shape for name, part in parts.items()} == dict.fromkeys(
-        ("train", "vali", "test"), (1, 4)
+        ("train", "valid", "test"), (1, 4)
     )
     with pytest.raises(DataError, match=r"vali\.txt:1: feature index 4 is beyond the largest allowed, 3"):
         load_letor_splits(tmp_path, num_features=3, cache=False)
