@@ -5,8 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import (
@@ -17,7 +20,8 @@ from lgmml_torch.checks import (
     check_positive,
     check_shape,
 )
-from lgmml_torch.segments import segment_ids, segment_max, segment_min, segment_sum
+from lgmml_torch.ragged import fingerprint
+from lgmml_torch.segments import argsort_segments, segment_ids, segment_max, segment_min, segment_sum
 
 KERNELS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -92,6 +96,57 @@ def score(
         else:
             parts.append(-torch.einsum("nk,nk->n", kappa, rows[owner[start : start + step]]))
     return torch.cat(parts) if parts else phi.new_empty(0)
+
+
+def tie_equal_rows(
+    scores: Tensor,  # (N,)
+    features: Tensor,  # (N, D) raw, on the CPU
+    offsets: Tensor,  # (Q+1,)
+    *,
+    rtol: float = 1e-4,
+) -> Tensor:  # (N,)
+    """The scores with equal documents of a list level with the first of them.
+
+    A vector loop and its remainder, or two blocks of a product, may round differently, so that a row's score depends on
+    its place in the last bits; a tie would then be broken by chance. Only rows whose scores lie within ``rtol`` of a
+    neighbour's are looked at: rounding cannot move them further, since the terms of a score have one sign.
+
+    >>> x = torch.tensor([[1.0], [1.0], [2.0]])
+    >>> tie_equal_rows(torch.tensor([0.5, 0.5000001, 0.5]), x, torch.tensor([0, 3]))
+    tensor([0.5000, 0.5000, 0.5000])
+    """
+    check_shape("features", features, (len(scores), None))
+    if len(scores) < 2:
+        return scores
+    ids, order = segment_ids(offsets), argsort_segments(scores, offsets)
+    ordered = scores[order]
+    near = (ordered[1:] - ordered[:-1] <= rtol * ordered[1:].abs().maximum(ordered[:-1].abs())) & (ids[1:] == ids[:-1])
+    pad = near.new_zeros(1)
+    rows = order[torch.cat([near, pad]) | torch.cat([pad, near])].sort().values
+    if not len(rows):
+        return scores
+    values, lists = features[rows.cpu()].cpu().numpy(), ids[rows].cpu().numpy()
+    first = _first_equal(values, lists)
+    out = scores.clone()
+    out[rows] = scores[rows[torch.from_numpy(first).to(rows.device)]]
+    return out
+
+
+def _first_equal(
+    values: NDArray[Any],  # (n, D)
+    lists: NDArray[np.int64],  # (n,) ascending
+) -> NDArray[np.int64]:  # (n,)
+    """For every row the first row of its list with the same values."""
+    keys = fingerprint(values)
+    order = np.lexsort((keys, lists))
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (np.diff(lists[order]) != 0) | (keys[order][1:] != keys[order][:-1])
+    heads = order[np.flatnonzero(new)][np.cumsum(new) - 1]
+    # Rows that only share their fingerprint stay apart.
+    heads = np.where((values[order] == values[heads]).all(axis=1), heads, order)
+    first = np.empty_like(order)
+    first[order] = heads
+    return first
 
 
 def share_beyond_turning_point(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_offsets, check_shape
-from lgmml_torch.functional.score import KERNELS, kernel, list_summary
+from lgmml_torch.functional.score import KERNELS, kernel, list_summary, tie_equal_rows
 from lgmml_torch.functional.score import score as score_kappa
 from lgmml_torch.models.local_metrics import LocalMetrics, tensor_state
 from lgmml_torch.models.phi import LIST_POLICIES, Phi
@@ -133,7 +133,7 @@ class LGMML(nn.Module):
                 policy=policy,
                 rows=None if rows is None else rows[first:last],
             ).cpu()
-        return scores
+        return tie_equal_rows(scores, data.features, data.offsets)
 
     def score_in_caller_order(self, data: RankingData, **options: Any) -> NDArray[Any]:  # (N,)
         """The scores for whoever handed the rows in: one per row, in their order; ``options`` are those of `score`.
