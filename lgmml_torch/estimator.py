@@ -6,11 +6,11 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from lgmml_torch.models.preprocess.compose import build_preprocess, list_rank_fe
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData, check_length, float_vector
 from lgmml_torch.segments import segment_max, segment_min
+
+if TYPE_CHECKING:
+    from lgmml_torch.training.stages import Recipe, Trained
 
 
 def feature_names(X: Any) -> NDArray[np.object_] | None:
@@ -131,60 +134,44 @@ def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
 
 
 BANKS = ("boosted", "sampled")
+ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "auto": "auto"}  # and what Lightning calls them
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A model and how it came about."""
+def make_recipe(params: Mapping[str, Any], seed: int) -> Recipe:
+    """What the parameters of `LGMMLRanker` want fitted."""
+    from lgmml_torch.training.losses import Warp
+    from lgmml_torch.training.stages import PhiSettings, Recipe  # Lightning takes its time to import
 
-    model: LGMML
-    bank_history: dict[str, Any]
-    curve: dict[int, float]
-    best_epoch: int
-
-
-def fit_model(train: RankingData, valid: RankingData | None, params: Mapping[str, Any], seed: int) -> Fitted:
-    """Metrics in closed form, then Φ by sampled WARP; nothing stays on disk."""
-    from lgmml_torch.training.distances import compute_distances
-    from lgmml_torch.training.stages import prepare, train_phi
-
-    prepared = prepare(
-        train,
-        valid,
-        preprocess=new_preprocess(params["preprocess"]),
-        fit_bank=bank_fitter(params),
-        kernel=params["kernel"],
+    options = {"kernel": params["kernel"], **(params["bank_options"] or {})}
+    banks = {
+        "sampled": partial(fit_sampled, num_metrics=params["num_metrics"], **options),
+        "boosted": partial(fit_boosted, rounds=params["rounds"], **options),
+    }
+    return Recipe(
+        preprocess=partial(new_preprocess, params["preprocess"]),
+        fit_bank=banks[params["bank"]],
+        make_phi=partial(Phi, mode=params["phi"], policy=params["policy"]),
+        phi=PhiSettings(
+            loss=Warp(params["margin"]),
+            loader={"batch_size": params["batch_size"], "max_draws": params["max_draws"]},
+            optimizer=partial(torch.optim.SGD, lr=params["learning_rate"]),
+        ),
         seed=seed,
     )
-    make_phi = partial(Phi, mode=params["phi"], policy=params["policy"])
-    if params["epochs"] == 0:
-        model = prepared.model(make_phi).eval()
-        if model.phi.needs_summaries:
-            model.summarize(compute_distances(model, train), train.offsets)
-        return Fitted(model, prepared.bank.history, {}, 0)
-    trainer: dict[str, Any] = {"max_epochs": params["epochs"], "accelerator": "cpu"}
-    if valid is None:
-        trainer["limit_val_batches"] = 0  # Lightning would warn about empty loaders
+
+
+def fit_model(splits: Mapping[str, RankingData], params: Mapping[str, Any], seed: int) -> tuple[Trained, Bank]:
+    """Preprocessing, metrics, then Φ; nothing stays on disk."""
+    from lgmml_torch.training.stages import Surroundings, prepare, train_phi
+
+    recipe = make_recipe(params, seed)
+    prepared = prepare(splits, recipe)
     with tempfile.TemporaryDirectory() as folder:
-        module, keeper, _ = train_phi(
-            prepared,
-            make_phi=make_phi,
-            folder=folder,
-            loader={"batch_size": params["batch_size"], "max_draws": params["max_draws"]},
-            margin=params["margin"],
-            optimizer=partial(torch.optim.SGD, lr=params["learning_rate"]),
-            trainer={**trainer, "default_root_dir": folder},
-            seed=seed,
-        )
-    return Fitted(module.model.eval(), prepared.bank.history, dict(keeper.curve), keeper.best_epoch)
-
-
-def bank_fitter(params: Mapping[str, Any]) -> Callable[..., Bank]:
-    """The way to build the metrics, with its settings."""
-    options = dict(params["bank_options"] or {})
-    if params["bank"] == "sampled":
-        return partial(fit_sampled, num_metrics=params["num_metrics"], kernel=params["kernel"], **options)
-    return partial(fit_boosted, rounds=params["rounds"], **options)
+        trainer = {
+            "max_epochs": params["epochs"], "accelerator": ACCELERATORS[params["device"]], "default_root_dir": folder,
+        }  # fmt: skip
+        trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer))
+    return trained, prepared.bank
 
 
 def new_preprocess(given: Preprocess | Mapping[str, Any] | None) -> Preprocess:
@@ -196,15 +183,14 @@ def new_preprocess(given: Preprocess | Mapping[str, Any] | None) -> Preprocess:
 
 def check_parameters(params: Mapping[str, Any]) -> None:
     """Refuse what is unknown or out of range before any work is done."""
-    bank, kernel, phi = params["bank"], params["kernel"], params["phi"]
-    check_choice("bank", bank, BANKS)
-    check_choice("kernel", kernel, KERNELS)
+    phi = params["phi"]
+    check_choice("bank", params["bank"], BANKS)
+    check_choice("kernel", params["kernel"], KERNELS)
+    check_choice("device", params["device"], ACCELERATORS)
     check_choice("phi", phi, POLICIES)
     check_choice("precision", params["precision"], ("float32", "float64"))
     if params["policy"] is not None:
         check_choice("policy", params["policy"], POLICIES[phi])
-    if bank == "boosted" and kernel != "paper":
-        raise LGMMLError(f"`kernel` must be 'paper' for a boosted bank, which is fitted with it, got {kernel!r}")
     for name in ("rounds", "num_metrics", "learning_rate", "margin", "batch_size"):
         check_positive(name, params[name])
     check_positive("epochs", params["epochs"], zero=True)
@@ -225,7 +211,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         num_metrics: K, for a sampled bank.
         bank_options: further settings of `fit_boosted` or `fit_sampled`.
         preprocess: what happens to raw features: a `Preprocess` or its description; `list_rank_features` when None.
-        kernel: κ, see `lgmml_torch.functional.score.kernel`. Boosted banks need ``"paper"``.
+        kernel: κ, see `lgmml_torch.functional.score.kernel`.
         phi: how Φ is trained: ``"shared"``, ``"per_query"`` or ``"amortized"``.
         policy: what new queries get; the way's own default when None.
         epochs: of sampled WARP; 0 keeps the bank's own Φ₀.
@@ -238,6 +224,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         precision: ``"float32"`` or ``"float64"``.
         random_state: a seed, a `numpy.random.RandomState`, or None for a different one each time.
         n_jobs: cores to use; all when None.
+        device: where Φ is trained and lists are scored: ``"cpu"``, ``"cuda"``, or ``"auto"`` for the best there is.
         verbose: 0 is silent, 1 tells the stages through logging.
 
     Attributes:
@@ -280,6 +267,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         precision: str = "float32",
         random_state: Any = None,
         n_jobs: int | None = None,
+        device: str = "cpu",
         verbose: int = 0,
     ) -> None:
         self.bank = bank
@@ -299,6 +287,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.random_state = random_state
         self.n_jobs = n_jobs
+        self.device = device
         self.verbose = verbose
 
     def fit(
@@ -345,10 +334,11 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             if not has_relevant(valid):
                 raise DataError("`eval_set` must have a query with a relevant document, got none")
         with surroundings(self.n_jobs, self.verbose):
-            fitted = fit_model(train, valid, self.get_params(deep=False), seed)
-        self.model_ = fitted.model
-        self.bank_history_, self.validation_curve_ = fitted.bank_history, fitted.curve
-        self.best_epoch_ = fitted.best_epoch
+            splits = {"train": train} if valid is None else {"train": train, "valid": valid}
+            trained, bank = fit_model(splits, self.get_params(deep=False), seed)
+        self.model_ = trained.model.to(trained.trainer.strategy.root_device)
+        self.bank_history_, self.validation_curve_ = bank.history, dict(trained.keeper.curve)
+        self.best_epoch_ = trained.keeper.best_epoch
         self.n_features_in_ = data.num_features
         if names is not None:
             self.feature_names_in_ = names

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf, open_dict
 
-from lgmml_torch.checks import LGMMLError
+from lgmml_torch.app.compose import load_splits
+from lgmml_torch.app.config import load_config
+from lgmml_torch.app.train import train
+from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.catalog import open_dataset
+from lgmml_torch.data.generated import letor_like
+from lgmml_torch.estimator import LGMMLRanker
+from lgmml_torch.estimator import make_recipe as make_estimator_recipe
 from lgmml_torch.evaluation.evaluate import evaluate
+from lgmml_torch.fitting.bank import BankBuilder
+from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.boosted.learners import BoostConfig
+from lgmml_torch.fitting.sampled import fit_sampled
+from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
+from lgmml_torch.functional.ranking.presets import REPORTED
+from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.functional.score import tie_equal_rows
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
+from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
+from lgmml_torch.training.losses import LossValue, Score, build_loss
+from lgmml_torch.training.module import DEFAULT_OPTIMIZER
+from lgmml_torch.training.stages import PhiSettings, Recipe, prepare
 from tests.doors import small_data, small_model
+from tests.training import tiny
 
 ROOT = Path(__file__).parent.parent
 
@@ -131,3 +154,158 @@ print(worst)
         scores, offsets = torch.tensor([0.5, 0.5000001, 0.5]), torch.tensor([0, 3])
         features = torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 4.0]])
         assert torch.equal(tie_equal_rows(scores, features, offsets), scores)
+
+
+class TestWholeBank:
+    """Kernel, norm and Φ₀ belong to the bank; a setting that cannot be honoured is refused before a fit starts."""
+
+    @pytest.mark.parametrize("kernel", ["paper", "rbf", "distance"])
+    @pytest.mark.parametrize("fit", [partial(fit_boosted, rounds=3, candidates=6), partial(fit_sampled, num_metrics=4)])
+    def test_a_model_scores_with_the_kernel_its_bank_was_fitted_for(self, fit: BankBuilder, kernel: str) -> None:
+        data = letor_like(20, 6, seed=1)
+        recipe = Recipe(list_rank_features, partial(fit, kernel=kernel))
+        prepared = prepare({"train": data}, recipe)
+        assert prepared.bank.kernel == kernel
+        model = prepared.model(recipe.make_phi).eval()
+        assert model.kernel == kernel
+        features = prepared.preprocess(data.features, data.offsets)
+        expected = -(kappa_of(prepared.bank.metrics(features), kernel) @ model.phi.table.weight[0])
+        torch.testing.assert_close(model.score(data), expected, rtol=1e-4, atol=1e-5)
+
+    def test_the_configured_kernel_reaches_the_model(self, tmp_path: Path) -> None:
+        small = ["data.num_queries=24", "data.num_features=5", "local_metrics.rounds=2", "trainer.max_epochs=1"]
+        quiet = ["loader.num_workers=0", "callbacks=quiet", "logger=none", "trainer.enable_progress_bar=false"]
+        cfg = load_config([*small, *quiet, "local_metrics.kernel=rbf", f"paths.output_dir='{tmp_path}'", "name=test"])
+        with open_dict(cfg):
+            cfg.pop("hydra", None)
+        result = train(cfg)
+        assert result is not None
+        assert result.model.kernel == "rbf"
+
+    def test_a_kernel_apart_from_the_bank_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"unknown setting 'kernel'; did you mean 'local_metrics.kernel'\?"):
+            load_config(["kernel=rbf"])
+
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("local_metrics.kernel=cosine", "`kernel` must be one of 'paper', 'distance', 'rbf', got 'cosine'"),
+            ("phi.policy=knn", "`policy` must be one of 'shared', 'ones', got 'knn'"),
+            ("evaluation.metrics=[ndgc@10]", "got 'ndgc@10'; did you mean 'ndcg'"),
+            ("evaluation.preset=letor5", "`preset` must be one of .*; did you mean 'letor4'"),
+            ("loader.batching=pairs", "`batching` must be one of 'lists', 'triplets', got 'pairs'"),
+            ("loss.margin=-1", "`margin` must be positive, got -1"),
+            ("keep=first", "`keep` must be one of 'best', 'last', got 'first'"),
+            ("trainer.accelerator=tpuu", "`trainer`: .*tpuu"),
+            ("distances=float8", "`distances` must be one of 'float32', 'float16', 'bfloat16', got 'float8'"),
+        ],
+    )
+    def test_what_cannot_be_honoured_is_refused_before_a_fit(self, override: str, message: str) -> None:
+        cfg = load_config([override, "data.num_queries=-1"])  # whoever gets as far as the data fails there
+        with pytest.raises(LGMMLError, match=message):
+            train(cfg)
+
+
+class TestOneCompositionRoot:
+    """Defaults stand once: estimator, configuration and signatures agree."""
+
+    def test_defaults_agree(self) -> None:
+        cfg: Any = OmegaConf.to_container(load_config([]), resolve=False)
+        sampled: Any = OmegaConf.to_container(load_config(["local_metrics=sampled"]).local_metrics)
+        ranker = LGMMLRanker().get_params()
+        phi, batches, boost = PhiSettings(), signature(TrainingBatches), BoostConfig()
+        for name, value in cfg["loader"].items():
+            assert name == "num_workers" or value == batches[name], name
+        for name in ("batch_size", "max_draws"):
+            assert ranker[name] == batches[name]
+        assert phi.loss.spec() == {"name": "warp", "margin": cfg["loss"]["margin"]}
+        assert ranker["margin"] == cfg["loss"]["margin"]
+        rates = [optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] for optimizer in (
+            phi.optimizer, DEFAULT_OPTIMIZER, make_estimator_recipe(ranker, 0).phi.optimizer)]  # fmt: skip
+        assert {*rates, cfg["optimizer"]["lr"]} == {ranker["learning_rate"]}
+        assert (phi.keep, phi.deviation_penalty, phi.preset) == (
+            cfg["keep"], cfg["deviation_penalty"], cfg["evaluation"]["preset"])  # fmt: skip
+        assert tuple(cfg["evaluation"]["metrics"]) == REPORTED
+        for name, value in cfg["local_metrics"].items():
+            if not name.startswith("_"):
+                default = getattr(boost, name)
+                assert (tuple(value) if isinstance(value, list) else value) == default, name
+        for name, value in sampled.items():
+            if not name.startswith("_"):
+                default = signature(fit_sampled)[name]
+                assert (tuple(value) if isinstance(value, list) else value) == default, name
+        assert ranker["rounds"] == boost.rounds
+        assert ranker["num_metrics"] == sampled["num_metrics"]
+        assert ranker["kernel"] == boost.kernel == sampled["kernel"]
+        assert ranker["epochs"] == cfg["trainer"]["max_epochs"]
+        assert (ranker["phi"], ranker["policy"]) == (cfg["phi"]["mode"], cfg["phi"]["policy"])
+
+    def test_train_and_the_estimator_fit_the_same_model(self, tmp_path: Path) -> None:
+        """The same data and settings through both doors give the same scores, bit for bit."""
+        small = ["data.num_queries=30", "data.num_features=5", "local_metrics.rounds=4", "trainer.max_epochs=2"]
+        quiet = ["loader.num_workers=0", "callbacks=quiet", "logger=none", "trainer.enable_progress_bar=false"]
+        cfg = load_config([*small, *quiet, f"paths.output_dir='{tmp_path}'", "name=test", "seed=3"])
+        with open_dict(cfg):
+            cfg.pop("hydra", None)
+        result = train(cfg)
+        assert result is not None
+        splits = load_splits(cfg)
+        X, y, qid = zip(*(as_given(splits[name]) for name in ("train", "valid")), strict=True)
+        ranker = LGMMLRanker(rounds=4, epochs=2, random_state=3)
+        ranker.fit(X[0], y[0], qid=qid[0], eval_set=(X[1], y[1], qid[1]))
+        test = splits["test"]
+        np.testing.assert_array_equal(
+            ranker.predict(*as_given(test)[:1], qid=as_given(test)[2]), result.model.score_in_caller_order(test)
+        )
+
+
+class TestLossSeam:
+    """A loss added through the seam trains; its gradient is autograd's, whatever the loss."""
+
+    def test_a_new_loss_trains(self, tmp_path: Path) -> None:
+        @dataclass(frozen=True)
+        class Pointwise:
+            name: ClassVar[str] = "pointwise"
+            draws: ClassVar[bool] = False
+
+            def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
+                return LossValue((score(None) - batch.labels).square().mean(), 1)
+
+            def spec(self) -> dict[str, Any]:
+                return {"name": self.name}
+
+        trained = tiny.train(tmp_path, mode="shared", loss=Pointwise(), epochs=2)
+        assert sorted(trained.keeper.curve) == [0, 1, 2]
+        assert bool((trained.model.phi.table.weight >= 0).all())
+
+    @pytest.mark.parametrize("name", ["warp", "softmax", "lambdarank"])
+    def test_gradients_agree_with_finite_differences(self, name: str) -> None:
+        data = tiny.splits(torch.float64)[0]
+        loss = build_loss({"name": name})
+        batch = TrainingBatches(data, batch_size=6, draws=loss.draws)[0, 0]
+        scores = torch.randn(len(batch.rows), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        scores.requires_grad_()
+
+        def value(at: torch.Tensor) -> torch.Tensor:
+            return loss(batch, lambda places: at if places is None else at[places]).total
+
+        (gradient,) = torch.autograd.grad(value(scores), scores)
+        if name == "lambdarank":  # its gradients are those of no function: they are compared with their definition
+            expected, _ = lambda_gradients(scores.detach(), batch.labels.double(), batch.list_offsets)
+            torch.testing.assert_close(gradient, -expected / len(batch.lists))
+            return
+        for place in range(0, len(scores), 7):
+            step = torch.zeros_like(scores).index_fill(0, torch.tensor([place]), 1e-6)
+            slope = (value(scores.detach() + step) - value(scores.detach() - step)) / 2e-6
+            assert float(gradient[place]) == pytest.approx(float(slope), abs=1e-5)
+
+
+def signature(function: Any) -> dict[str, Any]:
+    """The defaults of a function's or class's parameters."""
+    return {name: item.default for name, item in inspect.signature(function).parameters.items()}
+
+
+def as_given(data: RankingData) -> tuple[np.ndarray, np.ndarray, list[object]]:
+    """Features, labels and query ids in the caller's order."""
+    qid = [data.qids[query] for query in data.in_caller_order(data.query_index).tolist()]
+    return data.in_caller_order(data.features).numpy(), data.in_caller_order(data.labels).numpy(), qid

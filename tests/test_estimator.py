@@ -185,7 +185,7 @@ def test_travels(fitted: LGMMLRanker, tmp_path: Path) -> None:
         ({"bank": "bosted"}, LGMMLError, r"`bank` must be one of .*did you mean 'boosted'\?"),
         ({"phi": "mean"}, LGMMLError, r"`phi` must be one of 'per_query', 'shared', 'amortized', got 'mean'"),
         ({"policy": "knn"}, LGMMLError, r"`policy` must be one of 'shared', 'ones', got 'knn'"),
-        ({"kernel": "rbf"}, LGMMLError, r"`kernel` must be 'paper' for a boosted bank, .* got 'rbf'"),
+        ({"kernel": "cosine"}, LGMMLError, r"`kernel` must be one of 'paper', 'distance', 'rbf', got 'cosine'"),
         ({"rounds": 0}, LGMMLError, r"`rounds` must be positive, got 0"),
         ({"epochs": -1}, LGMMLError, r"`epochs` must be at least 0, got -1"),
         ({"validation_fraction": 1}, LGMMLError, r"`validation_fraction` must leave queries to train on, got 1"),

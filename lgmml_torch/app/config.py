@@ -57,7 +57,7 @@ def _one_sentence(error: Exception, overrides: Sequence[str], name: str, folder:
     text = " ".join(str(error).split())
     key = re.search(r"Could not override '([^']+)'", text)
     if key is not None:
-        return f"unknown setting {key[1]!r}{did_you_mean(key[1], _known_keys(overrides, name, folder))}"
+        return f"unknown setting {key[1]!r}{_suggested(key[1], _known_keys(overrides, name, folder))}"
     choice = re.search(
         r"Could not find '([^']+)' Available options in '([^']+)': (.*?)(?: Config search path.*)?$", text
     )
@@ -67,6 +67,13 @@ def _one_sentence(error: Exception, overrides: Sequence[str], name: str, folder:
         return f"{choice[2]} has no choice {word!r}{did_you_mean(word, options)} (there are: {', '.join(options)})"
     group = re.search(r"Could not override '([^']+)'\. No match in the defaults list", text)
     return f"unknown part {group[1]!r}" if group is not None else text
+
+
+def _suggested(key: str, known: list[str]) -> str:
+    """A key of the same name elsewhere, or else one spelt alike."""
+    leaf = key.rpartition(".")[2]
+    moved = [other for other in known if other.rpartition(".")[2] == leaf]
+    return f"; did you mean {moved[0]!r}?" if moved else did_you_mean(key, known)
 
 
 def _known_keys(overrides: Sequence[str], name: str, folder: Path) -> list[str]:

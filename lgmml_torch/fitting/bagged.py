@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, LGMMLError, check_positive, check_unit_interval
-from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.boosted.fit import OnRound, RoundInfo, fit_boosted
+from lgmml_torch.checks import DataError, check_positive, check_unit_interval
+from lgmml_torch.fitting.bank import Bank, OnRound, checked_by, merge_banks
+from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted, make_config
 from lgmml_torch.functional.ranking.measures import mean_ndcg
-from lgmml_torch.functional.score import kernel
-from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids, segment_sum
 
@@ -24,6 +21,15 @@ log = logging.getLogger(__name__)
 SEED_STEP = 1000  # between members, so that bags of neighbouring seeds share none
 
 
+def check_settings(*, members: int = 5, share: float = 1.0, **settings: Any) -> None:
+    """Refuse what `fit_bagged` cannot work with."""
+    check_positive("members", members)
+    check_unit_interval("share", share)
+    check_positive("share", share)
+    make_config(**settings)
+
+
+@checked_by(check_settings)
 def fit_bagged(
     data: RankingData,
     valid: RankingData | None = None,
@@ -58,16 +64,14 @@ def fit_bagged(
     >>> bank.history["members"], bool((bank.phi >= 0).all())
     (2, True)
     """
-    check_positive("members", members)
-    check_unit_interval("share", share)
-    check_positive("share", share)
+    check_settings(members=members, share=share, **settings)
     banks, spreads = [], []
     for member in range(members):
         own = seed + SEED_STEP * member
         part = data if share == 1 else query_share(data, share, own)
         bank = fit_boosted(part, valid, seed=own, on_round=_counted(on_round, member, members), **settings)
         banks.append(bank)
-        spreads.append(score_spread(bank_scores(bank, data), data.offsets))
+        spreads.append(score_spread(bank.score(data.features), data.offsets))
         log.info("member %d of %d: %d metrics", member + 1, members, bank.metrics.num_metrics)
     merged = merge_banks(banks, [1 / (members * spread) for spread in spreads])
     history: dict[str, Any] = {
@@ -77,43 +81,8 @@ def fit_bagged(
         "best_valid_ndcg": None,
     }
     if valid is not None:
-        history["best_valid_ndcg"] = mean_ndcg(bank_scores(merged, valid), valid)
+        history["best_valid_ndcg"] = mean_ndcg(merged.score(valid.features), valid)
     return replace(merged, history=history)
-
-
-def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
-    """One bank whose score is the weighted sum of the banks' scores; metrics of one shape become one block.
-
-    Raises:
-        LGMMLError: banks without Φ, of different features or norms, or not as many weights.
-    """
-    if not banks or len(banks) != len(weights):
-        raise LGMMLError(f"`weights` must be one for each of at least one bank, got {len(weights)} for {len(banks)}")
-    first = banks[0].metrics
-    blocks: dict[tuple[Any, ...], list[tuple[MetricBlock, Tensor]]] = {}
-    for bank, weight in zip(banks, weights, strict=True):
-        if bank.phi is None:
-            raise LGMMLError("`banks` must have weights Φ, got one without")
-        found = (bank.metrics.num_features, bank.metrics.norm)
-        if found != (first.num_features, first.norm):
-            raise LGMMLError(f"`banks` must agree on features and norm, got {found} beside {first.num_features}")
-        start = 0
-        for block in bank.metrics.iter_blocks():
-            phi = bank.phi[start : start + block.num_metrics] * weight
-            blocks.setdefault((block.is_full, *block.factors.shape[1:]), []).append((block, phi))
-            start += block.num_metrics
-    metrics = LocalMetrics(
-        [_joined([block for block, _ in group]) for group in blocks.values()],
-        num_features=first.num_features,
-        norm=first.norm,
-    )
-    return Bank(metrics, torch.cat([phi for group in blocks.values() for _, phi in group]))
-
-
-def bank_scores(bank: Bank, data: RankingData) -> Tensor:  # (N,)
-    """−Σ Φᵣ κ(dᵣ) of every row, with the bank's own Φ."""
-    assert bank.phi is not None
-    return -(kernel(bank.metrics(data.features), "paper") @ bank.phi)
 
 
 def score_spread(
@@ -142,15 +111,6 @@ def query_share(data: RankingData, share: float, seed: int) -> RankingData:
     count = max(1, round(share * data.num_queries))
     drawn = torch.randperm(data.num_queries, generator=torch.Generator().manual_seed(seed))[:count]
     return data.select(drawn.sort().values)
-
-
-def _joined(blocks: Sequence[MetricBlock]) -> MetricBlock:
-    names = ("anchors", "factors", "scales", "quality")
-    parts = {name: torch.cat([getattr(block, name) for block in blocks]) for name in names}
-    support = None if blocks[0].is_full else torch.cat([block.support for block in blocks])
-    return MetricBlock(
-        parts["anchors"], parts["factors"], support=support, scales=parts["scales"], quality=parts["quality"]
-    )
 
 
 def _counted(on_round: OnRound | None, member: int, members: int) -> OnRound | None:

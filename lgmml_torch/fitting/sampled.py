@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import check_positive
-from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.functional.distance import median_scales
-from lgmml_torch.functional.gmml import gmml_bank
+from lgmml_torch.checks import check_choice, check_positive, check_unit_interval
+from lgmml_torch.fitting.bank import Bank, checked_by
+from lgmml_torch.functional.distance import NORMS, median_scales
+from lgmml_torch.functional.gmml import REDUCTIONS, gmml_bank
 from lgmml_torch.functional.ranking.measures import mean_ndcg
-from lgmml_torch.functional.regions import choose_anchors, extrapolate_anchors, sample_regions
-from lgmml_torch.functional.score import score, share_beyond_turning_point
+from lgmml_torch.functional.regions import CANDIDATES, choose_anchors, extrapolate_anchors, sample_regions
+from lgmml_torch.functional.score import KERNELS, score, share_beyond_turning_point
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
 
@@ -36,6 +37,21 @@ class SampledInfo:
     total: int
 
 
+def check_settings(**settings: Any) -> None:
+    """Refuse what `fit_sampled` cannot work with."""
+    rules: dict[str, tuple[str, ...]] = {
+        "reduction": REDUCTIONS, "candidates": CANDIDATES, "norm": NORMS, "kernel": tuple(KERNELS)
+    }  # fmt: skip
+    for name, choices in rules.items():
+        if name in settings:
+            check_choice(name, settings[name], choices)
+    for name in ("num_metrics", "pool"):
+        check_positive(name, settings.get(name, 1))
+    check_unit_interval("t", settings.get("t", 0.5))
+    check_positive("lam", settings.get("lam", 0.0), zero=True)
+
+
+@checked_by(check_settings)
 def fit_sampled(
     data: RankingData,
     valid: RankingData | None = None,
@@ -68,7 +84,7 @@ def fit_sampled(
         candidates: anchors are taken from all ``"positives"`` of the region or its ``"top"`` label.
         alphas: how far the anchor may be moved away from the negatives; by default it stays a real document.
         norm: of the local distances, ``"mahalanobis"`` or ``"trace"``.
-        kernel: the bandwidth is chosen for.
+        kernel: κ of the score; the bandwidth is chosen for it.
         bandwidth: distances are divided by it and by their median; of several, validation NDCG@10 with equal weights
             chooses.
         seed: of the regions.
@@ -115,7 +131,7 @@ def fit_sampled(
         "ndcg@10 by bandwidth": {str(value): found for value, found in judged.items()},
         "regions": [int(q) for q in regions.queries],
     }
-    return Bank(metrics, None, history)
+    return Bank(metrics, kernel, None, history)
 
 
 def _some_rows(features: Tensor, generator: torch.Generator) -> Tensor:

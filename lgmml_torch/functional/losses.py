@@ -1,7 +1,7 @@
-"""LambdaRank gradients and Hessians over ragged lists.
+"""Losses of ranked lists beside WARP: LambdaRank's gradients and Hessians, and the listwise softmax.
 
-A pair is two documents of one query with different labels, at least one of them among the ``truncation`` best by
-score. Sorted by score, every such pair joins a row to one of the first ``truncation`` rows of its list, so all
+A LambdaRank pair is two documents of one query with different labels, at least one of them among the ``truncation``
+best by score. Sorted by score, every such pair joins a row to one of the first ``truncation`` rows of its list, so all
 pairs fit in ``(N, truncation)`` matrices, built a few rows at a time: memory does not grow with the square of a list.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import check_offsets, check_positive, check_shape
-from lgmml_torch.segments import argsort_segments, positions, segment_ids, segment_sum
+from lgmml_torch.segments import argsort_segments, positions, segment_ids, segment_max, segment_sum
 
 CHUNK_PAIRS = 1 << 16  # pairs in memory at a time: each float32 temporary fits in a core's second-level cache
 
@@ -132,3 +132,31 @@ def discounts_of(
 ) -> Tensor:  # (N,)
     """What a gain counts for at each place, ``1 / log2(place + 2)``."""
     return 1 / torch.log2(places + 2.0)
+
+
+def softmax_loss(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (Q,)
+    r"""Cross entropy between the gains of each list and the softmax of its scores.
+
+    .. math:: \ell_q = -\sum_{i \in q} \frac{2^{y_i} - 1}{\sum_{j \in q} (2^{y_j} - 1)} \log \frac{e^{f_i}}{
+              \sum_{j \in q} e^{f_j}}
+
+    Differentiable in the scores; its gradient is softmax minus target. Lists without any gain, and empty ones, have a
+    loss of 0. Shifting all scores of a list changes nothing.
+
+    >>> softmax_loss(torch.zeros(3), torch.tensor([0, 1, 0]), torch.tensor([0, 2, 3]))  # log 2, and nothing to gain
+    tensor([0.6931, 0.0000])
+    """
+    check_shape("labels", labels, scores.shape)
+    check_offsets(offsets, len(scores))
+    ids = segment_ids(offsets)
+    gains = torch.exp2(labels.to(scores.dtype)) - 1
+    total = segment_sum(gains, offsets)
+    targets = gains / torch.where(total > 0, total, 1.0)[ids]
+    highest = segment_max(scores.detach(), offsets, empty=0.0)[ids]
+    sums = segment_sum((scores - highest).exp(), offsets)
+    log_sums = torch.where(sums > 0, sums, 1.0).log()[ids] + highest
+    return segment_sum(targets * (log_sums - scores), offsets)

@@ -85,7 +85,10 @@ def score(
             f"`phi` must have shape ({len(offsets) - 1}, {width}), (1, {width}) or ({width},), got {tuple(phi.shape)}"
         )
     owner = None if len(rows) == 1 else segment_ids(offsets)
+    # Lists of one length, as triplets are, need no row of Φ for each document: a batched product does.
+    alike = int(offsets[1]) if owner is not None and bool((offsets.diff() == offsets[1]).all()) else 0
     step = max(1, chunk_entries // max(1, width))
+    step = max(1, step // alike) * alike if alike else step
     parts = []
     for start in range(0, num, step):
         kappa = values[start : start + step].to(phi.dtype)
@@ -93,6 +96,9 @@ def score(
             kappa = KERNELS[kernel](kappa)
         if owner is None:
             parts.append(-(kappa @ rows[0]))
+        elif alike:
+            own = rows[start // alike : (start + step) // alike, :, None]
+            parts.append(-torch.bmm(kappa.view(-1, alike, width), own).reshape(-1))
         else:
             parts.append(-torch.einsum("nk,nk->n", kappa, rows[owner[start : start + step]]))
     return torch.cat(parts) if parts else phi.new_empty(0)

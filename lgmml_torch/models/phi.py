@@ -167,16 +167,26 @@ class Phi(nn.Module):
     @torch.no_grad()
     def project_(
         self,
-        queries: Tensor | None = None,  # (B,) rows that may have changed; all when None
+        rows: Tensor | None = None,  # (B,) of the table, those that may have changed; all when None
     ) -> None:
         """Φ ← max(Φ, 0), in place."""
         table = self.table.weight
-        if self.mode == "per_query" and queries is not None:
-            table[queries] = table[queries].clamp_min(0)
-        else:
+        if rows is None:
             table.clamp_(min=0)
+        else:
+            table[rows] = table[rows].clamp_min(0)
         if self.deviation is not None:
             torch.maximum(self.deviation.weight, -table, out=self.deviation.weight.data)
+
+    def check(self) -> None:
+        """Require weights that are finite and at least 0.
+
+        Raises:
+            LGMMLError: when one is not.
+        """
+        low = self.table.weight.detach().min() if self.table.weight.numel() else torch.zeros(())
+        if not bool(low >= 0):  # NaN is caught, too: it is the minimum as soon as there is one
+            raise LGMMLError(f"weights Φ must be at least 0, got {float(low)}")
 
     @torch.no_grad()
     def select(

@@ -1,4 +1,4 @@
-"""Training batches for sampled WARP, made in loader workers, the same for any number of them.
+"""Training batches of lists and of sampled triplets, made in loader workers, the same for any number of them.
 
 Every draw is a pure function of (seed, epoch, batch): a worker is told which batch to make, and makes it from a
 generator seeded with these three numbers. A loader remembers only the next batch it owes, so a run resumed in the
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lgmml_torch.checks import DataError, check_choice, check_positive
+from lgmml_torch.checks import ConfigError, DataError, check_choice, check_positive
 from lgmml_torch.functional.warp import Draws, negative_table, sample_list_draws, sample_triplets
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, list_blocks
@@ -23,14 +23,18 @@ from lgmml_torch.segments import gather_segments, list_blocks
 BATCHING = ("lists", "triplets")
 
 
-class WarpBatch(NamedTuple):
-    """P tuples of (query, positive, T drawn negatives); documents are named by their place in ``rows``.
+class TrainingBatch(NamedTuple):
+    """Some lists, and for losses that draw, P tuples of (list, positive, T drawn negatives) of them.
+
+    Documents are named by their place in ``rows``. Triplets are lists too: the positive and its draws, each with the
+    weights Φ of its query.
 
     Attributes:
         rows: ``(M,)`` documents the batch needs, as rows of the training data.
-        lists: ``(B,)`` queries of whole lists, empty for triplets.
+        lists: ``(B,)`` the query of each list.
         list_offsets: ``(B+1,)`` where each list stands in ``rows``.
-        queries: ``(P,)`` query of each tuple.
+        list_weights: ``(B,)`` of the queries.
+        labels: ``(M,)``.
         positives: ``(P,)`` place of the positive in ``rows``.
         negatives: ``(P, T)`` places of the drawn negatives.
         num_negatives: ``(P,)`` how many documents they were drawn from.
@@ -41,15 +45,21 @@ class WarpBatch(NamedTuple):
     rows: Tensor
     lists: Tensor
     list_offsets: Tensor
-    queries: Tensor
+    list_weights: Tensor
+    labels: Tensor
     positives: Tensor
     negatives: Tensor
     num_negatives: Tensor
     num_draws: Tensor
     weights: Tensor
 
+    @property
+    def queries(self) -> Tensor:  # (P,)
+        """The query of each tuple."""
+        return self.lists[torch.bucketize(self.positives, self.list_offsets, right=True) - 1]
 
-class WarpBatches(Dataset[WarpBatch]):
+
+class TrainingBatches(Dataset[TrainingBatch]):
     """All batches of all epochs; item ``(epoch, batch)`` is made on demand.
 
     Args:
@@ -61,6 +71,7 @@ class WarpBatches(Dataset[WarpBatch]):
         negatives: ``"lower"`` labelled than the positive, or ``"zero"`` labelled only.
         seed: of all draws.
         batches_per_epoch: for triplets; by default an epoch has one triplet for each positive document.
+        draws: whether negatives are drawn; losses of whole lists need none.
 
     Raises:
         DataError: when no query has a positive and something lower to draw.
@@ -76,80 +87,86 @@ class WarpBatches(Dataset[WarpBatch]):
         negatives: str = "lower",
         seed: int = 0,
         batches_per_epoch: int | None = None,
+        draws: bool = True,
     ) -> None:
         check_choice("batching", batching, BATCHING)
         check_positive("batch_size", batch_size)
+        if batching == "triplets" and not draws:
+            raise ConfigError("`batching` must be 'lists' for a loss of whole lists, got 'triplets'")
         self.table = negative_table(data.labels, data.offsets, negatives=negatives)
         if not len(self.table.queries):
             raise DataError(
                 "nothing to learn from: no query has a relevant document and a less relevant one; are all labels equal?"
             )
-        self.offsets, self.query_weights = data.offsets, data.query_weights
+        self.offsets, self.labels, self.query_weights = data.offsets, data.labels, data.query_weights
         self.batching, self.batch_size, self.max_draws, self.seed = batching, batch_size, max_draws, seed
+        self.draws = draws
         items = len(self.table.queries) if batching == "lists" else len(self.table.positives)
         whole = -(-items // batch_size)
         self.batches_per_epoch = whole if batching == "lists" else batches_per_epoch or whole
         check_positive("batches_per_epoch", self.batches_per_epoch)
 
-    def __getitem__(self, item: tuple[int, int]) -> WarpBatch:
+    def __getitem__(self, item: tuple[int, int]) -> TrainingBatch:
         epoch, batch = item
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch, batch))
         if self.batching == "triplets":
             draws = sample_triplets(self.table, self.batch_size, max_draws=self.max_draws, generator=generator)
-            return self._weighed(_triplet_batch(draws))
+            return self._triplets(draws)
         shuffled = torch.randperm(
             len(self.table.queries), generator=torch.Generator().manual_seed(mixed_seed(self.seed, epoch, -1))
         )
         chosen = shuffled[batch * self.batch_size : (batch + 1) * self.batch_size]
         lists = self.table.queries[chosen]
-        draws = sample_list_draws(self.table, lists, max_draws=self.max_draws, generator=generator)
-        return self._weighed(_list_batch(draws, lists, self.offsets))
+        asked = lists if self.draws else lists[:0]
+        return self._lists(lists, sample_list_draws(self.table, asked, max_draws=self.max_draws, generator=generator))
 
-    def _weighed(self, batch: WarpBatch) -> WarpBatch:
+    def _weights_of(self, queries: Tensor) -> Tensor:
         if self.query_weights is None:
-            return batch
-        return batch._replace(weights=batch.weights * self.query_weights[batch.queries])
+            return torch.ones(len(queries), dtype=torch.float64)
+        return self.query_weights[queries].double()
 
+    def _triplets(self, draws: Draws) -> TrainingBatch:
+        """Every positive and negative is a row of its own: most are different, and looking for doubles costs more."""
+        count, width = draws.negatives.shape
+        rows = torch.cat([draws.positives[:, None], draws.negatives], dim=1).reshape(-1)
+        places = torch.arange(count * (width + 1)).view(count, width + 1)
+        weights = self._weights_of(draws.queries)
+        return TrainingBatch(
+            rows,
+            draws.queries,
+            torch.arange(count + 1) * (width + 1),
+            weights,
+            self.labels[rows],
+            places[:, 0].contiguous(),
+            places[:, 1:],
+            draws.num_negatives,
+            draws.num_draws,
+            draws.weights * weights,
+        )
 
-def _triplet_batch(draws: Draws) -> WarpBatch:
-    """Every positive and negative is a row of its own: most are different, and looking for doubles costs more."""
-    count, width = draws.negatives.shape
-    places = torch.arange(count * width).view(count, width) + count
-    none = torch.zeros(0, dtype=torch.long)
-    return WarpBatch(
-        torch.cat([draws.positives, draws.negatives.reshape(-1)]),
-        none,
-        torch.zeros(1, dtype=torch.long),
-        draws.queries,
-        torch.arange(count),
-        places,
-        draws.num_negatives,
-        draws.num_draws,
-        draws.weights,
-    )
-
-
-def _list_batch(draws: Draws, lists: Tensor, offsets: Tensor) -> WarpBatch:
-    rows, list_offsets = gather_segments(offsets, lists)
-    shift = list_offsets[:-1] - offsets[lists]  # from a row of the data to its place in the batch
-    owner = torch.empty(int(offsets.shape[0]) - 1, dtype=torch.long)
-    owner[lists] = torch.arange(len(lists))
-    moved = shift[owner[draws.queries]]
-    return WarpBatch(
-        rows,
-        lists,
-        list_offsets,
-        draws.queries,
-        draws.positives + moved,
-        draws.negatives + moved[:, None],
-        draws.num_negatives,
-        draws.num_draws,
-        draws.weights,
-    )
+    def _lists(self, lists: Tensor, draws: Draws) -> TrainingBatch:
+        rows, list_offsets = gather_segments(self.offsets, lists)
+        shift = list_offsets[:-1] - self.offsets[lists]  # from a row of the data to its place in the batch
+        owner = torch.empty(len(self.offsets) - 1, dtype=torch.long)
+        owner[lists] = torch.arange(len(lists))
+        moved = shift[owner[draws.queries]]
+        weights = self._weights_of(lists)
+        return TrainingBatch(
+            rows,
+            lists,
+            list_offsets,
+            weights,
+            self.labels[rows],
+            draws.positives + moved,
+            draws.negatives + moved[:, None],
+            draws.num_negatives,
+            draws.num_draws,
+            draws.weights * weights[owner[draws.queries]],
+        )
 
 
 class BatchLoader:
-    """Iterates over one epoch of `WarpBatches` at a time, from where it stands; Lightning stores where that is.
+    """Iterates over one epoch of `TrainingBatches` at a time, from where it stands; Lightning stores where that is.
 
     Args:
         batches: what to load.
@@ -158,7 +175,7 @@ class BatchLoader:
         world_size: how many there are; together they see each batch once.
     """
 
-    def __init__(self, batches: WarpBatches, *, num_workers: int = 0, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, batches: TrainingBatches, *, num_workers: int = 0, rank: int = 0, world_size: int = 1) -> None:
         check_positive("num_workers", num_workers, zero=True)
         self.batches, self.rank, self.world_size = batches, rank, world_size
         self.epoch, self.position = 0, 0
@@ -176,7 +193,7 @@ class BatchLoader:
     def __len__(self) -> int:
         return self.length
 
-    def __iter__(self) -> Iterator[WarpBatch]:
+    def __iter__(self) -> Iterator[TrainingBatch]:
         for batch in self._loader:
             self.position += 1
             if self.position == self.length:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytorch_lightning as pl
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.batches import BatchLoader, ListBlocks, WarpBatches
+from lgmml_torch.training.batches import BatchLoader, ListBlocks, TrainingBatches
 
 
 class RankingDataModule(pl.LightningDataModule):
@@ -21,13 +23,8 @@ class RankingDataModule(pl.LightningDataModule):
         train: what Φ is trained on.
         valid: what the best epoch is chosen by.
         test: what is looked at once, at the end.
-        batching: ``"lists"`` or ``"triplets"``, see `WarpBatches`.
-        batch_size: lists or triplets per batch.
-        max_draws: draws per positive; None for as many as it has negatives.
-        negatives: ``"lower"`` or ``"zero"``.
-        batches_per_epoch: for triplets.
         num_workers: processes that make training batches.
-        seed: of all draws.
+        **batches: settings of `TrainingBatches`.
     """
 
     def __init__(
@@ -36,13 +33,8 @@ class RankingDataModule(pl.LightningDataModule):
         valid: RankingData | None = None,
         test: RankingData | None = None,
         *,
-        batching: str = "lists",
-        batch_size: int = 32,
-        max_draws: int | None = 10,
-        negatives: str = "lower",
-        batches_per_epoch: int | None = None,
         num_workers: int = 0,
-        seed: int = 0,
+        **batches: Any,
     ) -> None:
         super().__init__()
         self.splits = {"train": train, "valid": valid, "test": test}
@@ -50,15 +42,7 @@ class RankingDataModule(pl.LightningDataModule):
         if len(set(widths.values())) > 1:
             raise DataError(f"the splits must have the same number of features, got {widths}")
         self.num_workers = num_workers
-        self.batches = WarpBatches(
-            train,
-            batching=batching,
-            batch_size=batch_size,
-            max_draws=max_draws,
-            negatives=negatives,
-            seed=seed,
-            batches_per_epoch=batches_per_epoch,
-        )
+        self.batches = TrainingBatches(train, **batches)
         self._loader: BatchLoader | None = None
 
     def split(self, name: str) -> RankingData:

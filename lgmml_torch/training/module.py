@@ -1,11 +1,12 @@
-"""`LGMMLModule`: trains Φ by sampled WARP under Lightning; the local metrics stay as they are."""
+"""`LGMMLModule`: trains Φ under Lightning, behind the seam of `losses`; and how the step size falls."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -14,12 +15,17 @@ from torch import Tensor, nn
 from lgmml_torch.checks import LGMMLError, check_positive
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.ranking.presets import REPORTED
-from lgmml_torch.functional.score import kernel, score
-from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
+from lgmml_torch.functional.score import kernel, score, tie_equal_rows
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION, check_header
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.batches import WarpBatch
+from lgmml_torch.segments import segment_ids
+from lgmml_torch.training.batches import TrainingBatch
+from lgmml_torch.training.losses import Loss, LossValue, Warp, build_loss
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+DEFAULT_OPTIMIZER: OptimizerFactory = partial(torch.optim.SGD, lr=0.001)
+SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
 
 
 def constant() -> None:
@@ -45,8 +51,13 @@ class Logistic:
         return 1 / (1 + math.exp(min(updates / (100 * self.num_queries), 700.0)))
 
 
-SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+class Lists(NamedTuple):
+    """What evaluating and training need of a split, on the device of the module."""
+
+    labels: Tensor  # (N,)
+    offsets: Tensor  # (Q+1,)
+    order: Tensor  # (N,)
+    dists: Tensor  # (N, K)
 
 
 class DivergedError(LGMMLError):
@@ -54,18 +65,16 @@ class DivergedError(LGMMLError):
 
 
 class LGMMLModule(pl.LightningModule):
-    """Φ by sampled WARP over precomputed distances.
-
-    Loss of a batch: Σ over its tuples of weight · L(rank) · (ζ − f(p⁺) + f(p⁻)); after every step Φ ← max(Φ, 0).
+    """Φ over precomputed distances; after every step Φ ← max(Φ, 0).
 
     Args:
         model_spec: from `LGMML.spec`; builds the model again in ``load_from_checkpoint``.
         model: the model itself, when there is one already.
-        margin: ζ.
-        deviation_penalty: weight of ½‖deviation‖² per tuple, for a shared Φ with deviations.
-        optimizer: called with the parameters; plain SGD with step 0.1 when None.
+        loss: what is minimised, or its `Loss.spec`; sampled WARP when None.
+        deviation_penalty: weight of ½‖deviation‖² per tuple (or list), for a shared Φ with deviations.
+        optimizer: called with the parameters; `DEFAULT_OPTIMIZER` when None.
         step_size: factor on the optimizer's learning rate after so many single updates; constant when None.
-        preset: metric definitions, see `lgmml_torch.functional.ranking.measures`.
+        preset: metric definitions, see `lgmml_torch.functional.ranking.presets`.
     """
 
     def __init__(
@@ -73,21 +82,23 @@ class LGMMLModule(pl.LightningModule):
         model_spec: dict[str, Any],
         model: LGMML | None = None,
         *,
-        margin: float = 0.1,
+        loss: Loss | Mapping[str, Any] | None = None,
         deviation_penalty: float = 0.0,
         optimizer: OptimizerFactory | None = None,
         step_size: Callable[[int], float] | None = None,
         preset: str = "default",
     ) -> None:
         super().__init__()
-        check_positive("margin", margin)
         check_positive("deviation_penalty", deviation_penalty, zero=True)
-        self.save_hyperparameters("model_spec", "margin", "deviation_penalty", "preset", logger=False)
+        self.loss: Loss = Warp() if loss is None else build_loss(loss) if isinstance(loss, Mapping) else loss
+        settings = {"loss": self.loss.spec(), "deviation_penalty": deviation_penalty, "preset": preset}
+        self.save_hyperparameters({"model_spec": model_spec, **settings}, logger=False)
         self.model = LGMML.from_spec(model_spec) if model is None else model
-        self.margin, self.deviation_penalty = margin, deviation_penalty
-        self._optimizer, self._step_size = optimizer, step_size
+        self.deviation_penalty = deviation_penalty
+        self._optimizer, self._step_size = optimizer or DEFAULT_OPTIMIZER, step_size
         self._data: dict[str, tuple[RankingData, Tensor]] = {}
-        self._rank_weights = torch.zeros(1)
+        self._placed: dict[str, Lists] = {}
+        self._moved: Tensor | None = None  # rows of Φ that the coming step moves; None: any
         self.counts: dict[str, dict[str, int]] = {}  # queries counted in the last evaluation of a split
         self.valid_metrics = RankingMetrics(REPORTED, preset=preset)
         self.test_metrics = RankingMetrics(REPORTED, preset=preset)
@@ -100,94 +111,65 @@ class LGMMLModule(pl.LightningModule):
     ) -> None:
         """Give the module the labels and distances of a split (``"train"``, ``"valid"`` or ``"test"``)."""
         self._data[split] = (data, dists)
+        self._placed.pop(split, None)
 
     def on_fit_start(self) -> None:
-        """Move what every batch needs to the device, and let Φ look at the training lists."""
-        data, dists = self._split("train")
-        longest = int(data.sizes.max())
-        self._rank_weights = rank_weight_table(longest, device=self.device)
-        if self.device.type != "cpu":
-            self._data = {
-                name: (data.to(self.device), dists.to(self.device)) for name, (data, dists) in self._data.items()
-            }
-        data, dists = self._split("train")
-        self.model.summarize(dists, data.offsets)
+        """Let Φ look at the training lists."""
+        lists = self.lists("train")
+        self.model.summarize(lists.dists, lists.offsets)
 
-    def training_step(self, batch: WarpBatch, batch_idx: int) -> Tensor:
-        """Loss of one batch; the draws decide which pairs count, and only those pairs are differentiated."""
-        outcome, total = self.list_loss(batch) if len(batch.lists) else self.triplet_loss(batch)
+    def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
+        """Loss of one batch."""
+        found = self.batch_loss(batch)
+        total = found.total
         if self.deviation_penalty:
-            total = total + self.deviation_penalty * self.model.phi.penalty(batch.queries)
+            total = total + self.deviation_penalty * self.model.phi.penalty(
+                batch.queries if len(batch.positives) else batch.lists
+            )
         if not bool(torch.isfinite(total)):
             raise DivergedError(
                 f"the loss is {float(total)} at step {self.global_step}; training stopped, the last good checkpoint is "
                 "kept. A smaller learning rate usually helps"
             )
-        self._touched = batch.lists if len(batch.lists) else batch.queries
-        tuples = max(1, len(batch.queries))
-        found = (outcome.violator >= 0).float().mean() if len(batch.queries) else total.new_zeros(())
-        self.log("train/loss", total.detach() / tuples, on_step=True, on_epoch=True, prog_bar=True, batch_size=tuples)
-        self.log("train/violator_rate", found, on_step=True, on_epoch=True, batch_size=tuples)
-        self.log("train/mean_draws", outcome.draws.float().mean(), on_step=True, on_epoch=True, batch_size=tuples)
+        terms = max(1, found.terms)
+        self.log("train/loss", total.detach() / terms, on_step=True, on_epoch=True, prog_bar=True, batch_size=terms)
+        for name, value in found.facts.items():
+            self.log(f"train/{name}", value, on_step=True, on_epoch=True, batch_size=terms)
         # Processes average their gradients; a batch loss is a sum.
         return total * self.trainer.world_size
 
-    def triplet_loss(self, batch: WarpBatch) -> tuple[WarpOutcome, Tensor]:
-        """Sampled WARP on single triplets."""
-        _, dists = self._split("train")
+    def batch_loss(self, batch: TrainingBatch) -> LossValue:
+        """The loss of a batch, differentiable in Φ."""
+        dists = self.lists("train").dists
         kappa = kernel(dists[batch.rows].to(self.model.phi.table.weight.dtype), self.model.kernel)
-        phi = self.model.phi(batch.queries)
-        count, width = batch.negatives.shape
-        with torch.no_grad():
-            pos, neg = kappa[:count], kappa[count:].view(count, width, -1)
-            fixed = phi.detach()
-            if len(fixed) == 1:
-                pos_scores, neg_scores = -(pos @ fixed[0]), -(neg @ fixed[0])
-            else:
-                pos_scores = -torch.einsum("pk,pk->p", pos, fixed)
-                neg_scores = -torch.einsum("ptk,pk->pt", neg, fixed)
-            outcome = self._outcome(batch, pos_scores, neg_scores)
-            worst = neg[torch.arange(count, device=neg.device), outcome.violator.clamp_min(0)]
-            # Only Φ is trained, and the loss is linear in it: ζ + Φ·(κ(p⁺) − κ(p⁻)), weighted.
-            slope = outcome.weight[:, None] * (pos - worst)
-        return outcome, (outcome.weight * self.margin).sum() + (phi * slope).sum()
+        owner = segment_ids(batch.list_offsets)
 
-    def list_loss(self, batch: WarpBatch) -> tuple[WarpOutcome, Tensor]:
-        """Sampled WARP on whole lists: each list is scored once, draws are look-ups."""
-        _, dists = self._split("train")
-        kappa = kernel(dists[batch.rows].to(self.model.phi.table.weight.dtype), self.model.kernel)
-        scores = score(kappa, self.model.phi(batch.lists), batch.list_offsets)
-        fixed = scores.detach()
-        outcome = self._outcome(batch, fixed[batch.positives], fixed[batch.negatives])
-        worst = batch.negatives.gather(1, outcome.violator.clamp_min(0)[:, None])[:, 0]
-        loss = outcome.weight * (self.margin - scores[batch.positives] + scores[worst])
-        return outcome, loss.sum()
+        def scores(places: Tensor | None) -> Tensor:
+            phi: Tensor = self.model.phi(batch.lists)
+            if places is None:
+                return score(kappa, phi, batch.list_offsets)
+            rows = phi if len(phi) == 1 else phi[owner[places]]
+            return -(kappa[places] * rows).sum(dim=1)
 
-    def _outcome(self, batch: WarpBatch, pos_scores: Tensor, neg_scores: Tensor) -> WarpOutcome:
-        return warp_loss(
-            pos_scores,
-            neg_scores,
-            batch.num_negatives,
-            margin=self.margin,
-            weights=batch.weights,
-            num_draws=batch.num_draws,
-            table=self._rank_weights,
-        )
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """A step, then Φ ← max(Φ, 0)."""
-        super().optimizer_step(*args, **kwargs)
-        # Other processes' gradients arrive too, so only a lone process knows which rows have changed.
-        alone = self.model.phi.sparse and self.trainer.world_size == 1
-        self.model.phi.project_(self._touched if alone else None)
+        return self.loss(batch, scores)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Log the size of the gradient."""
+        """Log the size of the gradient, and note which rows of Φ the step will move."""
         grads = [
             p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in self.parameters() if p.grad is not None
         ]
         norm = torch.stack([grad.norm() for grad in grads]).norm()
         self.log("train/gradient_norm", norm, on_step=True, on_epoch=False)
+        self._moved = None
+        gradient = self.model.phi.table.weight.grad
+        remembers = any(group.get("momentum") or group.get("weight_decay") for group in optimizer.param_groups)
+        if gradient is not None and gradient.is_sparse and not remembers:  # accumulated, and of all processes
+            self._moved = gradient.coalesce().indices()[0]
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """A step, then Φ ← max(Φ, 0) on every row that it may have moved."""
+        super().optimizer_step(*args, **kwargs)
+        self.model.phi.project_(self._moved)
 
     def validation_step(self, block: Tensor, batch_idx: int) -> None:
         """Rank whole lists of unseen queries."""
@@ -217,19 +199,18 @@ class LGMMLModule(pl.LightningModule):
     @torch.no_grad()
     def block_scores(self, split: str, first: int, last: int, *, known: bool = False) -> Tensor:
         """Scores of the lists first … last − 1 of a split; ``known`` uses each training query's own weights."""
-        data, dists = self._split(split)
-        start, stop = int(data.offsets[first]), int(data.offsets[last])
-        offsets = data.offsets[first : last + 1] - start
-        kappa = kernel(dists[start:stop].to(self.model.phi.table.weight.dtype), self.model.kernel)
+        lists = self.lists(split)
+        start, stop = int(lists.offsets[first]), int(lists.offsets[last])
+        offsets = lists.offsets[first : last + 1] - start
+        kappa = kernel(lists.dists[start:stop].to(self.model.phi.table.weight.dtype), self.model.kernel)
         rows = torch.arange(first, last, device=kappa.device) if known else None
-        return score(kappa, self.model.weights(kappa, offsets, rows=rows), offsets)
+        scores = score(kappa, self.model.weights(kappa, offsets, rows=rows), offsets)
+        return tie_equal_rows(scores, self._data[split][0].features[start:stop], offsets)
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and the step-size rule counted in single updates."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(parameters, lr=0.1) if self._optimizer is None else self._optimizer(parameters)
-        if self.model.phi.sparse and not isinstance(optimizer, SPARSE_OPTIMIZERS):
-            raise LGMMLError(f"{type(optimizer).__name__} takes no sparse gradients: set phi.sparse=false, or use SGD")
+        optimizer = make_optimizer(self._optimizer, parameters, sparse=self.model.phi.sparse)
         if self._step_size is None:
             return optimizer
         rule, per_step = self._step_size, self.trainer.datamodule.batches.batch_size * self.trainer.world_size  # type: ignore[attr-defined]
@@ -237,7 +218,8 @@ class LGMMLModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the format, its version and the description of the model."""
+        """Add the format, its version and the description of the model; Φ < 0 must never be written."""
+        self.model.phi.check()
         checkpoint[FORMAT] = {"version": VERSION, "spec": self.model.spec()}
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
@@ -247,13 +229,13 @@ class LGMMLModule(pl.LightningModule):
 
     def _evaluate(self, split: str, block: Tensor, metrics: RankingMetrics) -> None:
         first, last = block.tolist()
-        data, _ = self._split(split)
-        start, stop = int(data.offsets[first]), int(data.offsets[last])
+        lists = self.lists(split)
+        start, stop = int(lists.offsets[first]), int(lists.offsets[last])
         metrics.update(
             self.block_scores(split, first, last),
-            data.labels[start:stop],
-            data.offsets[first : last + 1] - start,
-            tie_order=data.order[start:stop],
+            lists.labels[start:stop],
+            lists.offsets[first : last + 1] - start,
+            tie_order=lists.order[start:stop],
         )
 
     def _log_metrics(self, prefix: str, metrics: RankingMetrics) -> None:
@@ -262,7 +244,27 @@ class LGMMLModule(pl.LightningModule):
             self.log(f"{prefix}/{name}", value, prog_bar=name == "ndcg@10")
         metrics.reset()
 
-    def _split(self, name: str) -> tuple[RankingData, Tensor]:
+    def lists(self, name: str) -> Lists:
+        """A split where the module is: moved there when it is first asked for; raw features stay where they are."""
         if name not in self._data:
             raise LGMMLError(f"the module has no {name!r} distances; call attach({name!r}, data, dists) first")
-        return self._data[name]
+        placed = self._placed.get(name)
+        if placed is None or placed.dists.device != self.device:
+            data, dists = self._data[name]
+            placed = Lists(*(x.to(self.device) for x in (data.labels, data.offsets, data.order, dists)))
+            self._placed[name] = placed
+        return placed
+
+
+def make_optimizer(
+    factory: OptimizerFactory, parameters: Iterable[nn.Parameter], *, sparse: bool
+) -> torch.optim.Optimizer:
+    """The optimizer, if it suits the gradients.
+
+    Raises:
+        LGMMLError: gradients are sparse, and it takes none of that kind.
+    """
+    optimizer = factory(parameters)
+    if sparse and not isinstance(optimizer, SPARSE_OPTIMIZERS):
+        raise LGMMLError(f"{type(optimizer).__name__} takes no sparse gradients: set phi.sparse=false, or use SGD")
+    return optimizer

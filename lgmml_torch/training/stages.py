@@ -1,4 +1,8 @@
-"""The stages of training, one after the other; what `train.py` and `LGMMLRanker` have in common."""
+"""The stages of training, one after the other; what `train.py` and `LGMMLRanker` both compose.
+
+A `Recipe` says what is fitted, `Surroundings` where and under whose eyes; both are fixed before the first stage starts,
+and `rehearse` finds out what of a recipe cannot work before any time is spent on it.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +21,107 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
+from lgmml_torch.checks import ConfigError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.files import write_bytes
-from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, check_builder
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.callbacks import KeepCheckpoints
 from lgmml_torch.training.datamodule import RankingDataModule
 from lgmml_torch.training.distances import compute_distances
-from lgmml_torch.training.module import LGMMLModule, OptimizerFactory
+from lgmml_torch.training.losses import Loss, Warp
+from lgmml_torch.training.module import DEFAULT_OPTIMIZER, LGMMLModule, OptimizerFactory, make_optimizer
 
 log = logging.getLogger(__name__)
 
-FitBank = Callable[..., Bank]
 MakePhi = Callable[..., Phi]
+KEPT = ("best", "last")
 
 
-@dataclass
+@dataclass(frozen=True)
+class PhiSettings:
+    """How Φ is trained.
+
+    Attributes:
+        loss: what is minimised.
+        loader: settings of `RankingDataModule`.
+        optimizer: see `LGMMLModule`.
+        step_size: called with the number of training queries, gives the rule of `LGMMLModule`; constant when None.
+        deviation_penalty: see `LGMMLModule`.
+        keep: weights to come back with: ``"best"`` by validation NDCG@10, or ``"last"``.
+        preset: metric definitions of the curves.
+        distances: dtype distances are kept in: the model's when None, or a half precision.
+    """
+
+    loss: Loss = field(default_factory=Warp)
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER
+    step_size: Callable[[int], Callable[[int], float]] | None = None
+    deviation_penalty: float = 0.0
+    keep: str = "best"
+    preset: str = "default"
+    distances: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("keep", self.keep, KEPT)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is fitted, part by part.
+
+    Attributes:
+        preprocess: makes an unfitted preprocessing.
+        fit_bank: builds the local metrics.
+        make_phi: called with the numbers of queries and metrics and, where the bank has weights, with ``init``.
+        phi: how Φ is trained.
+        seed: of all draws.
+    """
+
+    preprocess: Callable[[], Preprocess]
+    fit_bank: BankBuilder
+    make_phi: MakePhi = Phi
+    phi: PhiSettings = field(default_factory=PhiSettings)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where Φ is trained, and who watches.
+
+    Attributes:
+        folder: for ``best.ckpt`` and ``last.ckpt``.
+        trainer: settings of `pytorch_lightning.Trainer`, or something that makes one of callbacks and loggers.
+        callbacks: further ones.
+        loggers: e.g. TensorBoard.
+        cache: where distances are kept; in memory when None.
+        resume: a ``last.ckpt`` to go on from.
+        every_n_steps: how often ``last.ckpt`` is written within an epoch.
+    """
+
+    folder: Path
+    trainer: Mapping[str, Any] | Callable[..., pl.Trainer] = field(default_factory=dict)
+    callbacks: Sequence[Callback] = ()
+    loggers: Sequence[Logger] = ()
+    cache: Cache | None = None
+    resume: Path | None = None
+    every_n_steps: int = 500
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """Preprocessing and metrics, fitted, and the distances of every split: all that training Φ needs."""
+    """Preprocessing and metrics, fitted, and the distances of every split so far: all that training Φ needs."""
 
     preprocess: Preprocess
     bank: Bank
-    kernel: str
-    splits: dict[str, RankingData]
+    splits: Mapping[str, RankingData]
     dists: dict[str, Tensor] = field(default_factory=dict)
 
     def model(self, make_phi: MakePhi) -> LGMML:
@@ -52,21 +129,51 @@ class Prepared:
         train = self.splits["train"]
         start = {} if self.bank.phi is None else {"init": self.bank.phi}
         phi = make_phi(train.num_queries, self.bank.metrics.num_metrics, **start)
-        model = LGMML(self.preprocess, self.bank.metrics, phi, kernel=self.kernel, qids=train.qids)
+        model = LGMML(self.preprocess, self.bank.metrics, phi, kernel=self.bank.kernel, qids=train.qids)
         return model.to(train.features.dtype).train()
 
 
-def prepare(
-    train: RankingData,
-    valid: RankingData | None,
-    *,
-    preprocess: Preprocess,
-    fit_bank: FitBank,
-    kernel: str = "paper",
-    seed: int = 0,
-    on_round: Callable[[int, Any], None] | None = None,
-) -> Prepared:
-    """Fit the preprocessing on the training lists, then build the local metrics in closed form."""
+@dataclass(frozen=True)
+class Trained:
+    """A model, how validation went, and what Lightning leaves.
+
+    Attributes:
+        module: with the weights that were kept.
+        keeper: the validation curve, by epoch, and the epoch kept.
+        trainer: Lightning's.
+    """
+
+    module: LGMMLModule
+    keeper: KeepCheckpoints
+    trainer: pl.Trainer
+
+    @property
+    def model(self) -> LGMML:
+        """The ranker."""
+        return self.module.model
+
+
+def rehearse(recipe: Recipe) -> None:
+    """Try the parts of a recipe that need no data worth the name, so that a mistake in them costs no fit.
+
+    Raises:
+        LGMMLError: what is wrong.
+    """
+    check_builder(recipe.fit_bank)
+    phi = recipe.make_phi(1, 1)
+    make_optimizer(recipe.phi.optimizer, list(phi.parameters()), sparse=phi.sparse)
+    smallest = RankingData.from_arrays([[0.0], [1.0]], [0, 1], qid=[0, 0])
+    settings = {name: value for name, value in recipe.phi.loader.items() if name != "num_workers"}
+    try:
+        TrainingBatches(smallest, draws=recipe.phi.loss.draws, **settings)
+    except TypeError as error:
+        raise ConfigError(f"`loader`: {error}") from error
+
+
+def prepare(splits: Mapping[str, RankingData], recipe: Recipe, on_round: OnRound | None = None) -> Prepared:
+    """Fit the preprocessing on the training lists, then build the local metrics."""
+    rehearse(recipe)
+    train, valid, preprocess = splits["train"], splits.get("valid"), recipe.preprocess()
     features = preprocess.fit_transform(train.features, train.offsets)
     fitted = train.replace(features=features)
     seen = None if valid is None else valid.replace(features=preprocess(valid.features, valid.offsets))
@@ -78,10 +185,9 @@ def prepare(
             if on_round is not None:
                 on_round(done, info)
 
-        bank = fit_bank(fitted, seen, seed=seed, on_round=tell)
+        bank = recipe.fit_bank(fitted, seen, seed=recipe.seed, on_round=tell)
     log.info("%d local metrics", bank.metrics.num_metrics)
-    splits = {"train": train} if valid is None else {"train": train, "valid": valid}
-    return Prepared(preprocess, bank, kernel, splits)
+    return Prepared(preprocess, bank, dict(splits))
 
 
 def add_distances(
@@ -94,82 +200,69 @@ def add_distances(
                 prepared.dists[name] = compute_distances(model, data, cache=cache, dtype=dtype, progress=report)
 
 
-def train_phi(
-    prepared: Prepared,
-    *,
-    make_phi: MakePhi,
-    folder: str | Path,
-    loader: Mapping[str, Any] | None = None,
-    margin: float = 0.1,
-    deviation_penalty: float = 0.0,
-    optimizer: OptimizerFactory | None = None,
-    step_size: Callable[[int], float] | None = None,
-    keep: str = "best",
-    every_n_steps: int = 500,
-    callbacks: Sequence[Callback] = (),
-    loggers: Sequence[Logger] = (),
-    trainer: Mapping[str, Any] | Callable[..., pl.Trainer] | None = None,
-    seed: int = 0,
-    resume: str | Path | None = None,
-    preset: str = "default",
-    cache: Cache | None = None,
-    distances: torch.dtype | None = None,
-) -> tuple[LGMMLModule, KeepCheckpoints, pl.Trainer]:
-    """Train Φ by sampled WARP in Lightning; the module comes back with the weights that validation kept.
-
-    Args:
-        prepared: from `prepare`.
-        make_phi: called with the numbers of queries and metrics.
-        folder: for ``best.ckpt`` and ``last.ckpt``.
-        loader: settings of `RankingDataModule`.
-        margin: ζ.
-        deviation_penalty: see `LGMMLModule`.
-        optimizer: see `LGMMLModule`.
-        step_size: see `LGMMLModule`.
-        keep: weights to come back with: ``"best"`` by validation NDCG@10, or ``"last"``.
-        every_n_steps: how often ``last.ckpt`` is written within an epoch.
-        callbacks: further ones.
-        loggers: e.g. TensorBoard.
-        trainer: settings of `pytorch_lightning.Trainer`, or something that makes one of callbacks and loggers.
-        seed: of all draws.
-        resume: a ``last.ckpt`` to go on from.
-        preset: metric definitions.
-        cache: where distances are kept; in memory when None.
-        distances: dtype they are kept in: the model's when None, or a half precision.
-    """
-    model = prepared.model(make_phi)
-    add_distances(prepared, model, cache, distances)
-    module = LGMMLModule(
-        model.spec(),
-        model,
-        margin=margin,
-        deviation_penalty=deviation_penalty,
-        optimizer=optimizer,
-        step_size=step_size,
-        preset=preset,
-    )
-    for name, data in prepared.splits.items():
-        module.attach(name, data, prepared.dists[name])
-    splits = prepared.splits
+def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Trained:
+    """Train Φ in Lightning; the module comes back with the weights that validation kept."""
+    module = make_module(prepared, recipe, around.cache)
+    splits, settings = prepared.splits, recipe.phi
     data_module = RankingDataModule(
-        splits["train"], splits.get("valid"), splits.get("test"), seed=seed, **(loader or {})
+        splits["train"],
+        splits.get("valid"),
+        splits.get("test"),
+        seed=recipe.seed,
+        draws=settings.loss.draws,
+        **settings.loader,
     )
-    keeper = KeepCheckpoints(folder, every_n_steps=every_n_steps)
-    if resume is not None:
-        _bring_best(Path(resume), keeper.best_file)
-    make: Callable[..., pl.Trainer] = (
-        trainer if callable(trainer) else partial(pl.Trainer, **{**QUIET, **(trainer or {})})
-    )
+    keeper = KeepCheckpoints(around.folder, every_n_steps=around.every_n_steps)
+    if around.resume is not None:
+        _bring_best(around.resume, keeper.best_file)
     with quiet_lightning():
-        no_validation = {} if "valid" in splits else {"limit_val_batches": 0}
-        lightning = make(callbacks=[*callbacks, keeper], logger=list(loggers), **no_validation)
-        lightning.fit(module, data_module, ckpt_path=resume, weights_only=True)
-    file = keeper.best_file if keep == "best" else keeper.last_file
-    if lightning.is_global_zero or file.exists():
+        lightning = make_trainer(around, keeper, validated="valid" in splits)
+        lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
+    if lightning.max_epochs == 0:
+        _keep_start(module, keeper, splits.get("valid"))
+    file = keeper.best_file if settings.keep == "best" else keeper.last_file
+    if file.exists() or (lightning.is_global_zero and lightning.max_epochs):
         _, tensors = read_model(file)
         module.model.load_state_dict(tensors)
     module.model.eval()
-    return module, keeper, lightning
+    return Trained(module, keeper, lightning)
+
+
+def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) -> LGMMLModule:
+    """The Lightning module of a fresh model, with the distances of every split attached."""
+    model, settings = prepared.model(recipe.make_phi), recipe.phi
+    add_distances(prepared, model, cache, settings.distances)
+    rule = None if settings.step_size is None else settings.step_size(prepared.splits["train"].num_queries)
+    module = LGMMLModule(
+        model.spec(),
+        model,
+        loss=settings.loss,
+        deviation_penalty=settings.deviation_penalty,
+        optimizer=settings.optimizer,
+        step_size=rule,
+        preset=settings.preset,
+    )
+    for name, data in prepared.splits.items():
+        module.attach(name, data, prepared.dists[name])
+    return module
+
+
+def make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
+    """Lightning's trainer; without validation queries it must not ask for any."""
+    make: Callable[..., pl.Trainer] = (
+        around.trainer if callable(around.trainer) else partial(pl.Trainer, **{**QUIET, **around.trainer})
+    )
+    no_validation = {} if validated else {"limit_val_batches": 0}
+    return make(callbacks=[*around.callbacks, keeper], logger=list(around.loggers), **no_validation)
+
+
+def _keep_start(module: LGMMLModule, keeper: KeepCheckpoints, valid: RankingData | None) -> None:
+    """No epochs were asked for: the starting weights are the model, and lists are summarised as a fit would."""
+    module.on_fit_start()
+    keeper.best_epoch = 0
+    if valid is not None:
+        keeper.best = mean_ndcg(module.model.eval().score(valid), valid)
+        keeper.curve[0] = keeper.best
 
 
 def _bring_best(resume: Path, best_file: Path) -> None:

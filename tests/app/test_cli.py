@@ -161,24 +161,19 @@ def test_a_checkpoint_is_evaluated_as_training_did(tmp_path: Path, capsys: pytes
     from functools import partial
 
     from lgmml_torch.fitting.boosted.fit import fit_boosted
-    from lgmml_torch.models.phi import Phi
     from lgmml_torch.models.preprocess.compose import list_rank_features
-    from lgmml_torch.training.stages import prepare, quiet_lightning, train_phi
+    from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, prepare, quiet_lightning, train_phi
 
-    train, valid, test = (small_data(20, seed=seed, shuffled=True) for seed in (1, 2, 3))
-    prepared = prepare(
-        train, valid, preprocess=list_rank_features(), fit_bank=partial(fit_boosted, rounds=2, candidates=6)
-    )
-    prepared.splits["test"] = test
+    splits = {name: small_data(20, seed=seed, shuffled=True) for seed, name in enumerate(("train", "valid", "test"), 1)}
+    recipe = Recipe(list_rank_features, partial(fit_boosted, rounds=2, candidates=6), phi=PhiSettings(keep="last"))
     options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
-    module, keeper, trainer = train_phi(
-        prepared, make_phi=partial(Phi, mode="shared"), folder=tmp_path, keep="last", trainer=options
-    )
+    trained = train_phi(prepare(splits, recipe), recipe, Surroundings(tmp_path, options))
+    keeper, trainer = trained.keeper, trained.trainer
     with quiet_lightning():
-        trainer.test(module, trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
+        trainer.test(trained.module, trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
     logged = {name.removeprefix("test/"): float(value) for name, value in trainer.callback_metrics.items()}
     capsys.readouterr()
-    lgmml("evaluate", keeper.last_file, write(test, tmp_path, "txt"), "--json", "-")
+    lgmml("evaluate", keeper.last_file, write(splits["test"], tmp_path, "txt"), "--json", "-")
     found = json.loads(capsys.readouterr().out)["metrics"]
     for name, summary in found.items():
         assert summary["mean"] == pytest.approx(logged[name], abs=1e-6)

@@ -38,13 +38,13 @@ def search(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(600)
 def test_a_search_keeps_the_best_of_its_trials(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    done = search(tmp_path, "hydra.sweeper.n_trials=2", "warp.margin=choice(0.1,0.5)")
+    done = search(tmp_path, "hydra.sweeper.n_trials=2", "loss.margin=choice(0.1,0.5)")
     assert done.returncode == 0, done.stderr
     (results,) = tmp_path.glob("multirun/optuna/*/optimization_results.yaml")
     found = yaml.safe_load(results.read_text())
-    settings = {"local_metrics.shrinkage", "local_metrics.lam", "warp.margin", "optimizer.lr"}
+    settings = {"local_metrics.shrinkage", "local_metrics.lam", "loss.margin", "optimizer.lr"}
     assert set(found["best_params"]) == settings
-    assert found["best_params"]["warp.margin"] in (0.1, 0.5)
+    assert found["best_params"]["loss.margin"] in (0.1, 0.5)
     values = []
     for trial in ("0", "1"):
         assert (results.parent / trial / "model.safetensors").is_file()

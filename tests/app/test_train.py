@@ -140,7 +140,7 @@ def test_every_pair_of_parts_trains(phi: str, metrics: str, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [["experiment=paper", "local_metrics.num_metrics=5"], [*SAMPLED, "warp.keep=last"]],
+    [["experiment=paper", "local_metrics.num_metrics=5"], [*SAMPLED, "keep=last"]],
     ids=["paper", "lists"],
 )
 def test_a_finished_run_goes_on_as_if_it_had_never_stopped(options: list[str], tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.fitting.bagged import SEED_STEP, bank_scores, fit_bagged, merge_banks, query_share, score_spread
-from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.fitting.bagged import SEED_STEP, fit_bagged, query_share, score_spread
+from lgmml_torch.fitting.bank import Bank, merge_banks
 from lgmml_torch.fitting.boosted.fit import fit_boosted
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
@@ -36,9 +36,9 @@ def test_the_merged_bank_scores_as_the_mean_of_its_standardised_members(data: tu
     expected = torch.zeros(valid.num_documents, dtype=torch.float64)
     for member in range(3):
         bank = fit_boosted(train, valid, seed=3 + SEED_STEP * member, **SETTINGS)
-        spread = score_spread(bank_scores(bank, train), train.offsets)
-        expected += bank_scores(bank, valid).double() / spread / 3
-    torch.testing.assert_close(bank_scores(bag, valid).double(), expected, rtol=1e-4, atol=1e-5)
+        spread = score_spread(bank.score(train.features), train.offsets)
+        expected += bank.score(valid.features).double() / spread / 3
+    torch.testing.assert_close(bag.score(valid.features).double(), expected, rtol=1e-4, atol=1e-5)
     assert bag.history["members"] == 3
     assert len(bag.history["best_round"]) == 3
     assert bag.phi is not None
@@ -50,7 +50,7 @@ def test_the_merged_bank_scores_as_the_mean_of_its_standardised_members(data: tu
 def test_one_member_ranks_as_the_boosted_bank(data: tuple[RankingData, RankingData]) -> None:
     train, valid = data
     alone, bag = fit_boosted(train, valid, seed=1, **SETTINGS), fit_bagged(train, valid, seed=1, members=1, **SETTINGS)
-    assert torch.equal(bank_scores(alone, valid).argsort(), bank_scores(bag, valid).argsort())
+    assert torch.equal(alone.score(valid.features).argsort(), bag.score(valid.features).argsort())
 
 
 def test_the_same_seed_gives_the_same_bag_and_shares_give_another(data: tuple[RankingData, RankingData]) -> None:
@@ -58,8 +58,8 @@ def test_the_same_seed_gives_the_same_bag_and_shares_give_another(data: tuple[Ra
     first = fit_bagged(train, seed=5, members=2, share=0.5, **SETTINGS)
     again = fit_bagged(train, seed=5, members=2, share=0.5, **SETTINGS)
     whole = fit_bagged(train, seed=5, members=2, **SETTINGS)
-    assert torch.equal(bank_scores(first, train), bank_scores(again, train))
-    assert not torch.equal(bank_scores(first, train), bank_scores(whole, train))
+    assert torch.equal(first.score(train.features), again.score(train.features))
+    assert not torch.equal(first.score(train.features), whole.score(train.features))
     assert first.history["best_valid_ndcg"] is None
 
 
@@ -90,14 +90,14 @@ def test_a_share_keeps_whole_queries_in_order(data: tuple[RankingData, RankingDa
 def test_full_and_subspace_metrics_merge() -> None:
     full = MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])
     small = MetricBlock(torch.ones(2, 1), torch.ones(2, 1, 1), support=torch.tensor([[0], [1]]))
-    first = Bank(LocalMetrics([full], num_features=2), torch.tensor([1.0]))
-    second = Bank(LocalMetrics([small, full], num_features=2), torch.tensor([2.0, 3.0, 4.0]))
+    first = Bank(LocalMetrics([full], num_features=2), "paper", torch.tensor([1.0]))
+    second = Bank(LocalMetrics([small, full], num_features=2), "paper", torch.tensor([2.0, 3.0, 4.0]))
     merged = merge_banks([first, second], [1.0, 0.5])
     assert merged.phi is not None
     assert merged.phi.tolist() == [1.0, 2.0, 1.0, 1.5]
     data = RankingData.from_arrays([[0.3, 2.0], [1.0, 1.0]], [0, 1], qid=[0, 0])
-    expected = bank_scores(first, data) + 0.5 * bank_scores(second, data)
-    torch.testing.assert_close(bank_scores(merged, data), expected)
+    expected = first.score(data.features) + 0.5 * second.score(data.features)
+    torch.testing.assert_close(merged.score(data.features), expected)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,15 @@ def test_wrong_settings_are_refused(
 
 
 def test_banks_that_do_not_fit_together_are_refused() -> None:
-    one = Bank(LocalMetrics([MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])], num_features=2), torch.ones(1))
-    wide = Bank(LocalMetrics([MetricBlock(torch.zeros(1, 3), torch.eye(3)[None])], num_features=3), torch.ones(1))
+    one = Bank(
+        LocalMetrics([MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])], num_features=2), "paper", torch.ones(1)
+    )
+    wide = Bank(
+        LocalMetrics([MetricBlock(torch.zeros(1, 3), torch.eye(3)[None])], num_features=3), "paper", torch.ones(1)
+    )
     with pytest.raises(LGMMLError, match="`weights` must be one for each"):
         merge_banks([one], [])
-    with pytest.raises(LGMMLError, match="`banks` must agree on features and norm"):
+    with pytest.raises(LGMMLError, match="`banks` must agree on features, norm and kernel"):
         merge_banks([one, wide], [1.0, 1.0])
     with pytest.raises(LGMMLError, match="`banks` must have weights Φ"):
         merge_banks([Bank(one.metrics)], [1.0])

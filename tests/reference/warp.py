@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from lgmml_torch.functional.warp import WarpOutcome
+
 
 def rank_weight(k: int) -> float:
     return sum(1 / math.log2(i + 1) for i in range(1, k + 1))
@@ -52,3 +54,22 @@ def expected_gradient(
                     share = len(below) ** max_draws * len(positives[q]) * len(usable)
                     out[q] += rank_weight(rank) * (kappa[p] - kappa[drawn[j]]) / share
     return out
+
+
+def warp_phi_gradient(
+    outcome: WarpOutcome,
+    queries: Tensor,  # (P,) row of Φ for each tuple
+    pos_kappa: Tensor,  # (P, K) of the positives
+    neg_kappa: Tensor,  # (P, K) of the violators
+    *,
+    num_queries: int,
+) -> Tensor:  # (Q, K)
+    """The gradient by hand: each tuple with a violator adds L(rank)·(κ(p⁺) − κ(p⁻)) to the row of its query.
+
+    The sign follows from ∂f/∂Φ = −κ.
+    """
+    gradient = torch.zeros(num_queries, pos_kappa.shape[1], dtype=pos_kappa.dtype)
+    for i, query in enumerate(queries.tolist()):
+        if outcome.violator[i] >= 0:
+            gradient[query] += outcome.weight[i].detach() * (pos_kappa[i] - neg_kappa[i])
+    return gradient

@@ -5,7 +5,7 @@ import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.batches import BatchLoader, ListBlocks, WarpBatch, WarpBatches, mixed_seed
+from lgmml_torch.training.batches import BatchLoader, ListBlocks, TrainingBatch, TrainingBatches, mixed_seed
 from lgmml_torch.training.datamodule import RankingDataModule
 
 # More workers than this machine may have cores: that is what is tested.
@@ -21,13 +21,13 @@ def make_data(queries: int = 20, seed: int = 0) -> RankingData:
     )
 
 
-def collect(loader: BatchLoader, epochs: int = 2) -> list[WarpBatch]:
+def collect(loader: BatchLoader, epochs: int = 2) -> list[TrainingBatch]:
     found = [batch for _ in range(epochs) for batch in loader]
     loader.close()
     return found
 
 
-def same(a: list[WarpBatch], b: list[WarpBatch]) -> bool:
+def same(a: list[TrainingBatch], b: list[TrainingBatch]) -> bool:
     return len(a) == len(b) and all(
         torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
     )
@@ -35,7 +35,7 @@ def same(a: list[WarpBatch], b: list[WarpBatch]) -> bool:
 
 @pytest.mark.parametrize("batching", ["lists", "triplets"])
 def test_batches_do_not_depend_on_the_number_of_workers(batching: str) -> None:
-    batches = WarpBatches(make_data(), batching=batching, batch_size=4, seed=3)
+    batches = TrainingBatches(make_data(), batching=batching, batch_size=4, seed=3)
     alone = collect(BatchLoader(batches))
     for workers in (1, 4):
         assert same(alone, collect(BatchLoader(batches, num_workers=workers)))
@@ -44,7 +44,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(batching: str) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [1, 3, 5, 6])
 def test_a_resumed_loader_goes_on_with_the_same_batches(workers: int, stop: int) -> None:
-    batches = WarpBatches(make_data(), batch_size=3, seed=1)
+    batches = TrainingBatches(make_data(), batch_size=3, seed=1)
     whole = collect(BatchLoader(batches), epochs=3)
     first = BatchLoader(batches, num_workers=workers)
     iterator = iter(first)
@@ -62,7 +62,7 @@ def test_a_resumed_loader_goes_on_with_the_same_batches(workers: int, stop: int)
 
 def test_triplets_are_what_they_say() -> None:
     data = make_data()
-    batch = WarpBatches(data, batching="triplets", batch_size=50, max_draws=6)[0, 0]
+    batch = TrainingBatches(data, batching="triplets", batch_size=50, max_draws=6)[0, 0]
     positives, negatives = batch.rows[batch.positives], batch.rows[batch.negatives]
     assert (data.labels[negatives] < data.labels[positives][:, None]).all()
     assert (data.query_index[positives] == batch.queries).all()
@@ -71,7 +71,7 @@ def test_triplets_are_what_they_say() -> None:
 
 def test_lists_are_what_they_say() -> None:
     data = make_data()
-    batches = WarpBatches(data, batch_size=6, max_draws=None)
+    batches = TrainingBatches(data, batch_size=6, max_draws=None)
     seen: list[int] = []
     for i in range(batches.batches_per_epoch):
         batch = batches[0, i]
@@ -86,7 +86,7 @@ def test_lists_are_what_they_say() -> None:
 
 
 def test_processes_share_the_batches_of_an_epoch() -> None:
-    batches = WarpBatches(make_data(), batch_size=2)
+    batches = TrainingBatches(make_data(), batch_size=2)
     alone = [batches[0, i] for i in range(batches.batches_per_epoch)]
     shared = [collect(BatchLoader(batches, rank=rank, world_size=2), epochs=1) for rank in range(2)]
     merged = [batch for pair in zip(*shared, strict=True) for batch in pair]
@@ -108,15 +108,15 @@ def test_every_list_is_evaluated_exactly_once(world_size: int) -> None:
 def test_nothing_to_learn_from() -> None:
     flat = RankingData.from_arrays(torch.randn(4, 2), [1, 1, 2, 2], qid=[1, 1, 2, 2])
     with pytest.raises(DataError, match=r"nothing to learn from.*are all labels equal"):
-        WarpBatches(flat)
+        TrainingBatches(flat)
 
 
 def test_bad_settings_are_named() -> None:
     data = make_data()
     with pytest.raises(LGMMLError, match="`batching` must be one of"):
-        WarpBatches(data, batching="pairs")
+        TrainingBatches(data, batching="pairs")
     with pytest.raises(LGMMLError, match="`batch_size` must be positive, got 0"):
-        WarpBatches(data, batch_size=0)
+        TrainingBatches(data, batch_size=0)
     other = RankingData.from_arrays(torch.randn(2, 5), [0, 1], qid=[1, 1])
     with pytest.raises(DataError, match=r"same number of features, got \{.train.: 3, .valid.: 5\}"):
         RankingDataModule(data, other)
@@ -133,6 +133,6 @@ def test_seeds_mix() -> None:
 def test_query_weights_multiply_the_tuples(batching: str) -> None:
     data = make_data()
     weights = torch.arange(data.num_queries).float()
-    plain = WarpBatches(data, batching=batching)[0, 0]
-    weighed = WarpBatches(data.replace(query_weights=weights), batching=batching)[0, 0]
+    plain = TrainingBatches(data, batching=batching)[0, 0]
+    weighed = TrainingBatches(data.replace(query_weights=weights), batching=batching)[0, 0]
     assert torch.equal(weighed.weights, plain.weights * weights[plain.queries])

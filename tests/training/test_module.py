@@ -7,12 +7,14 @@ import torch
 
 from lgmml_torch.checks import CheckpointError, LGMMLError
 from lgmml_torch.functional.score import kernel
-from lgmml_torch.functional.warp import warp_phi_gradient
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.training.batches import WarpBatches
+from lgmml_torch.segments import segment_ids
+from lgmml_torch.training.batches import TrainingBatches
+from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.module import DivergedError, LGMMLModule
 from lgmml_torch.training.stages import add_distances
+from tests.reference.warp import warp_phi_gradient
 from tests.training import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -24,17 +26,22 @@ def make_module(mode: str, dtype: torch.dtype = torch.float32, **options) -> LGM
     with torch.no_grad():
         model.phi.table.weight.uniform_(0.2, 2, generator=torch.Generator().manual_seed(2))
     add_distances(found, model)
-    module = LGMMLModule(model.spec(), model, margin=0.3)
+    module = LGMMLModule(model.spec(), model, loss=Warp(margin=0.3))
     for name, data in found.splits.items():
         module.attach(name, data, found.dists[name])
     module.on_fit_start()
     return module
 
 
+def owners(batch) -> torch.Tensor:
+    return segment_ids(batch.list_offsets)
+
+
 def hand_gradient(module: LGMMLModule, batch, shared: bool) -> torch.Tensor:
     data, dists = module._data["train"]
     kappa = kernel(dists[batch.rows], "paper")
-    outcome, _ = module.list_loss(batch) if len(batch.lists) else module.triplet_loss(batch)
+    scores = -(kappa * module.model.phi(batch.lists).detach().expand(len(batch.lists), -1)[owners(batch)]).sum(1)
+    outcome = module.loss.outcome(batch, scores)
     worst = batch.negatives.gather(1, outcome.violator.clamp_min(0)[:, None])[:, 0]
     queries = torch.zeros_like(batch.queries) if shared else batch.queries
     count = 1 if shared else data.num_queries
@@ -48,38 +55,38 @@ def test_gradient_equals_the_hand_formula(mode: str, batching: str, sparse: bool
     module = make_module(mode, torch.float64, sparse=sparse)
     data, _ = module._data["train"]
     # More triplets than queries: some query occurs twice, and must get both terms.
-    batch = WarpBatches(data, batching=batching, batch_size=40, max_draws=5)[0, 0]
-    outcome, loss = module.list_loss(batch) if batching == "lists" else module.triplet_loss(batch)
-    assert (outcome.violator >= 0).any()
-    loss.backward()
+    batch = TrainingBatches(data, batching=batching, batch_size=40, max_draws=5)[0, 0]
+    found = module.batch_loss(batch)
+    assert found.facts["violator_rate"] > 0
+    found.total.backward()
     gradient = module.model.phi.table.weight.grad
     gradient = gradient.to_dense() if sparse else gradient
     assert torch.allclose(gradient, hand_gradient(module, batch, mode == "shared"), atol=1e-12)
-    assert torch.allclose(loss.detach(), outcome.loss.detach().sum(), atol=1e-9)
+    assert found.terms == len(batch.positives)
 
 
 def test_no_operation_of_a_step_assumes_a_device() -> None:
     module = make_module("per_query")
     data, _ = module._data["train"]
     for batching in ("lists", "triplets"):
-        batch = WarpBatches(data, batching=batching, batch_size=8)[0, 0]
-        step = module.list_loss if batching == "lists" else module.triplet_loss
-        expected = step(batch)[1].detach()
+        batch = TrainingBatches(data, batching=batching, batch_size=8)[0, 0]
+        expected = module.batch_loss(batch).total.detach()
         with torch.device("meta"):
-            assert torch.equal(step(batch)[1].detach(), expected)
+            assert torch.equal(module.batch_loss(batch).total.detach(), expected)
 
 
 @pytest.mark.parametrize("mode", ["per_query", "shared", "amortized"])
 @pytest.mark.parametrize("batching", ["lists", "triplets"])
 def test_training_lowers_the_loss(mode: str, batching: str, tmp_path: Path) -> None:
-    module, keeper, _ = tiny.train(tmp_path, mode=mode, batching=batching, epochs=4, keep="last")
+    trained = tiny.train(tmp_path, mode=mode, batching=batching, epochs=4, keep="last")
+    module, keeper = trained.module, trained.keeper
     data, dists = module._data["train"]
     model = tiny.prepared().model(lambda queries, metrics: Phi(queries, metrics, mode=mode))
     start = LGMMLModule(model.spec(), model)
     start.attach("train", data, dists)
     start.on_fit_start()
-    fresh_draws = WarpBatches(data, batch_size=data.num_queries, seed=99)[0, 0]
-    assert module.list_loss(fresh_draws)[1].detach() < start.list_loss(fresh_draws)[1].detach()
+    fresh_draws = TrainingBatches(data, batch_size=data.num_queries, seed=99)[0, 0]
+    assert module.batch_loss(fresh_draws).total.detach() < start.batch_loss(fresh_draws).total.detach()
     assert (module.model.phi.table.weight >= 0).all()
     assert sorted(keeper.curve) == [0, 1, 2, 3, 4]
 
@@ -87,7 +94,7 @@ def test_training_lowers_the_loss(mode: str, batching: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_same_seed_same_result_for_any_number_of_workers(dtype: torch.dtype, tmp_path: Path) -> None:
     found = [
-        tiny.train(tmp_path / str(i), workers=workers, dtype=dtype)[0].model.phi.table.weight.detach()
+        tiny.train(tmp_path / str(i), workers=workers, dtype=dtype).model.phi.table.weight.detach()
         for i, workers in enumerate((0, 0, 1, 2))
     ]
     assert found[0].dtype == dtype
@@ -96,14 +103,15 @@ def test_same_seed_same_result_for_any_number_of_workers(dtype: torch.dtype, tmp
 
 def test_best_epoch_includes_the_start(tmp_path: Path) -> None:
     """With steps far too large, nothing beats the weights training started from."""
-    module, keeper, _ = tiny.train(tmp_path, mode="shared", epochs=2)
+    trained = tiny.train(tmp_path, mode="shared", epochs=2)
+    module, keeper = trained.module, trained.keeper
     assert keeper.best == max(keeper.curve.values())
     kept = LGMML.load(tmp_path / "best.ckpt")
     assert torch.equal(kept.phi.table.weight, module.model.phi.table.weight)
 
 
 def test_checkpoints_hold_tensors_and_primitives_only(tmp_path: Path) -> None:
-    module, _, _ = tiny.train(tmp_path, epochs=1)
+    module = tiny.train(tmp_path, epochs=1).module
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert content["lgmml-torch"]["version"] == 1
     data = tiny.splits()[2]

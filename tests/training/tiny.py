@@ -20,9 +20,8 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import RemoveConstant, Standardize
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import KeepCheckpoints
-from lgmml_torch.training.module import LGMMLModule
-from lgmml_torch.training.stages import Prepared, prepare, train_phi
+from lgmml_torch.training.losses import Loss, Warp
+from lgmml_torch.training.stages import PhiSettings, Prepared, Recipe, Surroundings, Trained, prepare, train_phi
 
 
 def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:
@@ -30,16 +29,24 @@ def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:
     return data.split((0.5, 0.25, 0.25), seed=0)
 
 
-def prepared(dtype: torch.dtype = torch.float32) -> Prepared:
-    train, valid, test = splits(dtype)
-    found = prepare(
-        train,
-        valid,
-        preprocess=Chain([RemoveConstant(), Standardize()]),
-        fit_bank=lambda data, valid, *, seed, on_round: fit_sampled(data, valid, num_metrics=6, seed=seed),
+def recipe(mode: str = "per_query", loader: dict[str, Any] | None = None, **phi: Any) -> Recipe:
+    rate = 0.1 if mode == "per_query" else 0.01
+    return Recipe(
+        preprocess=lambda: Chain([RemoveConstant(), Standardize()]),
+        fit_bank=lambda data, valid=None, *, seed=0, on_round=None: fit_sampled(data, valid, num_metrics=6, seed=seed),
+        make_phi=lambda queries, metrics, **start: Phi(
+            queries, metrics, mode=mode, sparse=mode == "per_query", **start
+        ),
+        phi=PhiSettings(
+            loader={"batch_size": 3, **(loader or {})},
+            optimizer=phi.pop("optimizer", lambda parameters: torch.optim.SGD(parameters, lr=rate)),
+            **phi,
+        ),
     )
-    found.splits["test"] = test
-    return found
+
+
+def prepared(dtype: torch.dtype = torch.float32) -> Prepared:
+    return prepare(dict(zip(("train", "valid", "test"), splits(dtype), strict=True)), recipe())
 
 
 class DieAt(pl.Callback):
@@ -63,24 +70,20 @@ def train(
     resume: bool = False,
     dtype: torch.dtype = torch.float32,
     batching: str = "lists",
+    loss: Loss | None = None,
     found: Prepared | None = None,
     trainer: dict[str, Any] | None = None,
-    **options: Any,
-) -> tuple[LGMMLModule, KeepCheckpoints, pl.Trainer]:
-    return train_phi(
-        found or prepared(dtype),
-        make_phi=lambda queries, metrics, **start: Phi(
-            queries, metrics, mode=mode, sparse=mode == "per_query", **start
-        ),
+    **phi: Any,
+) -> Trained:
+    around = Surroundings(
         folder=folder,
-        loader={"batch_size": 3, "num_workers": workers, "batching": batching},
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1 if mode == "per_query" else 0.01),
-        every_n_steps=2,
-        callbacks=callbacks,
         trainer={"max_epochs": epochs, "accelerator": "cpu", **(trainer or {})},
+        callbacks=callbacks,
         resume=folder / "last.ckpt" if resume else None,
-        **options,
+        every_n_steps=2,
     )
+    settings = recipe(mode, {"num_workers": workers, "batching": batching}, loss=loss or Warp(), **phi)
+    return train_phi(found or prepared(dtype), settings, around)
 
 
 def main() -> None:
@@ -95,7 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     extra = {"devices": options.devices, "strategy": "ddp"} if options.devices > 1 else {}
-    module, keeper, trainer = train(
+    trained = train(
         options.folder,
         mode=options.mode,
         workers=options.workers,
@@ -104,10 +107,11 @@ def main() -> None:
         callbacks=() if options.die_at is None else (DieAt(options.die_at),),
         trainer=extra,
     )
+    module, trainer = trained.module, trained.trainer
     found = trainer.test(module, trainer.datamodule, verbose=False)[0]
-    counted = module.counts["test"]
+    counted, curve = module.counts["test"], trained.keeper.curve
     if trainer.is_global_zero:
-        content = {"phi": module.model.phi.state_dict(), "test": found, "curve": keeper.curve, "counted": counted}
+        content = {"phi": module.model.phi.state_dict(), "test": found, "curve": curve, "counted": counted}
         torch.save(content, options.result)
 
 

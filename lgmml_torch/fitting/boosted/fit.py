@@ -7,22 +7,19 @@ seed and the round alone, so a fit that was interrupted goes on to the same resu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from lgmml_torch.checks import ConfigError, DataError, did_you_mean
-from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.fitting.bank import Bank, OnRound, checked_by
 from lgmml_torch.fitting.boosted.learners import BoostConfig, BoostState, Learners
 from lgmml_torch.fitting.boosted.search import Problem, draw_bag, find_learners, make_problem, round_generator
 from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.ragged import RankingData
 
 IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is nothing left to fit
-
-OnRound = Callable[[int, "RoundInfo"], None]
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,16 @@ class RoundInfo:
     state: BoostState
 
 
+def make_config(**settings: Any) -> BoostConfig:
+    """The settings as a checked `BoostConfig`."""
+    known = [field.name for field in fields(BoostConfig)]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"`{name}` is no setting of fit_boosted{did_you_mean(name, known)}")
+    return BoostConfig(**settings)
+
+
+@checked_by(make_config)
 def fit_boosted(
     data: RankingData,
     valid: RankingData | None = None,
@@ -76,7 +83,7 @@ def fit_boosted(
     >>> bool((bank.phi >= 0).all()), bank.history["train_ndcg"]
     (True, [1.0])
     """
-    config = make_config(settings)
+    config = make_config(**settings)
     problem = make_problem(data, valid, config, seed)
     state = resume or initial_state(problem)
     if state.identity != problem.identity:
@@ -87,7 +94,7 @@ def fit_boosted(
         state = one_round(state, problem)
         if on_round is not None:
             on_round(state.round, round_info(state, config.rounds))
-    return make_bank(state, data.num_features)
+    return make_bank(state, config.kernel, data.num_features)
 
 
 def one_round(state: BoostState, problem: Problem) -> BoostState:
@@ -102,10 +109,10 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
         state = replace(
             state,
             learners=Learners.cat([state.learners, found]),
-            scores=state.scores - (found.kernels(data.features) @ found.phi).double(),
+            scores=state.scores - (found.kernels(data.features, config.kernel) @ found.phi).double(),
             valid_scores=state.valid_scores
             if valid is None
-            else state.valid_scores - (found.kernels(valid.features) @ found.phi).double(),
+            else state.valid_scores - (found.kernels(valid.features, config.kernel) @ found.phi).double(),
         )
     if state.round % config.evaluate_every and state.round < config.rounds:
         return state
@@ -120,7 +127,7 @@ def finished(state: BoostState, config: BoostConfig) -> bool:
     return state.round >= config.rounds or stale or state.idle >= IDLE_ROUNDS
 
 
-def make_bank(state: BoostState, num_features: int) -> Bank:
+def make_bank(state: BoostState, kernel: str, num_features: int) -> Bank:
     """The metrics up to the best round."""
     last = state.best_round if state.valid_ndcg else state.round  # without validation every round counts
     kept = state.learners.select(state.learners.rounds <= last)
@@ -134,16 +141,7 @@ def make_bank(state: BoostState, num_features: int) -> Bank:
         "best_round": last,
         "best_valid_ndcg": state.best_value if state.valid_ndcg else None,
     }
-    return Bank(metrics=metrics, phi=phi, history=history)
-
-
-def make_config(settings: dict[str, Any]) -> BoostConfig:
-    """The settings as a checked `BoostConfig`."""
-    known = [field.name for field in fields(BoostConfig)]
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"`{name}` is no setting of fit_boosted{did_you_mean(name, known)}")
-    return BoostConfig(**settings)
+    return Bank(metrics, kernel, phi, history)
 
 
 def initial_state(problem: Problem) -> BoostState:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive, check_unit_interval
 from lgmml_torch.functional.distance import subspace_distances
+from lgmml_torch.functional.score import KERNELS
+from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
 METRIC_KINDS = ("gmml", "gmml-pooled", "identity")
@@ -29,6 +31,7 @@ class BoostConfig:
         anchors: documents tried as anchors in each subspace.
         steps: how far the mean anchor is moved away from the negatives, further anchors to try.
         bandwidths: times the mean distance, what distances are divided by.
+        kernel: κ of the score, see `lgmml_torch.functional.score.kernel`.
         metric: ``"gmml"`` (pairs within queries), ``"gmml-pooled"`` (pairs of all queries) or ``"identity"``.
         lam: λ, regularisation of both scatters relative to their trace.
         t: weight on the geodesic from S⁻¹ to D.
@@ -55,6 +58,7 @@ class BoostConfig:
     anchors: int = 6
     steps: tuple[float, ...] = (2.0, 8.0)
     bandwidths: tuple[float, ...] = (0.3, 1.0, 3.0)
+    kernel: str = "paper"
     metric: str = "gmml"
     lam: float = 0.1
     t: float = 0.5
@@ -76,6 +80,7 @@ class BoostConfig:
         # A configuration file gives lists; equal settings should compare equal.
         for name in ("sizes", "steps", "bandwidths"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_choice("kernel", self.kernel, KERNELS)
         check_choice("metric", self.metric, METRIC_KINDS)
         check_unit_interval("t", self.t)
         check_unit_interval("subsample", self.subsample)
@@ -96,9 +101,9 @@ class BoostConfig:
             )
 
 
-def paper_kernel_(dists: Tensor) -> Tensor:
-    """``d e^{-d}``, overwriting its argument: the search spends most of its time here."""
-    return dists.mul_(dists.neg().exp_())
+def kernel_(dists: Tensor, name: str) -> Tensor:
+    """κ, overwriting its argument where it can: the search spends most of its time here."""
+    return dists.mul_(dists.neg().exp_()) if name == "paper" else kappa_of(dists, name)
 
 
 @dataclass(frozen=True)
@@ -148,11 +153,12 @@ class Learners:
     def kernels(
         self,
         features: Tensor,  # (N, D)
+        kernel: str,
     ) -> Tensor:  # (N, K)
         """κ of the scaled distances; only the columns of the features in use are copied."""
         used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
         dists = subspace_distances(features[:, used], place, self.anchors, self.factors)
-        return paper_kernel_(dists.div_(self.scales))
+        return kernel_(dists.div_(self.scales), kernel)
 
     def local_metrics(self, num_features: int) -> tuple[LocalMetrics, Tensor]:
         """A bank with one block for each size, and Φ in the order of its columns."""

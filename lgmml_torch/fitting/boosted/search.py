@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError, check_finite
-from lgmml_torch.fitting.boosted.learners import BoostConfig, Learners, paper_kernel_
+from lgmml_torch.fitting.boosted.learners import BoostConfig, Learners, kernel_
 from lgmml_torch.functional.boosting import (
     NewtonRows,
     candidate_anchors,
@@ -198,7 +198,7 @@ def find_learners(
     chosen = Learners.cat(parts).select(order[gain[order] > 0])
     if not len(chosen):
         return chosen
-    chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(bag.features)))
+    chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(bag.features, config.kernel)))
     return chosen.select(chosen.phi > 0)
 
 
@@ -226,7 +226,7 @@ def best_of_subspaces(
     base, dists = dists.mean(1).clamp_min(1e-3), dists.T.contiguous()  # (C * A,), (M, C * A)
     columns = []
     for bandwidth in config.bandwidths:  # one at a time stays in the cache
-        kernels = paper_kernel_(dists / (base * bandwidth))
+        kernels = kernel_(dists / (base * bandwidth), config.kernel)
         columns.append(newton.gains(kernels, min_deviation=config.min_deviation))
     scales = base * base.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
     # Candidates first: (B, C * A) -> (C, B * A)

@@ -1,0 +1,126 @@
+"""From a configuration to the objects it describes; whatever is wrong with it is said before any fit starts."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor
+
+from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
+from lgmml_torch.data.cache import Cache
+from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, quiet_lightning, rehearse
+
+log = logging.getLogger(__name__)
+
+DISTANCES = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}  # None: the model's own
+
+
+def build(part: Any, **arguments: Any) -> Any:
+    """Make what a part of the configuration describes.
+
+    Raises:
+        LGMMLError: what went wrong, without Hydra's wrapping.
+    """
+    try:
+        made = instantiate(part, **arguments)
+        if isinstance(made, functools.partial):  # would fail only when it is called, perhaps minutes later
+            inspect.signature(made.func).bind_partial(*made.args, **made.keywords)
+        return made
+    except TypeError as error:
+        raise ConfigError(f"{part.get('_target_')}: {error}") from error
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, LGMMLError):
+            raise cause from None
+        raise ConfigError(" ".join(str(error).split())) from error
+
+
+def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
+    """The configured data: ``train`` and, where there are any, ``valid`` and ``test``."""
+    splits: dict[str, RankingData] = build(cfg.data)
+    for name, data in splits.items():
+        log.info("%s: %s", name, data)
+    if "train" not in splits:
+        raise DataError(f"`data` must have a training part, got {', '.join(splits)}")
+    return splits
+
+
+def make_recipe(cfg: DictConfig) -> Recipe:
+    """What the configuration wants fitted.
+
+    Raises:
+        LGMMLError: for parts that do not exist, do not take their settings, or do not go together.
+    """
+    check_choice("distances", cfg.distances, DISTANCES)
+    for name in cfg.evaluation.metrics:
+        parse_metric(name)
+    find_preset(cfg.evaluation.preset)
+    rule = build(cfg.step_size)
+    recipe = Recipe(
+        preprocess=functools.partial(build, cfg.preprocess),
+        fit_bank=build(cfg.local_metrics, _convert_="all"),
+        make_phi=build(cfg.phi),
+        phi=PhiSettings(
+            loss=build(cfg.loss),
+            loader=OmegaConf.to_container(cfg.loader, resolve=True),  # type: ignore[arg-type]
+            optimizer=build(cfg.optimizer),
+            step_size=rule if callable(rule) else None,
+            deviation_penalty=cfg.deviation_penalty,
+            keep=cfg.keep,
+            preset=cfg.evaluation.preset,
+            distances=DISTANCES[cfg.distances],
+        ),
+        seed=cfg.seed,
+    )
+    rehearse(recipe)
+    recipe.preprocess()
+    return recipe
+
+
+def make_surroundings(cfg: DictConfig, folder: Path, loggers: list[Any], *, validated: bool) -> Surroundings:
+    """Where and under whose eyes Φ is trained."""
+    return Surroundings(
+        folder=folder,
+        trainer=build(cfg.trainer),
+        callbacks=make_callbacks(cfg, validated=validated),
+        loggers=loggers,
+        cache=None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir),
+        resume=None if cfg.resume is None else Path(cfg.resume),
+    )
+
+
+def check_trainer(cfg: DictConfig) -> None:
+    """Make Lightning's trainer once for nothing: a device that is not there should not cost a fit.
+
+    Raises:
+        ConfigError: what Lightning has to say.
+    """
+    try:
+        with quiet_lightning():
+            build(cfg.trainer)(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raise ConfigError(f"`trainer`: {' '.join(str(error).split())}") from error
+
+
+def make_loggers(cfg: DictConfig, **place: str) -> list[Any]:
+    """The configured loggers; ``place`` keeps candidates of a search apart where a logger knows of versions."""
+    parts = [part for part in cfg.logger.values() if part]
+    return [build(part, **{key: value for key, value in place.items() if key in part}) for part in parts]
+
+
+def make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
+    """The configured callbacks; watching the step needs a logger, and stopping early needs validation."""
+    made = [build(part) for part in cfg.callbacks.values() if part]
+    idle = (() if cfg.logger else (LearningRateMonitor,)) + (() if validated else (EarlyStopping,))
+    return [item for item in made if not isinstance(item, idle)]

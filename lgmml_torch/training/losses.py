@@ -1,0 +1,191 @@
+"""Losses of a training batch, behind one small interface: what the Lightning module calls, and nothing else of them.
+
+A loss gets a batch and a function that scores documents of it, and answers with a total to be differentiated. Which
+documents it scores, and which of the scores carry gradients, is its own affair; how scores depend on Φ, or on metrics
+that are trained, is autograd's. A new loss is a class with the four members of `Loss`, named in `LOSSES`, and a file in
+``conf/loss/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import ConfigError, check_choice, check_positive
+from lgmml_torch.functional.losses import lambda_gradients, softmax_loss
+from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
+from lgmml_torch.training.batches import TrainingBatch
+
+Score = Callable[[Tensor | None], Tensor]
+"""Differentiable scores of the documents at the given places of a batch's rows; of all of them for None."""
+
+
+@dataclass(frozen=True)
+class LossValue:
+    """The loss of a batch.
+
+    Attributes:
+        total: ``()`` sum over the batch, to be differentiated.
+        terms: of how many terms it is the sum; logs show the mean.
+        facts: further numbers worth a curve, by name.
+    """
+
+    total: Tensor
+    terms: int
+    facts: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Loss(Protocol):
+    """What the module needs of a loss."""
+
+    name: ClassVar[str]
+    draws: ClassVar[bool]
+    """Whether batches must come with drawn negatives."""
+
+    def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
+        """The loss of a batch."""
+        ...
+
+    def spec(self) -> dict[str, Any]:
+        """Name and settings as primitives, from which `build_loss` makes the loss again."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Losses whose settings are the fields of a dataclass."""
+
+    name: ClassVar[str]
+
+    def spec(self) -> dict[str, Any]:
+        """Name and settings as primitives."""
+        return {"name": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Warp(_Named):
+    """Sampled WARP: Σ over tuples of weight · L(rank) · (ζ − f(p⁺) + f(p⁻)), p⁻ the first drawn violator.
+
+    Attributes:
+        margin: ζ.
+    """
+
+    name: ClassVar[str] = "warp"
+    draws: ClassVar[bool] = True
+    margin: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive("margin", self.margin)
+
+    def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
+        """Draws decide on fixed scores which pairs count; only those pairs are differentiated."""
+        tuples, width = batch.negatives.shape
+        few = 2 * tuples < len(batch.rows)  # triplets: most documents are only looked at
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not few):
+            scores = score(None)
+        outcome = self.outcome(batch, scores.detach())
+        worst = batch.negatives.gather(1, outcome.violator.clamp_min(0)[:, None])[:, 0] if width else batch.positives
+        pair = torch.cat([batch.positives, worst])
+        chosen = score(pair) if few else scores[pair]
+        total = (outcome.weight * (self.margin - chosen[:tuples] + chosen[tuples:])).sum()
+        found = (outcome.violator >= 0).to(total.dtype)
+        facts = {"violator_rate": found.mean(), "mean_draws": outcome.draws.to(total.dtype).mean()} if tuples else {}
+        return LossValue(total, tuples, facts)
+
+    def outcome(
+        self,
+        batch: TrainingBatch,
+        scores: Tensor,  # (M,)
+    ) -> WarpOutcome:
+        """Violators, ranks and weights at given scores; weights are 0 where nothing violates."""
+        return warp_loss(
+            scores[batch.positives],
+            scores[batch.negatives],
+            batch.num_negatives,
+            margin=self.margin,
+            weights=batch.weights,
+            num_draws=batch.num_draws,
+            table=_rank_weights(int(batch.num_negatives.max()) if len(batch.num_negatives) else 0, scores.device),
+        )
+
+
+@dataclass(frozen=True)
+class Softmax(_Named):
+    """Listwise softmax with gains as targets: −Σ_q w_q Σ_i (gain_i/Σ gain) · log softmax(f)_i, mean over the lists.
+
+    Attributes:
+        temperature: scores are divided by it.
+    """
+
+    name: ClassVar[str] = "softmax"
+    draws: ClassVar[bool] = False
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+
+    def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
+        """One term for each list."""
+        values = softmax_loss(score(None) / self.temperature, batch.labels, batch.list_offsets)
+        return LossValue((values * batch.list_weights).sum() / max(1, len(values)), 1)
+
+
+@dataclass(frozen=True)
+class LambdaRank(_Named):
+    """The linear surrogate −Σ gᵢ·fᵢ of LambdaRank's gradients g, mean over the lists.
+
+    Attributes:
+        sigma: slope of the pairwise probability.
+        truncation: pairs need a document among the first so many places.
+    """
+
+    name: ClassVar[str] = "lambdarank"
+    draws: ClassVar[bool] = False
+    sigma: float = 1.0
+    truncation: int = 30
+
+    def __post_init__(self) -> None:
+        check_positive("sigma", self.sigma)
+        check_positive("truncation", self.truncation)
+
+    def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
+        """Gradients at fixed scores; the surrogate has exactly these."""
+        scores = score(None)
+        options = {"sigma": self.sigma, "truncation": self.truncation}
+        labels = batch.labels.to(scores.dtype)
+        gradients, _ = lambda_gradients(scores.detach(), labels, batch.list_offsets, **options)  # type: ignore[arg-type]
+        weights = batch.list_weights.to(scores.dtype).repeat_interleave(batch.list_offsets.diff())
+        return LossValue(-(gradients * weights * scores).sum() / max(1, len(batch.lists)), 1)
+
+
+LOSSES: dict[str, type[Any]] = {loss.name: loss for loss in (Warp, Softmax, LambdaRank)}
+
+
+def build_loss(spec: Mapping[str, Any]) -> Loss:
+    """The loss that `Loss.spec` describes.
+
+    Raises:
+        LGMMLError: an unknown name, with a suggestion.
+        ConfigError: settings the loss does not take.
+
+    >>> build_loss({"name": "warp", "margin": 0.5})
+    Warp(margin=0.5)
+    """
+    settings = dict(spec)
+    name = settings.pop("name", None)
+    check_choice("loss", name, LOSSES)
+    try:
+        loss: Loss = LOSSES[name](**settings)
+    except TypeError as error:
+        raise ConfigError(f"loss {name!r} does not take these settings: {error}") from error
+    return loss
+
+
+@lru_cache(maxsize=4)
+def _rank_weights(most: int, device: torch.device) -> Tensor:
+    return rank_weight_table(1 << most.bit_length(), device=device)
