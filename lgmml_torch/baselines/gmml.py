@@ -19,8 +19,8 @@ from lgmml_torch.functional.examples import (
     ExampleSet,
     location_distances,
     location_weights,
-    pair_scatter,
     squared_distances,
+    weighted_scatter,
 )
 from lgmml_torch.functional.gmml import gmml, scatter_matrices
 from lgmml_torch.segments import offsets_from_sizes
@@ -148,7 +148,7 @@ def pair_means(
     for start in range(0, examples.num_queries, block):
         queries = examples.queries[start : start + block]
         for side, mask in enumerate(examples.masks(start, start + block)):
-            sums[side] += pair_scatter(queries, examples.database, mask.to(sums.dtype))
+            sums[side] += weighted_scatter(queries, examples.database, mask.to(sums.dtype))
             counts[side] += mask.sum()
     means = sums / counts
     return means[0], means[1]

@@ -27,7 +27,7 @@ from torch import Tensor
 from lgmml_torch.baselines.admm import ADMMState, WorkingSet, lower_bound, objective, solve_working_set
 from lgmml_torch.baselines.base import MetricSystem, choose, grid_points, mean_average_precision
 from lgmml_torch.checks import DataError, check_choice, check_positive
-from lgmml_torch.functional.examples import ExampleSet, pair_scatter, squared_distances
+from lgmml_torch.functional.examples import ExampleSet, squared_distances, weighted_scatter
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def most_violated_cut(
         queries = examples.queries[start : start + block]
         scores = -squared_distances(queries, examples.database, factor)
         worst = oracle(scores, *examples.masks(start, start + block))
-        psi -= pair_scatter(queries, examples.database, worst.coefficients)
+        psi -= weighted_scatter(queries, examples.database, worst.coefficients)
         loss += float(worst.loss.sum())
         inner += float((worst.coefficients * scores).sum())
     count = max(1, examples.num_queries)

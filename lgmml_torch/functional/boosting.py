@@ -12,6 +12,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_positive, check_shape
+from lgmml_torch.functional.gmml import pair_scatter
 from lgmml_torch.segments import segment_ids, segment_sum
 
 TINY = 1e-12
@@ -84,7 +85,7 @@ def draw_subspaces(
     return torch.multinomial(weights.cpu().expand(count, -1), size, generator=generator).to(weights.device)
 
 
-def pair_scatter(
+def list_scatter(
     values: Tensor,  # (M, C, s)
     positive: Tensor,  # (M,)
     negative: Tensor,  # (M,)
@@ -105,7 +106,7 @@ def pair_scatter(
     negative; then the metric is the caller's regulariser.
 
     >>> x = torch.tensor([0.0, 2.0, 5.0]).reshape(3, 1, 1)
-    >>> S, D = pair_scatter(x, torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
+    >>> S, D = list_scatter(x, torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
     >>> S.item(), D.item()  # (0 - 2)², ((0 - 5)² + (2 - 5)²) / 2
     (4.0, 17.0)
     """
@@ -124,10 +125,12 @@ def pair_scatter(
     sum_p = segment_sum(rows * p[:, None, None], offsets).permute(1, 0, 2)  # (C, Q, s)
     sum_n = segment_sum(rows * n[:, None, None], offsets).permute(1, 0, 2)
     gram_p, gram_n = x.mT @ (x * p[:, None]), x.mT @ (x * n[:, None])
-    cross = (sum_p * inverse[:, None]).mT @ sum_n
-    similar = 2 * (gram_p - (sum_p * inverse[:, None]).mT @ sum_p)
+    weighted = (sum_p * inverse[:, None]).mT
+    similar = pair_scatter(gram_p, gram_p, weighted @ sum_p)
     pairs = 1 - (p.square() * inverse[query]).sum()  # a document is no pair with itself
-    return similar * torch.where(pairs > 1e-6, 1 / pairs.clamp_min(1e-6), 0.0), gram_p + gram_n - cross - cross.mT
+    return similar * torch.where(pairs > 1e-6, 1 / pairs.clamp_min(1e-6), 0.0), pair_scatter(
+        gram_p, gram_n, weighted @ sum_n
+    )
 
 
 def candidate_anchors(

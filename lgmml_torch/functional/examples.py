@@ -21,6 +21,7 @@ from lgmml_torch.checks import (
     check_positive,
     check_shape,
 )
+from lgmml_torch.functional.gmml import pair_scatter
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids
 
 
@@ -205,21 +206,20 @@ def squared_distances(
     return torch.addmm(squares, a, b.mT, alpha=-2).clamp_min_(0)
 
 
-def pair_scatter(
+def weighted_scatter(
     queries: Tensor,  # (Q, D)
     database: Tensor,  # (N, D)
     coefficients: Tensor,  # (Q, N)
 ) -> Tensor:  # (D, D)
     """Σ over q, i of c_qi·(x_q−x_i)(x_q−x_i)ᵀ, without a loop over pairs: O(Q·N·D + N·D²).
 
-    >>> pair_scatter(torch.zeros(1, 1), torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0, 0.5]]))
+    >>> weighted_scatter(torch.zeros(1, 1), torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0, 0.5]]))
     tensor([[3.]])
     """
     centre = database.mean(0) if len(database) else 0.0
     a, b = queries - centre, database - centre
-    cross = a.mT @ (coefficients @ b)
-    own = (a.mT * coefficients.sum(1)) @ a + (b.mT * coefficients.sum(0)) @ b
-    return own - cross - cross.mT
+    left, right = (a.mT * coefficients.sum(1)) @ a, (b.mT * coefficients.sum(0)) @ b
+    return pair_scatter(left, right, a.mT @ (coefficients @ b))
 
 
 def location_weights(

@@ -45,6 +45,25 @@ class Side(NamedTuple):
         return Side(self.rows[low:high], self.offsets[start : stop + 1] - low, self.weights[low:high])
 
 
+def pair_scatter(
+    left: Tensor,  # (..., D, D) Xᵀ diag(C1) X
+    right: Tensor,  # (..., D, D) Yᵀ diag(Cᵀ1) Y
+    cross: Tensor | None = None,  # (..., D, D) XᵀCY; zero when not given
+) -> Tensor:  # (..., D, D)
+    """Σ over pairs of c_ij (x_i − y_j)(x_i − y_j)ᵀ, from three sums over rows instead of a loop over pairs.
+
+    Multiplied out, the products of a row with itself need the row's total weight only, and the mixed ones are XᵀCY and
+    its transpose. Whoever calls it knows a cheap way to XᵀCY: nothing for rows centred so that it vanishes, sums of
+    rows for weights that are products, one matrix product in general.
+
+    >>> X, Y, C = torch.tensor([[1.0], [2.0]]), torch.tensor([[4.0]]), torch.tensor([[1.0], [0.5]])
+    >>> pair_scatter(X.T @ (C.sum(1)[:, None] * X), Y.T @ (C.sum(0)[:, None] * Y), X.T @ C @ Y)  # 3² + 2²/2
+    tensor([[11.]])
+    """
+    own = left + right
+    return own if cross is None else own - cross - cross.mT
+
+
 def scatter_matrices(
     features: Tensor,  # (N, D)
     positives: Tensor,  # (P,)
@@ -87,7 +106,7 @@ def scatter_matrices(
     positive, negative = check_sides(
         features, positives, positive_offsets, positive_weights, negatives, negative_offsets, negative_weights
     )
-    return pair_scatter(features, positive, negative, reduction)
+    return region_scatter(features, positive, negative, reduction)
 
 
 def check_sides(
@@ -130,7 +149,7 @@ def _check_side(side: str, rows: Tensor, offsets: Tensor, weights: Tensor | None
     return Side(rows.long(), offsets, weights.to(torch.float64))
 
 
-def pair_scatter(
+def region_scatter(
     features: Tensor,  # (N, D)
     positive: Side,
     negative: Side,
@@ -145,8 +164,10 @@ def pair_scatter(
                 region = first + int((mass <= 0).nonzero()[0])
                 raise DataError(f"`{name}` must give every region a row of positive weight, region {region} has none")
     gram_p, gram_n = _centred_grams(features, positive, negative, mass_p)
-    similar = gram_p * (2 * mass_p)[:, None, None]
-    dissimilar = gram_p.mul_(mass_n[:, None, None]).add_(gram_n.mul_(mass_p[:, None, None]))
+    # Relative to the mean of the positives their sum is zero, and with it every mixed term.
+    own = gram_p * mass_p[:, None, None]
+    similar = pair_scatter(own, own)
+    dissimilar = pair_scatter(gram_p.mul_(mass_n[:, None, None]), gram_n.mul_(mass_p[:, None, None]))
     if reduction == "mean":
         rest = mass_p[segment_ids(positive.offsets)] - positive.weights
         pairs = segment_sum(positive.weights * rest, positive.offsets)  # W² − Σw²
@@ -311,7 +332,7 @@ def gmml_bank(
     out = features.new_empty((count, dim, dim), dtype=result_dtype(features))
     for start, stop in _steps(sides, dim, max_bytes):
         positive, negative = (side.part(start, stop) for side in sides)
-        S, D = pair_scatter(features, positive, negative, reduction, first=start)
+        S, D = region_scatter(features, positive, negative, reduction, first=start)
         members = torch.arange(start, stop, device=features.device)
         S, D = _regularise(S, D, lam, relative, towards, members)
         F = stacked_factor(S, D, t, invert_first=True, dtype=out.dtype, names=("S", "D"), members=members)

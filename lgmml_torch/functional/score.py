@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,15 @@ from lgmml_torch.checks import (
 from lgmml_torch.ragged import fingerprint
 from lgmml_torch.segments import argsort_segments, segment_ids, segment_max, segment_min, segment_sum
 
-KERNELS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {
-        "paper": lambda d: d * torch.exp(-d),
-        "distance": lambda d: d,
-        "rbf": lambda d: -torch.exp(-d),
-    }
-)
-"""κ by name. ``paper`` rises up to d = 1 and falls after it; ``distance`` and ``rbf`` rise everywhere."""
+KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "paper": lambda d: d * torch.exp(-d),
+    "distance": lambda d: d,
+    "rbf": lambda d: -torch.exp(-d),
+}
+"""κ by name. ``paper`` rises up to d = 1 and falls after it; ``distance`` and ``rbf`` rise everywhere.
+
+A kernel needs derivatives by autograd, and values of one sign: scores that differ by rounding alone are told by that.
+"""
 
 
 def kernel(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,6 @@ POLICIES = {
     "shared": ("shared", "ones"),
     "amortized": ("amortized", "shared", "ones"),
 }
-LIST_POLICIES = ("knn", "amortized")  # those that look at the new list
 
 
 class Phi(nn.Module):
@@ -129,7 +129,7 @@ class Phi(nn.Module):
         base = self._typed(self.table(torch.zeros(1, dtype=torch.long, device=queries.device)))
         if self.deviation is not None:
             return (base + self._typed(self.deviation(queries))).clamp_min(0)
-        return base if self.gate is None else self._gated(base, self.summaries[queries])
+        return base if self.gate is None else self.gated(base, self.summaries[queries])
 
     def for_new(
         self,
@@ -140,20 +140,30 @@ class Phi(nn.Module):
         """The weights of queries that were not trained on, by the policy."""
         name = policy or self.policy
         check_choice("policy", name, POLICIES[self.mode])
-        weight = self.table.weight
-        if name == "ones":
-            return weight.new_ones(1, self.num_metrics)
-        if name == "shared":
-            return weight
-        if name == "mean":
-            return weight.mean(0, keepdim=True)
-        if summaries is None:
+        rule = RULES[name]
+        if rule.looks and summaries is None:
             raise LGMMLError(f"`summaries` must be given for policy {name!r}, got None")
-        check_shape("summaries", summaries, (count, 2 * self.num_metrics))
-        if name == "knn":
-            half = self.num_metrics
-            return nearest_mean(summaries[:, :half], self.summaries[:, :half], weight, self.neighbours)
-        return self._gated(weight, summaries)
+        if rule.looks and summaries is not None:
+            check_shape("summaries", summaries, (count, 2 * self.num_metrics))
+        return rule.weights(self, summaries)
+
+    def nearest(
+        self,
+        summaries: Tensor,  # (Q, 2K)
+    ) -> Tensor:  # (Q, K)
+        """The mean row of the training queries whose means of κ are nearest."""
+        half = self.num_metrics
+        return nearest_mean(summaries[:, :half], self.summaries[:, :half], self.table.weight, self.neighbours)
+
+    def gated(
+        self,
+        base: Tensor,  # (1, K)
+        summaries: Tensor,  # (Q, 2K)
+    ) -> Tensor:  # (Q, K)
+        """The weights times the gate's answer to the lists' summaries."""
+        assert self.gate is not None
+        standard = ((summaries - self.summary_mean) / self.summary_spread).clamp(-5, 5)
+        return base * self._typed(self.gate(standard)).exp()
 
     def penalty(
         self,
@@ -220,11 +230,6 @@ class Phi(nn.Module):
         """A module of the right shapes, to be filled by ``load_state_dict``."""
         return cls(**spec)
 
-    def _gated(self, base: Tensor, summaries: Tensor) -> Tensor:
-        assert self.gate is not None
-        standard = ((summaries - self.summary_mean) / self.summary_spread).clamp(-5, 5)
-        return base * self._typed(self.gate(standard)).exp()
-
     @staticmethod
     def _typed(value: Any) -> Tensor:
         assert isinstance(value, Tensor)
@@ -257,3 +262,31 @@ class _Gate(nn.Module):
 def _embedding(rows: int, width: int, sparse: bool) -> nn.Embedding:
     """An embedding of zeros; without the weight given, the constructor would draw from the global random state."""
     return nn.Embedding(rows, width, sparse=sparse, _weight=torch.zeros(rows, width))
+
+
+def _given(summaries: Tensor | None) -> Tensor:
+    assert summaries is not None  # `for_new` asks for them
+    return summaries
+
+
+class Policy(NamedTuple):
+    """What a query gets that was not trained on.
+
+    Attributes:
+        weights: called with the `Phi` and the summaries of the new lists ``(Q, 2K)``, which only policies that look at
+            the list need; gives ``(Q, K)`` weights, or ``(1, K)`` when all are the same.
+        looks: whether it looks at the new list.
+    """
+
+    weights: Callable[[Phi, Tensor | None], Tensor]
+    looks: bool = False
+
+
+RULES: dict[str, Policy] = {
+    "ones": Policy(lambda phi, _: phi.table.weight.new_ones(1, phi.num_metrics)),
+    "shared": Policy(lambda phi, _: phi.table.weight),
+    "mean": Policy(lambda phi, _: phi.table.weight.mean(0, keepdim=True)),
+    "knn": Policy(lambda phi, summaries: phi.nearest(_given(summaries)), looks=True),
+    "amortized": Policy(lambda phi, summaries: phi.gated(phi.table.weight, _given(summaries)), looks=True),
+}
+"""Policies by name. A new one stands here, and in `POLICIES` with the ways of training Φ that allow it."""

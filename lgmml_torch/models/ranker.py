@@ -14,7 +14,7 @@ from lgmml_torch.checks import LGMMLError, check_choice, check_offsets, check_sh
 from lgmml_torch.functional.score import KERNELS, kernel, list_summary, tie_equal_rows
 from lgmml_torch.functional.score import score as score_kappa
 from lgmml_torch.models.local_metrics import LocalMetrics, tensor_state
-from lgmml_torch.models.phi import LIST_POLICIES, Phi
+from lgmml_torch.models.phi import RULES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import build_preprocess
 from lgmml_torch.models.storage import read_model, write_model
@@ -91,7 +91,7 @@ class LGMML(nn.Module):
         """Φ of each list: by the policy for new queries, or its own row where ``rows`` names one."""
         count = len(offsets) - 1
         name = policy or self.phi.policy
-        summaries = list_summary(kappa, offsets) if name in LIST_POLICIES else None
+        summaries = list_summary(kappa, offsets) if RULES[name].looks else None
         phi = self.phi.for_new(summaries, count, name)
         if rows is None or not bool((rows >= 0).any()):
             return phi
@@ -152,7 +152,7 @@ class LGMML(nn.Module):
         rows: Tensor | None,  # (Q,)
     ) -> Tensor:  # (N,)
         """`forward` without gradients; where all lists have one Φ, without the matrix of distances either."""
-        if policy in LIST_POLICIES or (rows is not None and bool((rows >= 0).any())):
+        if RULES[policy].looks or (rows is not None and bool((rows >= 0).any())):
             scores: Tensor = self(features, offsets, policy=policy, rows=rows)
             return scores
         phi = self.phi.for_new(None, len(offsets) - 1, policy)[0]

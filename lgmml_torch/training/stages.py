@@ -267,9 +267,12 @@ def _keep_start(module: LGMMLModule, keeper: KeepCheckpoints, valid: RankingData
 
 def _bring_best(resume: Path, best_file: Path) -> None:
     """A run resumed in another folder may never beat the best epoch so far: that model has to come along."""
+    if best_file.exists() or not resume.is_file():
+        return
     earlier = resume.parent / best_file.name
-    if earlier.is_file() and not best_file.exists():
-        write_bytes(best_file, earlier.read_bytes())
+    if not earlier.is_file():
+        log.warning("there is no %s beside %s: its own weights stand in for the best so far", best_file.name, resume)
+    write_bytes(best_file, (earlier if earlier.is_file() else resume).read_bytes())
 
 
 # What a library call should not do by itself: print tables, bars and advice.

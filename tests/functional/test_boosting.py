@@ -12,8 +12,8 @@ from lgmml_torch.functional.boosting import (
     draw_subspaces,
     feature_prior,
     feature_weights,
+    list_scatter,
     nonnegative_solve,
-    pair_scatter,
 )
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import boosting as naive
@@ -109,29 +109,29 @@ class TestPairScatter:
         offsets = offsets[[0, -1]] if pooled else offsets
         p, n = g.clamp_min(0), (-g).clamp_min(0)
         values = torch.stack([x, x.flip(1) + 50.0], dim=1)  # (M, 2, 3)
-        S, D = pair_scatter(values, p, n, offsets)
+        S, D = list_scatter(values, p, n, offsets)
         for c in range(2):
-            want = naive.pair_scatter(values[:, c].numpy(), p.numpy(), n.numpy(), offsets.tolist())
+            want = naive.list_scatter(values[:, c].numpy(), p.numpy(), n.numpy(), offsets.tolist())
             np.testing.assert_allclose(S[c].numpy(), want[0], rtol=1e-9, atol=1e-11)
             np.testing.assert_allclose(D[c].numpy(), want[1], rtol=1e-9, atol=1e-11)
 
     def test_lists_without_both_kinds_count_for_nothing(self) -> None:
         x = torch.tensor([0.0, 1.0, 100.0, 300.0], dtype=torch.float64).reshape(4, 1, 1)
         p = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-        S, D = pair_scatter(x, p, torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64), torch.tensor([0, 2, 4]))
+        S, D = list_scatter(x, p, torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64), torch.tensor([0, 2, 4]))
         assert S.item() == 0.0
         assert D.item() == pytest.approx(1.0)
 
     def test_nothing_at_all_gives_zeros(self) -> None:
-        S, D = pair_scatter(torch.randn(3, 2, 2, generator=gen(0)), torch.zeros(3), torch.ones(3), torch.tensor([0, 3]))
+        S, D = list_scatter(torch.randn(3, 2, 2, generator=gen(0)), torch.zeros(3), torch.ones(3), torch.tensor([0, 3]))
         assert not S.any()
         assert not D.any()
 
     def test_errors(self) -> None:
         with pytest.raises(LGMMLError, match=r"`positive` must have shape \(3,\), got \(2,\)"):
-            pair_scatter(torch.zeros(3, 1, 1), torch.ones(2), torch.ones(3), torch.tensor([0, 3]))
+            list_scatter(torch.zeros(3, 1, 1), torch.ones(2), torch.ones(3), torch.tensor([0, 3]))
         with pytest.raises(LGMMLError, match=r"`negative` must have shape \(3,\), got \(2,\)"):
-            pair_scatter(torch.zeros(3, 1, 1), torch.ones(3), torch.ones(2), torch.tensor([0, 3]))
+            list_scatter(torch.zeros(3, 1, 1), torch.ones(3), torch.ones(2), torch.tensor([0, 3]))
 
 
 def test_anchors_are_documents_their_mean_and_points_away_from_the_negatives() -> None:

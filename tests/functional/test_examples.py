@@ -13,8 +13,8 @@ from lgmml_torch.functional.examples import (
     example_metrics,
     location_distances,
     location_weights,
-    pair_scatter,
     squared_distances,
+    weighted_scatter,
 )
 from tests.reference import examples as reference
 
@@ -137,14 +137,14 @@ def test_location_weights_limits() -> None:
     assert found.tolist() == pytest.approx([e / sum(expected) for e in expected])
 
 
-def test_pair_scatter_equals_the_sum_over_pairs(generator: torch.Generator) -> None:
+def test_weighted_scatter_equals_the_sum_over_pairs(generator: torch.Generator) -> None:
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     q, x, c = randn(3, 4), randn(5, 4), randn(3, 5)
     expected = sum(c[a, b] * torch.outer(q[a] - x[b], q[a] - x[b]) for a in range(3) for b in range(5))
-    assert torch.allclose(pair_scatter(q, x, c), expected)
-    assert torch.allclose(pair_scatter(q + 1e4, x + 1e4, c), expected, atol=1e-6)
+    assert torch.allclose(weighted_scatter(q, x, c), expected)
+    assert torch.allclose(weighted_scatter(q + 1e4, x + 1e4, c), expected, atol=1e-6)
 
 
 def test_errors_name_argument_rule_and_value() -> None:

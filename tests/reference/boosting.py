@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def pair_scatter(x: Array, positive: Array, negative: Array, offsets: list[int]) -> tuple[Array, Array]:
+def list_scatter(x: Array, positive: Array, negative: Array, offsets: list[int]) -> tuple[Array, Array]:
     """x (M, s); weighted means over pairs within lists."""
     size = x.shape[1]
     S, D, s_weight, d_weight = np.zeros((size, size)), np.zeros((size, size)), 0.0, 0.0

@@ -17,7 +17,7 @@ from lgmml_torch.functional.boosting import (
     draw_subspaces,
     feature_prior,
     feature_weights,
-    pair_scatter,
+    list_scatter,
 )
 from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
@@ -257,6 +257,6 @@ def subspace_factors(
     if config.metric == "identity" or values.shape[2] == 1:  # in one dimension every metric is a scale
         return eye.expand(values.shape[1], -1, -1)
     lists = offsets if config.metric == "gmml" else offsets[[0, -1]]
-    S, D = (scatter.double() for scatter in pair_scatter(values, positive, negative, lists))
+    S, D = (scatter.double() for scatter in list_scatter(values, positive, negative, lists))
     least = LEAST_SCATTER * eye.double()
     return gmml((S + S.mT) / 2 + least, (D + D.mT) / 2 + least, config.t, lam=config.lam).factor.to(values.dtype)

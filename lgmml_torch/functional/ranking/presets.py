@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive, did_you_mean
@@ -78,7 +77,7 @@ _KNOWN = (
     Preset("letor4", discount="letor", no_relevant=0.0, short_lists="zero", max_label=2, max_grade=2),
     Preset("mslr", discount="letor", no_relevant=0.0, short_lists="zero", threshold=2.0, max_label=4, max_grade=4),
 )
-PRESETS = MappingProxyType({preset.name: preset for preset in _KNOWN})
+PRESETS = {preset.name: preset for preset in _KNOWN}
 
 
 class MetricName(NamedTuple):
