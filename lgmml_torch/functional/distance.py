@@ -29,14 +29,14 @@ from lgmml_torch.checks import (
     check_shape,
 )
 
-TileKernel = Callable[[Tensor, Tensor], None]
+TileFiller = Callable[[Tensor, Tensor], None]
 """Fills ``tile (K, B)`` with the distances of ``rows (B, D)``."""
 
 
-def factor_kernel(
+def factor_filler(
     anchors: Tensor,  # (K, D)
     factors: Tensor,  # (K, D, R)
-) -> TileKernel:
+) -> TileFiller:
     """Difference, product, row norm, one metric after another; the difference comes first, so anchors get exactly 0."""
 
     def fill(rows: Tensor, tile: Tensor) -> None:
@@ -50,11 +50,11 @@ def factor_kernel(
     return fill
 
 
-def subspace_kernel(
+def subspace_filler(
     support: Tensor,  # (K, s)
     anchors: Tensor,  # (K, s)
     factors: Tensor,  # (K, s, r)
-) -> TileKernel:
+) -> TileFiller:
     """Metrics on few features: all K at once, one feature and one direction after another."""
     # Turned to be lower triangular, which changes no distance and leaves half of the products out.
     lenses = torch.linalg.qr(factors.double().mT).R.mT.to(factors)
@@ -79,19 +79,19 @@ def subspace_kernel(
 
 
 def scaled_tiles(
-    kernel: TileKernel,
+    filler: TileFiller,
     features: Tensor,  # (N, D)
     num_metrics: int,
     chunk_rows: int,
     *,
     scales: Tensor | None = None,  # (K,)
 ) -> Iterator[tuple[slice, Tensor]]:  # rows, (K, B)
-    """Run a kernel over tiles of rows and divide by the scales; the caller may write into a tile."""
+    """Run a filler over tiles of rows and divide by the scales; the caller may write into a tile."""
     check_positive("chunk_rows", chunk_rows)
     for start in range(0, len(features), chunk_rows):
         rows = features[start : start + chunk_rows]
         tile = rows.new_empty((num_metrics, len(rows)))
-        kernel(rows, tile)
+        filler(rows, tile)
         # One cheap sum watches over every entry: it is finite only when they all are (or barely overflows, see below).
         if not torch.isfinite(tile.sum()):
             check_finite("features", features)
@@ -105,18 +105,18 @@ def scaled_tiles(
 
 
 def fill_tiles(
-    kernel: TileKernel,
+    filler: TileFiller,
     features: Tensor,  # (N, D)
     out: Tensor,  # (N, K)
     chunk_rows: int,
     *,
     scales: Tensor | None = None,  # (K,)
 ) -> Tensor:  # (N, K)
-    """Run a kernel over tiles of rows, divide by the scales and write the transposed tiles to ``out``.
+    """Run a filler over tiles of rows, divide by the scales and write the transposed tiles to ``out``.
 
     Dividing tiles costs no pass over ``out`` and rounds once, whatever the dtype of ``out``.
     """
-    for rows, tile in scaled_tiles(kernel, features, out.shape[1], chunk_rows, scales=scales):
+    for rows, tile in scaled_tiles(filler, features, out.shape[1], chunk_rows, scales=scales):
         out[rows].copy_(tile.T)
     return out
 
@@ -133,7 +133,7 @@ _BLOCK = 2048  # monomials in one product, to bound the memory
 _TOO_MANY = 0.3  # a metric for which so many distances are unsure is left to the factor form
 
 
-def quadratic_kernel(
+def quadratic_filler(
     anchors: Tensor,  # (K, D)
     factors: Tensor,  # (K, D, R)
 ) -> Callable[[Tensor, Tensor], None]:
@@ -141,19 +141,19 @@ def quadratic_kernel(
 
     The choice depends on anchors and factors alone, so all rows are treated alike.
     """
-    kernel = QuadraticKernel(anchors, factors)
+    filler = QuadraticFiller(anchors, factors)
     probe = anchors.new_empty((len(anchors), len(anchors)))
-    fits = kernel.approximate(anchors, probe).double().mean(dim=1) <= _TOO_MANY
+    fits = filler.approximate(anchors, probe).double().mean(dim=1) <= _TOO_MANY
     if bool(fits.all()):
-        return kernel
+        return filler
     good, bad = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
-    plain = factor_kernel(anchors[bad], factors[bad])
+    plain = factor_filler(anchors[bad], factors[bad])
     if len(good) == 0:
         return plain
-    kernel.keep(good)
+    filler.keep(good)
 
     def fill(rows: Tensor, tile: Tensor) -> None:
-        for form, part in ((kernel, good), (plain, bad)):
+        for form, part in ((filler, good), (plain, bad)):
             own = tile.new_empty((len(part), tile.shape[1]))
             form(rows, own)
             tile[part] = own
@@ -161,7 +161,7 @@ def quadratic_kernel(
     return fill
 
 
-class QuadraticKernel:
+class QuadraticFiller:
     """Fills tiles with distances in float32; see the module's text.
 
     Args:
@@ -308,8 +308,8 @@ def local_distances(
     check_shape("anchors", anchors, (None, dim))
     check_shape("factors", factors, (len(anchors), dim, None))
     check_choice("method", method, METHODS)
-    kernel = distance_kernel(features, anchors, factors, norm=norm, method=method)
-    return fill_tiles(kernel, features, _result(out, (num, len(anchors)), features), chunk_rows)
+    filler = distance_filler(features, anchors, factors, norm=norm, method=method)
+    return fill_tiles(filler, features, _result(out, (num, len(anchors)), features), chunk_rows)
 
 
 @torch.no_grad()
@@ -344,9 +344,9 @@ def subspace_distances(
     if support.numel() and not (int(support.min()) >= 0 and int(support.max()) < dim):
         worst = int(support.min()) if int(support.min()) < 0 else int(support.max())
         raise LGMMLError(f"`support` must index the {dim} features, got {worst}")
-    kernel = distance_kernel(features, anchors, factors, support=support, norm=norm)
+    filler = distance_filler(features, anchors, factors, support=support, norm=norm)
     chunk_rows = subspace_chunk(len(support)) if chunk_rows is None else chunk_rows
-    return fill_tiles(kernel, features, _result(out, (num, len(support)), features), chunk_rows)
+    return fill_tiles(filler, features, _result(out, (num, len(support)), features), chunk_rows)
 
 
 def subspace_chunk(num_metrics: int) -> int:
@@ -364,7 +364,7 @@ def quadratic_pays(
     return features.dtype == torch.float32 and len(features) >= MANY_ROWS and rank >= HIGH_RANK * factors.shape[1]
 
 
-def distance_kernel(
+def distance_filler(
     like: Tensor,  # features, or anything of their dtype and device
     anchors: Tensor,  # (K, s)
     factors: Tensor,  # (K, s, R)
@@ -372,16 +372,16 @@ def distance_kernel(
     support: Tensor | None = None,  # (K, s)
     norm: str = "mahalanobis",
     method: str = "factor",
-) -> TileKernel:
+) -> TileFiller:
     """What :func:`local_distances` and :func:`subspace_distances` run on every tile, to be kept for several calls."""
     points, lenses = _like(like, anchors, norm_factors(factors, norm))
     if support is not None:
-        return subspace_kernel(support, points, lenses)
+        return subspace_filler(support, points, lenses)
     if method == "auto":
         method = "quadratic" if quadratic_pays(like, factors, norm) else "factor"
     if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:
-        return quadratic_kernel(points, lenses)
-    return factor_kernel(points, lenses)
+        return quadratic_filler(points, lenses)
+    return factor_filler(points, lenses)
 
 
 def median_scales(

@@ -1,4 +1,4 @@
-"""`LocalMetrics`: a bank of local metrics, their anchors and scales, as buffers.
+"""`LocalMetrics`: a bank of local metrics, their anchors and scales: buffers, or parameters while they are trained.
 
 A metric is kept as its factor F, with M = F Fᵀ, because distances need F and because F keeps M positive
 semi-definite whatever rounding does. Metrics of the same shape stand together in a `MetricBlock`; a bank may mix
@@ -17,14 +17,17 @@ from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_sha
 from lgmml_torch.functional.distance import (
     CHUNK_ROWS,
     NORMS,
-    TileKernel,
-    distance_kernel,
+    TileFiller,
+    distance_filler,
     fill_tiles,
+    norm_factors,
     quadratic_pays,
     scaled_tiles,
     subspace_chunk,
 )
 from lgmml_torch.functional.score import kernel as kappa_of
+
+TINY = 1e-12  # under a root that is differentiated
 
 
 def tensor_state(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
@@ -60,7 +63,7 @@ class MetricBlock(nn.Module):
         quality: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self._kept: tuple[tuple[Any, ...], TileKernel, tuple[Tensor, ...]] | None = None
+        self._kept: tuple[tuple[Any, ...], TileFiller, tuple[Tensor, ...]] | None = None
         check_shape("anchors", anchors, (None, None))
         count, width = anchors.shape
         check_shape("factors", factors, (count, width, None))
@@ -92,6 +95,38 @@ class MetricBlock(nn.Module):
         """``(K, s, s)`` the metrics M = F Fᵀ, derived from the factors."""
         return self.factors @ self.factors.mT
 
+    def train_metrics_(self, trained: bool = True) -> None:
+        """Turn anchors and factors into parameters, or back into buffers; names and values stay as they are."""
+        for name in ("anchors", "factors"):
+            value = getattr(self, name).detach()
+            delattr(self, name)
+            if trained:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    def traced(
+        self,
+        features: Tensor,  # (N, D)
+        *,
+        norm: str = "mahalanobis",
+    ) -> Tensor:  # (N, K)
+        """`distances` that gradients flow through, to features, anchors and factors.
+
+        Metrics in all features are one product of the rows with all factors side by side. A document on its anchor has
+        a distance of 1e-6 instead of 0, where the root has no slope.
+        """
+        lenses = norm_factors(self.factors, norm)
+        count, width, rank = lenses.shape
+        if self.is_full:
+            centres = (self.anchors[:, None] @ lenses).reshape(-1)
+            image = features @ lenses.permute(1, 0, 2).reshape(width, -1) - centres
+        else:
+            gaps = features[:, self.support] - self.anchors  # (N, K, s)
+            image = torch.einsum("nks,ksr->nkr", gaps, lenses)
+        squares = image.view(len(features), count, rank).square().sum(dim=2)
+        return (squares + TINY).sqrt() / self.scales.to(squares)
+
     @torch.no_grad()
     def distances(
         self,
@@ -106,8 +141,8 @@ class MetricBlock(nn.Module):
         """
         if out is None:
             out = features.new_empty((len(features), self.num_metrics))
-        kernel, scales = self._kernel(features, norm), self.scales.to(features.dtype)
-        return fill_tiles(kernel, features, out, self._chunk_rows, scales=scales)
+        filler, scales = self._filler(features, norm), self.scales.to(features.dtype)
+        return fill_tiles(filler, features, out, self._chunk_rows, scales=scales)
 
     @torch.no_grad()
     def add_weighted(
@@ -121,7 +156,7 @@ class MetricBlock(nn.Module):
     ) -> None:
         """Add Σᵣ wᵣ κ(dᵣ) to ``out``, tile by tile: the distances never leave the cache."""
         scales = self.scales.to(features.dtype)
-        tiles = scaled_tiles(self._kernel(features, norm), features, self.num_metrics, self._chunk_rows, scales=scales)
+        tiles = scaled_tiles(self._filler(features, norm), features, self.num_metrics, self._chunk_rows, scales=scales)
         for rows, tile in tiles:
             out[rows].addmv_(kappa_of(tile, kernel).T, weights)
 
@@ -130,19 +165,19 @@ class MetricBlock(nn.Module):
         return CHUNK_ROWS if self.is_full else subspace_chunk(self.num_metrics)
 
     @torch.no_grad()
-    def _kernel(self, features: Tensor, norm: str) -> TileKernel:
-        """The kernel for such features, kept until the metrics change: large sets come in many blocks."""
+    def _filler(self, features: Tensor, norm: str) -> TileFiller:
+        """What fills tiles of such features, kept until the metrics change: large sets come in many blocks."""
         method = "quadratic" if self.is_full and quadratic_pays(features, self.factors, norm) else "factor"
         buffers = (self.support, self.anchors, self.factors)
         key = (features.dtype, features.device, norm, method, *tensor_state(buffers))
         if self._kept is None or self._kept[0] != key:
             support = None if self.is_full else self.support
-            kernel = distance_kernel(features, self.anchors, self.factors, support=support, norm=norm, method=method)
-            self._kept = (key, kernel, buffers)  # with them, so that no other tensor gets their addresses
+            filler = distance_filler(features, self.anchors, self.factors, support=support, norm=norm, method=method)
+            self._kept = (key, filler, buffers)  # with them, so that no other tensor gets their addresses
         return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # kernels are closures, which cannot be pickled
+        return {**self.__dict__, "_kept": None}  # fillers are closures, which cannot be pickled
 
     def select(self, columns: Tensor) -> MetricBlock:
         """The block with some of its metrics only."""
@@ -220,6 +255,24 @@ class LocalMetrics(nn.Module):
             block.distances(features, norm=self.norm, out=out[:, start:stop])
             start = stop
         return out
+
+    def train_metrics_(self, trained: bool = True) -> None:
+        """Turn anchors and factors of all blocks into parameters, or back into buffers."""
+        for block in self.iter_blocks():
+            block.train_metrics_(trained)
+
+    @property
+    def trained(self) -> bool:
+        """Whether anchors and factors are parameters."""
+        return any(True for _ in self.parameters())
+
+    def traced(
+        self,
+        features: Tensor,  # (N, D)
+    ) -> Tensor:  # (N, K)
+        """Scaled distances that gradients flow through, see `MetricBlock.traced`."""
+        check_shape("features", features, (None, self.num_features))
+        return torch.cat([block.traced(features, norm=self.norm) for block in self.iter_blocks()], dim=1)
 
     @torch.no_grad()
     def weighted_sum(

@@ -12,12 +12,12 @@ from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
 from lgmml_torch.functional import distance
 from lgmml_torch.functional import distance as quadratic
 from lgmml_torch.functional.distance import (
-    QuadraticKernel,
+    QuadraticFiller,
     fill_tiles,
     local_distances,
     median_scales,
     norm_factors,
-    quadratic_kernel,
+    quadratic_filler,
     subspace_distances,
 )
 from tests.reference import distance as reference
@@ -92,9 +92,9 @@ def test_the_quadratic_form_of_small_things(n: int, d: int, k: int, r: int) -> N
 
 def test_metrics_the_quadratic_form_does_not_suit_are_left_to_the_factors() -> None:
     _, anchors, F = quadratic_case("mixed", dim=40, k=40)
-    kernel = quadratic_kernel(anchors, F)
-    assert not isinstance(kernel, QuadraticKernel)
-    assert isinstance(quadratic_kernel(*quadratic_case("plain", dim=40, k=40)[1:]), QuadraticKernel)
+    kernel = quadratic_filler(anchors, F)
+    assert not isinstance(kernel, QuadraticFiller)
+    assert isinstance(quadratic_filler(*quadratic_case("plain", dim=40, k=40)[1:]), QuadraticFiller)
 
 
 def test_monomials_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_auto_takes_the_quadratic_form_for_many_rows_of_high_rank_only(monkeypat
 def test_scales_divide_before_the_result_is_rounded() -> None:
     x, a, F = case(40, 5, 3, 5, dtype=torch.float32)
     scales = torch.tensor([1e-3, 1.0, 7.0])
-    kernel = distance.distance_kernel(x, a, 1e5 * F)  # beyond float16 unless divided first
+    kernel = distance.distance_filler(x, a, 1e5 * F)  # beyond float16 unless divided first
     found = fill_tiles(kernel, x, torch.empty(40, 3, dtype=torch.float16), 16, scales=1e5 * scales)
     expected = local_distances(x, a, F) / scales
     torch.testing.assert_close(found.float(), expected, rtol=1e-3, atol=1e-6)

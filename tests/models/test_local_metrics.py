@@ -120,3 +120,51 @@ def test_set_scales() -> None:
 def test_errors_are_named(build, message: str) -> None:
     with pytest.raises(LGMMLError, match=message):
         build()
+
+
+@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
+def test_traced_distances_are_the_distances_and_have_their_slopes(norm: str) -> None:
+    g = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    support = torch.tensor([[0, 3], [2, 1]])
+    blocks = [
+        MetricBlock(draw(3, 5), draw(3, 5, 2), scales=draw(3).abs() + 0.5),
+        MetricBlock(draw(2, 2), draw(2, 2, 2), support=support, scales=draw(2).abs() + 0.5),
+    ]
+    bank = LocalMetrics(blocks, num_features=5, norm=norm)
+    x = draw(6, 5)
+    torch.testing.assert_close(bank.traced(x), bank(x), rtol=1e-9, atol=1e-9)
+    bank.train_metrics_()
+    assert bank.trained
+    torch.autograd.gradcheck(lambda features: bank.traced(features), (x.clone().requires_grad_(),))
+    bank.traced(x).sum().backward()
+    for block in bank.iter_blocks():
+        assert all(bool(torch.isfinite(p.grad).all()) for p in block.parameters())
+
+
+def test_metrics_become_parameters_and_buffers_again_under_the_same_names() -> None:
+    bank = LocalMetrics([MetricBlock(torch.rand(2, 3), torch.rand(2, 3, 2))], num_features=3)
+    before, x = {name: value.clone() for name, value in bank.state_dict().items()}, torch.rand(4, 3)
+    expected = bank(x)
+    bank.train_metrics_()
+    assert sorted(bank.state_dict()) == sorted(before)
+    assert {name for name, _ in bank.named_parameters()} == {"blocks.0.anchors", "blocks.0.factors"}
+    assert torch.equal(bank(x), expected)
+    with torch.no_grad():
+        bank.iter_blocks()[0].factors.mul_(2)
+    torch.testing.assert_close(bank(x), 2 * expected)  # what is kept for tiles follows the parameters
+    bank.load_state_dict(before)
+    bank.train_metrics_(False)
+    assert not bank.trained
+    assert torch.equal(bank(x), expected)
+
+
+def test_a_document_on_its_anchor_has_a_finite_slope() -> None:
+    bank = LocalMetrics([MetricBlock(torch.ones(1, 2), torch.eye(2)[None])], num_features=2)
+    x = torch.ones(1, 2, requires_grad=True)
+    bank.traced(x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.zeros(1, 2))

@@ -35,8 +35,8 @@ def test_distances_are_divided_by_the_scales(norm: str, many: int, monkeypatch: 
 
 def test_the_kernel_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    real = local_metrics.distance_kernel
-    monkeypatch.setattr(local_metrics, "distance_kernel", lambda *a, **kw: made.append(kw["norm"]) or real(*a, **kw))
+    real = local_metrics.distance_filler
+    monkeypatch.setattr(local_metrics, "distance_filler", lambda *a, **kw: made.append(kw["norm"]) or real(*a, **kw))
     metrics, x = block()
     metrics.distances(x)
     metrics.distances(x[:5])
