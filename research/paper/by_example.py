@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from research.paper.global_local import example_job
+from research.paper.jobs import example_job
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import bars_picture
 from research.protocol import present, split_name

@@ -14,6 +14,7 @@ from typing import Any
 
 from research.speed.harness import RESULTS
 from research.speed.race import race_rows
+from research.stats import markdown
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "performance.md"
 SCALES = ("scale-small", "scale-web10k", "scale-web30k", "scale-web30k-float16", "scale-yahoo1")
@@ -27,10 +28,8 @@ def load(name: str) -> dict[str, Any] | None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(_short(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
+    """A table in Markdown, numbers with few digits."""
+    return markdown(columns, [[_short(cell) for cell in row] for row in rows])
 
 
 def scale() -> str:

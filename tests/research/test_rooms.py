@@ -1,0 +1,71 @@
+"""Where things are in research: one door to training, one place for pictures, nothing looked up by name."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "research").rglob("*.py"))
+HOMES = {  # what only these may import
+    "lgmml_torch.app.train": ("systems.py",),
+    "lgmml_torch.training.stages": ("systems.py",),
+    "matplotlib": ("plots.py",),
+    "lightgbm": (),
+    "xgboost": (),
+    "importlib": (),
+    "hydra": (),
+}
+
+
+def imports(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_keeps_to_its_room(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    for name in imports(tree):
+        for package, homes in HOMES.items():
+            if name == package or name.startswith(f"{package}."):
+                assert path.name in homes, f"{path.name} imports {name}"
+    assert "get_method" not in text
+    assert text.count("\n") <= 450
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            assert (node.end_lineno or 0) - body[0].lineno < 40, f"{path.name}: {node.name}"
+
+
+COMMANDS = [
+    "paper",
+    "quality",
+    "picture",
+    *(f"speed.{name}" for name in ("core", "loading", "scale", "race", "scoring")),
+]
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "speed.training"])
+def test_every_command_says_how_it_is_used(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"research.{name}", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert f"research.{name}" in done.stdout + done.stderr
+
+
+def test_the_laboratory_is_not_in_the_help_of_train() -> None:
+    done = subprocess.run([sys.executable, "train.py", "--help"], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "local_metrics" in done.stdout
+    assert "figure" not in done.stdout
+    assert "research" not in done.stdout
