@@ -6,6 +6,7 @@ replaced by the tables of that name; figures that were not measured yet are said
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -147,6 +148,8 @@ def _short(cell: object) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     PAGE.write_text(fill(PAGE.read_text()))
     print(f"filled {PAGE.name}")
 

@@ -5,10 +5,9 @@ import io
 from pathlib import Path
 
 import pytest
-from research.paper.page import write_page
 
 from lgmml_torch.checks import DataError, LGMMLError
-from research.paper.outcome import Claim, Outcome, Table, read_outcome
+from research.paper.outcome import Claim, Outcome, Table, read_outcome, write_page
 from research.plots import Line, Panel, bars_picture, lines_picture
 
 TABLE = Table("numbers", "Some numbers", ["data", "a|b"], [["x, y", 0.5], ["z", None]], ["a note"])

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from research.paper.config import SIZES, figure_settings
 
 from lgmml_torch.checks import ConfigError
 from research.paper.__main__ import CONF, FIGURES, SIZES, figure_settings, main, run_figure
