@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import doctest
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,14 @@ def test_every_file_keeps_to_its_room(path: Path) -> None:
             body = node.body[1:] if ast.get_docstring(node) else node.body
             lines = (node.end_lineno or 0) - body[0].lineno + 1
             assert lines <= 40, f"{path.name}: {node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if ">>>" in path.read_text()], ids=lambda path: path.stem)
+def test_examples_in_docstrings_are_true(path: Path) -> None:
+    module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    found = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 COMMANDS: dict[str, Callable[[], object]] = {
