@@ -23,6 +23,7 @@ LOOKS = {
     "random": ("#bbbbbb", "."), "Euclidean": ("#777777", "X"), "linear": ("#997755", "P"), "GBRT": ("#ccaa22", "D"),
     "λ-MART": ("#aa3377", "s"), "MLR": ("#cc7788", "v"), "R-MLR": ("#ee6677", "s"), "GMML": ("#228833", "D"),
     "L-GMML as published": ("#66bbee", "v"), "L-GMML boosted": ("#332288", "^"), "L-GMML": ("#2b5c99", "o"),
+    "boosted L-GMML": ("#332288", "^"), "LightGBM": ("#aa3377", "s"),
     "train": ("#2b5c99", "o"), "valid": ("#66bbee", "v"), "test": ("#ccaa22", "D"),
 }  # fmt: skip
 

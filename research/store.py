@@ -96,7 +96,8 @@ class Store:
         path = self.path(job)
         started, cpu = time.perf_counter(), time.process_time()
         record = job.make()
-        record.info.setdefault("seed", job.settings.get("seed"))
+        if "seed" in job.settings:
+            record.info.setdefault("seed", job.settings["seed"])
         took = time.perf_counter() - started
         content = {
             "version": VERSION, "settings": dict(job.settings), "values": record.values, "info": record.info,

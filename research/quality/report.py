@@ -33,6 +33,7 @@ from research.stats import gains, markdown, over_folds, signed
 from research.store import Store, machine_facts, to_json
 from research.systems import ROWS, find_system
 
+NOISE_TITLE = "Three times as many features, two thirds of them noise"
 PROTOCOL = Path(__file__).with_name("protocol.md")
 NOTES = Path(__file__).with_name("notes.md")  # how to read the full run's figures
 TITLES = {"mq2008": "MQ2008", "ohsumed": "OHSUMED", "lgbm-rank": "LightGBM sample", "mslr-sample": "MSLR sample"}
@@ -77,7 +78,7 @@ def _draw(plan: Plan, table: Table, images: Path, name: str) -> tuple[bool, bool
     places = list(dict.fromkeys(place for found in losses.values() for place in found))
     if places:
         bars = {system: [(found.get(place, np.nan), 0.0, 0.0) for place in places] for system, found in losses.items()}
-        picture = bars_picture(places, bars, y="loss of NDCG@10", title="Three times as many features, the rest noise")
+        picture = bars_picture(places, bars, y="loss of NDCG@10", digits=3, title=NOISE_TITLE)
         save_figure(picture, images / f"{name}-noise.png", dpi=90)
     return bool(shown), bool(places)
 
