@@ -1,4 +1,4 @@
-"""Pictures of the quality benchmark: differences with their intervals, and what noise costs."""
+"""The pictures of research, all of them: lines, bars, stages, differences, and the two panels of the README."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.figure import Figure as Picture
+from matplotlib.figure import Figure as Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.ragged import RankingData
 
 # One system, one look, in every picture; the first word that a label starts with decides.
 LOOKS = {
     "random": ("#bbbbbb", "."), "Euclidean": ("#777777", "X"), "linear": ("#997755", "P"), "GBRT": ("#ccaa22", "D"),
     "λ-MART": ("#aa3377", "s"), "MLR": ("#cc7788", "v"), "R-MLR": ("#ee6677", "s"), "GMML": ("#228833", "D"),
     "L-GMML as published": ("#66bbee", "v"), "L-GMML boosted": ("#332288", "^"), "L-GMML": ("#2b5c99", "o"),
+    "boosted L-GMML": ("#332288", "^"), "LightGBM": ("#aa3377", "s"),
     "train": ("#2b5c99", "o"), "valid": ("#66bbee", "v"), "test": ("#ccaa22", "D"),
 }  # fmt: skip
 
@@ -57,12 +62,12 @@ def lines_picture(
     bars: bool = False,
     title: str = "",
     note: str = "",
-) -> Picture:
+) -> Figure:
     """Panels side by side; x has a tick at every point, the legend is shared; ``bars`` draws bars in place of bands."""
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     wide = 6.4 if columns == 1 else 3.6
-    figure = Picture(figsize=(wide * columns + 0.4, 3.2 * rows + 1.0), layout="constrained")
+    figure = Figure(figsize=(wide * columns + 0.4, 3.2 * rows + 1.0), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, panel in zip(axes, panels, strict=False):
         for number, line in enumerate(panel.lines):
@@ -139,7 +144,7 @@ def _log_scale(axis: Axes) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(figure: Picture, axes: Sequence[Axes]) -> None:
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -157,10 +162,10 @@ def bars_picture(
     note: str = "",
     log_y: bool = False,
     digits: int = 2,
-) -> Picture:
+) -> Figure:
     """A group of bars for each data set, one bar per system: (value, below, above) with error bars; NaN is left out."""
     bars = len(groups) * len(systems)
-    figure = Picture(figsize=(max(6.0, 0.62 * bars + 2.2), 4.2), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 0.62 * bars + 2.2), 4.2), layout="constrained")
     axis = figure.subplots()
     width = 0.84 / max(1, len(systems))
     for index, (label, values) in enumerate(systems.items()):
@@ -203,10 +208,10 @@ class Box:
     colour: str = "#dce8f5"
 
 
-def pipeline_picture(boxes: Sequence[Box], arrows: Sequence[tuple[int, int, str]], *, title: str = "") -> Picture:
+def pipeline_picture(boxes: Sequence[Box], arrows: Sequence[tuple[int, int, str]], *, title: str = "") -> Figure:
     """Boxes on a grid, arrows between them with a word each."""
     columns, rows = max(box.column for box in boxes) + 1, max(box.row for box in boxes) + 1
-    figure = Picture(figsize=(3.05 * columns, 1.85 * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(3.05 * columns, 1.85 * rows + 0.5), layout="constrained")
     axis = figure.subplots()
     centres = [(3.0 * box.column, -1.9 * box.row) for box in boxes]
     half = (1.12, 0.62)
@@ -324,8 +329,6 @@ def ratios_picture(
     return figure
 
 
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa7711", "#66ccee", "#aa3377")
-
 Interval = tuple[float, float, float]  # mean, low, high
 
 
@@ -363,24 +366,74 @@ def differences_picture(
     return figure
 
 
-def noise_picture(
-    losses: Mapping[str, Mapping[str, float]],  # system → "set, kind" → loss
-) -> Figure:
-    """Bars side by side: how much NDCG@10 falls with three times as many features, two thirds of them noise.
+GREYS, RELEVANT = "#b8bec6", ("#f0b95b", "#c8502d")  # label 0; labels 1 and 2
+LINES = ("#1f4e79", "#2a7f62")
 
-    >>> len(noise_picture({"a": {"toy, normal": 0.02}, "b": {"toy, normal": 0.03}}).axes[0].patches)
-    2
-    """
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    axis = figure.subplots()
-    places = list(dict.fromkeys(place for found in losses.values() for place in found))
-    width = 0.8 / max(1, len(losses))
-    for number, (system, found) in enumerate(losses.items()):
-        x = np.arange(len(places)) + (number - (len(losses) - 1) / 2) * width
-        heights = [found.get(place, np.nan) for place in places]
-        axis.bar(x, heights, width=width, label=system, color=COLOURS[number % len(COLOURS)])
-    axis.axhline(0, color="black", linewidth=0.8)
-    axis.set_xticks(range(len(places)), places, fontsize=7, rotation=20, ha="right")
-    axis.set_ylabel("loss of NDCG@10")
-    axis.legend(fontsize=8, frameon=False)
+
+def overview_picture(data: RankingData, bank: Bank, history: Mapping[str, Any], chance: float) -> Figure:
+    """Left, local metrics in the plane; right, the validation curve of boosting beside a random order's NDCG@10."""
+    figure = Figure(figsize=(11, 4.3), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
+    draw_metrics(left, data, bank)
+    draw_curve(right, history, chance)
     return figure
+
+
+def draw_metrics(axis: Axes, data: RankingData, bank: Bank) -> None:
+    """Documents in the plane, and around each anchor the ellipses of equal local distance."""
+    x, y = data.features.numpy().T
+    for label, colour in enumerate((GREYS, *RELEVANT)):
+        chosen = data.labels.numpy() == label
+        axis.scatter(x[chosen], y[chosen], s=14, color=colour, linewidths=0, zorder=2)
+    turns = torch.linspace(0, 2 * torch.pi, 200)
+    circle = torch.stack([turns.cos(), turns.sin()])  # (2, 200)
+    block = bank.metrics.iter_blocks()[0]
+    order = block.anchors[:, 0].argsort().tolist()
+    for colour, row in zip(LINES, order, strict=True):
+        anchor, scale = block.anchors[row], block.scales[row]
+        for share, width in ((0.2, 1.9), (0.4, 1.3), (0.6, 0.8)):
+            # ‖Fᵀv‖ = share · median distance: v = F⁻ᵀ times a circle of that radius.
+            edge = torch.linalg.solve(block.factors[row].T, share * scale * circle) + anchor[:, None]
+            axis.plot(*edge.numpy(), color=colour, linewidth=width, zorder=3)
+        across, up = anchor.tolist()
+        axis.scatter(across, up, marker="*", s=190, color=colour, edgecolors="white", linewidths=1.0, zorder=4)
+    dots = zip((GREYS, *RELEVANT), ("not relevant", "relevant", "highly relevant"), strict=True)
+    handles = [
+        Line2D([], [], marker="o", linestyle="", markersize=4, color=colour, label=word) for colour, word in dots
+    ]
+    handles += [
+        Line2D([], [], marker="*", linestyle="", markersize=10, color=LINES[0], label="anchor: ideal document"),
+        Line2D([], [], color=LINES[0], label="equal local distance"),
+    ]
+    axis.legend(handles=handles, fontsize=8, loc="lower center", ncols=3, frameon=False, bbox_to_anchor=(0.5, -0.17))
+    axis.set_aspect("equal")
+    axis.set_xlim(-6.0, 6.0)
+    axis.set_ylim(-3.6, 3.6)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_title("Each region of the feature space has a metric of its own", fontsize=11)
+
+
+def draw_curve(axis: Axes, history: Mapping[str, Any], chance: float) -> None:
+    """NDCG@10 by round of boosting, and the round that is kept."""
+    best = history["best_round"]
+    axis.plot(history["rounds"], history["train_ndcg"], color="#9aa5b1", linewidth=1.6)
+    axis.plot(history["rounds"], history["valid_ndcg"], color=LINES[0], linewidth=2.2)
+    value = history["valid_ndcg"][history["rounds"].index(best)]
+    axis.axhline(chance, color="#9aa5b1", linestyle=":", linewidth=1.2)
+    axis.axvline(best, color=RELEVANT[1], linestyle="--", linewidth=1.2)
+    axis.scatter([best], [value], s=46, color=RELEVANT[1], zorder=4)
+    last = history["rounds"][-1]
+    axis.annotate("training queries", (last, history["train_ndcg"][-1]), xytext=(-4, -12), ha="right", fontsize=9,
+                  textcoords="offset points", color="#6d7884")  # fmt: skip
+    axis.annotate("unseen validation queries", (best, value), xytext=(-10, -24), ha="right",
+                  textcoords="offset points", fontsize=9, color=LINES[0])  # fmt: skip
+    axis.annotate("random order", (last, chance), xytext=(-4, 5), ha="right", textcoords="offset points", fontsize=9,
+                  color="#6d7884")  # fmt: skip
+    axis.annotate(f"kept: round {best}", (best, chance), xytext=(-6, 24), ha="right", textcoords="offset points",
+                  fontsize=9, color=RELEVANT[1])  # fmt: skip
+    axis.set_xlabel("boosting round")
+    axis.set_ylabel("NDCG@10")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title("Metrics are added while unseen queries gain", fontsize=11)

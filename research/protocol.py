@@ -1,25 +1,44 @@
-"""The data of the experiments, by name: query-by-example sets in ten folds, ranking sets in five."""
+"""The one protocol of all experiments: which queries train, validate and test in each fold of a set, and noise.
+
+Ranking sets that come in official folds (or one split) keep them. All others are pooled: their files one after the
+other, queries numbered in that order, one permutation drawn once and for all, five parts; fold i tests on part i,
+validates on part i+1 and trains on the other three. Query-by-example sets are drawn anew in each fold.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, DataError
+from lgmml_torch.checks import DataError, check_choice, check_positive
 from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_examples
 from lgmml_torch.data.examples import Examples, digits_examples, synthetic_classes
 from lgmml_torch.data.generated import letor_like
+from lgmml_torch.data.letor import load_agreed, load_lightgbm
 from lgmml_torch.functional.examples import ExampleSet
+from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 
 OFFICIAL_FOLDS = ("mq2008", "ohsumed", "mslr", "mslr-web10k", "mslr-web30k")
 ONE_SPLIT = ("yahoo1", "yahoo2")
+NUM_FOLDS = 5
+TOY = "toy"  # generated, for tests
+NOISES = ("normal", "permuted")
+
+
+class Noise(NamedTuple):
+    """Features that mean nothing: of which kind, and how many for each real one."""
+
+    kind: str
+    times: int
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,63 @@ class RankingFold:
     train: RankingData
     valid: RankingData
     test: RankingData
+
+    def each(self, change: Callable[[RankingData], RankingData]) -> RankingFold:
+        """The fold with every part changed in the same way, training part first."""
+        return RankingFold(change(self.train), change(self.valid), change(self.test))
+
+    def prepared(self, step: Preprocess) -> RankingFold:
+        """The fold with its features preprocessed; the step is fitted on the training part."""
+        step.fit(self.train.features, self.train.offsets)
+        return self.each(lambda part: part.replace(features=step(part.features, part.offsets)))
+
+
+@lru_cache(maxsize=3)
+def ranking_fold(name: str, fold: int, data_dir: str | None = None, *, noise: Noise | None = None) -> RankingFold:
+    """Fold number ``fold``, from 0, of a ranking set; with ``noise``, with features that mean nothing.
+
+    Besides the names of the catalogue and folders, ``generated-Q-D`` is a set like LETOR's with Q queries and D
+    features, and ``toy`` a small one.
+    """
+    last = 0 if name in ONE_SPLIT else NUM_FOLDS - 1
+    if not 0 <= fold <= last:
+        raise DataError(f"`fold` must lie in [0, {last}] for {name!r}, got {fold}")
+    if noise is not None:
+        return noisy_ranking(ranking_fold(name, fold, data_dir), noise, seed=100 + fold)
+    if name in ONE_SPLIT or name in OFFICIAL_FOLDS:
+        parts = open_dataset(name, data_dir, fold=None if name in ONE_SPLIT else fold + 1, progress=False)
+        return RankingFold(parts["train"], parts["valid"], parts["test"])
+    whole = _pooled(name, data_dir)
+    shuffled = np.random.default_rng(0).permutation(whole.num_queries)
+    cut = [np.sort(shuffled[part::NUM_FOLDS]) for part in range(NUM_FOLDS)]
+    test, valid = cut[fold], cut[(fold + 1) % NUM_FOLDS]
+    train = np.setdiff1d(shuffled, np.concatenate([test, valid]))
+    return RankingFold(*(whole.select(torch.from_numpy(queries)) for queries in (train, valid, test)))
+
+
+@lru_cache(maxsize=2)
+def _pooled(name: str, data_dir: str | None) -> RankingData:
+    """All files of a set as one, queries numbered in the order of the files."""
+    if name == TOY:
+        return letor_like(40, 8, num_documents=400, noise=0.2)
+    if match := re.fullmatch(r"generated-(\d+)-(\d+)", name):
+        return letor_like(int(match[1]), int(match[2]), seed=0)
+    if name == "lgbm-rank":  # the catalogue would cut its training file
+        files = {part: data_folder(data_dir) / name / f"rank.{part}" for part in ("train", "test")}
+        parts = load_agreed(load_lightgbm, files, progress=False)
+    else:
+        parts = open_dataset(name, data_dir, progress=False)
+    found = [(part.in_caller_order(part.features), part.in_caller_order(part.labels)) for part in parts.values()]
+    features, labels = (torch.cat(columns) for columns in zip(*found, strict=True))
+    sizes = torch.cat([_sizes_in_file(part) for part in parts.values()])
+    return RankingData.from_arrays(features, labels, group=sizes)
+
+
+def _sizes_in_file(data: RankingData) -> Tensor:  # (Q,)
+    """Lengths of the lists as they follow one another in the file: where the query changes a new list begins."""
+    queries = data.in_caller_order(data.query_index)
+    starts = torch.cat([torch.tensor([0]), (queries.diff() != 0).nonzero()[:, 0] + 1, torch.tensor([len(queries)])])
+    return starts.diff()
 
 
 @lru_cache(maxsize=4)
@@ -92,34 +168,7 @@ def _song_fold(items: Examples, fold: int) -> ExampleFold:
     return ExampleFold(*(items.example_set(rows, split.train) for rows in (split.train, split.valid, split.test)))
 
 
-@lru_cache(maxsize=2)
-def ranking_fold(name: str, fold: int, data_dir: str | None = None, *, folds: int = 5) -> RankingFold:
-    """Fold number ``fold``, from 0: the official one, or one of five over all queries, 60/20/20.
-
-    ``generated-Q-D`` is a set like LETOR's with Q queries and D features.
-    """
-    if match := re.fullmatch(r"generated-(\d+)-(\d+)", name):
-        return _cut(letor_like(int(match[1]), int(match[2]), seed=0), fold, folds)
-    if name in ONE_SPLIT:
-        if fold:
-            raise DataError(f"{name!r} comes in one split, got fold {fold}")
-        parts = open_dataset(name, data_dir)
-    elif name in OFFICIAL_FOLDS:
-        parts = open_dataset(name, data_dir, fold=fold + 1)
-    else:
-        parts = open_dataset(name, data_dir)
-        renamed = [part.replace(qids=tuple(f"{key}-{q}" for q in part.qids)) for key, part in parts.items()]
-        return _cut(RankingData.merge(renamed), fold, folds)
-    return RankingFold(parts["train"], parts["valid"], parts["test"])
-
-
-def _cut(data: RankingData, fold: int, folds: int) -> RankingFold:
-    held = [test for _, test in data.kfold(folds, seed=0)]
-    rest = [part for number, part in enumerate(held) if number not in (fold, (fold + 1) % folds)]
-    return RankingFold(RankingData.merge(rest), held[(fold + 1) % folds], held[fold])
-
-
-def folds_of(name: str, folds: int) -> range:
+def folds_of(name: str, folds: int = NUM_FOLDS) -> range:
     """The folds to run: sets that come in one split have one."""
     return range(1 if name in ONE_SPLIT else folds)
 
@@ -152,19 +201,44 @@ def split_name(name: str) -> str:
         return "drawn anew per fold; database 50%, validation 25%, test 25%"
     if name.startswith("digits"):
         return "drawn anew per fold; database 40%, validation 30%, test 30%"
-    return "five folds over all queries, 60/20/20"
+    return "five folds over all queries, one fixed permutation, 60/20/20"
 
 
-def with_noise(features: Tensor, times: int, kind: str, seed: int) -> Tensor:  # (N, D·(1+times))
-    """Append ``times`` as many features that mean nothing: standard normal, or each real one's values shuffled."""
-    generator = torch.Generator().manual_seed(seed)
+def noise_columns(
+    features: Tensor,  # (N, D)
+    noise: Noise,
+    generator: np.random.Generator,
+) -> Tensor:  # (N, D·(1+times))
+    """The features, and beside them columns of noise: standard normal, or each real one's values shuffled over rows."""
+    check_choice("kind", noise.kind, NOISES)
+    check_positive("times", noise.times, zero=True)
     N, D = features.shape
-    parts = [features]
-    for _ in range(times):
-        if kind == "normal":
-            parts.append(torch.randn(N, D, generator=generator).to(features.dtype))
-        elif kind == "permuted":
-            parts.append(features.gather(0, torch.rand(N, D, generator=generator).argsort(0)))
+    columns = [features]
+    for _ in range(noise.times):
+        if noise.kind == "normal":
+            columns.append(torch.from_numpy(generator.standard_normal((N, D))).to(features.dtype))
         else:
-            raise ConfigError(f"`kind` of noise must be normal or permuted, got {kind!r}")
-    return torch.cat(parts, dim=1)
+            rows = np.stack([generator.permutation(N) for _ in range(D)], axis=1)
+            columns.append(features.gather(0, torch.from_numpy(rows)))
+    return torch.cat(columns, dim=1)
+
+
+def noisy_ranking(fold: RankingFold, noise: Noise, seed: int) -> RankingFold:
+    """The same lists with noise, drawn for training, validation and test part by itself."""
+    generator = np.random.default_rng(seed)
+    return fold.each(lambda part: part.replace(features=noise_columns(part.features, noise, generator)))
+
+
+def noisy_examples(fold: ExampleFold, noise: Noise, seed: int) -> ExampleFold:
+    """The same items, scaled to a root mean square deviation of one, with noise for the database and both queries."""
+    generator = np.random.default_rng(seed)
+    scale = fold.train.database.std(0, correction=0).square().mean().sqrt()
+    database, valid, test = (
+        noise_columns(rows / scale, noise, generator)
+        for rows in (fold.train.database, fold.valid.queries, fold.test.queries)
+    )
+    return ExampleFold(
+        replace(fold.train, database=database, queries=database),
+        replace(fold.valid, database=database, queries=valid),
+        replace(fold.test, database=database, queries=test),
+    )

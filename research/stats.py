@@ -1,15 +1,17 @@
-"""Means with intervals, and how they are written."""
+"""Means over queries with their intervals, paired gains, and how both are written."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lgmml_torch.functional.significance import Comparison, Interval, bootstrap_interval, compare
+from lgmml_torch.functional.significance import Comparison, Interval, bootstrap_interval, compare, compare_groups
 from research.store import Record
 
 SEED = 0  # of the bootstrap
@@ -26,13 +28,21 @@ def pooled(records: Iterable[Record], metric: str) -> Tensor:  # (ΣQ,)
 
 
 def interval(values: Tensor) -> Interval:
-    """Of the mean over queries."""
+    """The mean over queries and its bootstrap interval."""
     return bootstrap_interval(values, generator=torch.Generator().manual_seed(SEED))
 
 
 def gain(a: Tensor, b: Tensor) -> Comparison:
-    """Of the first over the second, query by query."""
+    """What the first ranking gains over the second, query by query."""
     return compare(a, b, generator=torch.Generator().manual_seed(SEED))
+
+
+def gains(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Interval]:
+    """The gain of first over second on each set, and under ``"mean"`` their mean, every set counting the same."""
+    found = {name: gain(a, b).difference for name, (a, b) in pairs.items()}
+    if found:
+        found["mean"] = compare_groups(list(pairs.values()), generator=torch.Generator().manual_seed(SEED))
+    return found
 
 
 def counts(values: Tensor) -> str:
@@ -81,3 +91,34 @@ def seconds(value: float) -> str:
 def judged(found: Interval) -> str:
     """Whether a claimed gain is there, by its interval."""
     return "holds" if found.low > 0 else "does not hold" if found.high < 0 else "not decided"
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    r"""A Markdown table; nothing is shown for None.
+
+    >>> print(markdown(["set", "MAP"], [["a|b", 0.5], ["c", None]]))
+    | set | MAP |
+    | --- | --- |
+    | a\|b | 0.5 |
+    | c |  |
+    """
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def target_word(met: bool) -> str:
+    """How a target that was or was not met appears in a table."""
+    return "met" if met else "MISSED"
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """How time grows with size: the slope of log seconds over log size, by least squares.
+
+    >>> round(exponent([1, 2, 4], [3.0, 12.0, 48.0]), 6)
+    2.0
+    """
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

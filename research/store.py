@@ -28,7 +28,7 @@ from lgmml_torch.progress import progress_bar
 
 log = logging.getLogger(__name__)
 
-VERSION = 3  # of the meaning of stored results; raising it lets all of them be computed again
+VERSION = 4  # of the meaning of stored results; raising it lets all of them be computed again
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Job:
     @property
     def label(self) -> str:
         """For progress bars and logs."""
-        facts = [(key, value) for key, value in self.settings.items() if isinstance(value, (str, int, float))]
+        facts = [(key, v) for key, v in self.settings.items() if isinstance(v, (str, int, float)) and v is not False]
         return " ".join(value if isinstance(value, str) else f"{key}={value}" for key, value in facts)
 
 
@@ -84,20 +84,26 @@ class Store:
         slug = re.sub(r"[^a-z0-9]+", "-", job.label.lower()).strip("-")[:60]
         return self.folder / job.kind / f"{slug}-{digest}.json"
 
-    def get(self, job: Job) -> Record:
-        """The stored record, or the work done and stored."""
+    def find(self, job: Job) -> Record | None:
+        """The stored record, or None; no work is done."""
         path = self.path(job)
-        if path.is_file():
-            return self._read(path)
+        return self._read(path) if path.is_file() else None
+
+    def get(self, job: Job) -> Record:
+        """The stored record, or the work done and stored, whole or not at all."""
+        if (stored := self.find(job)) is not None:
+            return stored
+        path = self.path(job)
         started, cpu = time.perf_counter(), time.process_time()
         record = job.make()
-        record.info.setdefault("seed", job.settings.get("seed"))
+        if "seed" in job.settings:
+            record.info.setdefault("seed", job.settings["seed"])
         took = time.perf_counter() - started
         content = {
-            "settings": dict(job.settings), "values": _writable(record.values), "info": _writable(record.info),
-            "took": took, "cpu": time.process_time() - cpu, "environment": environment(),
+            "version": VERSION, "settings": dict(job.settings), "values": record.values, "info": record.info,
+            "took": took, "cpu": time.process_time() - cpu, "machine": machine_facts(),
         }  # fmt: skip
-        write_text(path, json.dumps(content, indent=1, allow_nan=False))
+        write_text(path, to_json(content))
         log.info("%s %s: %.1f s", job.kind, job.label, took)
         return self._read(path)  # the same object whether or not the work was done just now
 
@@ -134,27 +140,45 @@ def read_record(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         values = {name: [math.nan if v is None else float(v) for v in row] for name, row in content["values"].items()}
-        load = content["environment"]["load average"] or 0.0
+        load = content["machine"]["load_1min"] or 0.0
         cost = {"wall clock": content["took"], "processor": content["cpu"], "load": load}
         return Record(values, content["info"], cost)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not a stored result ({error}); delete it to compute it again") from error
 
 
-def environment() -> dict[str, Any]:
-    """What timings depend on."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+def machine_facts() -> dict[str, Any]:
+    """What a reader needs to judge a figure: processor, threads, load and versions."""
+    cpuinfo = Path("/proc/cpuinfo")
+    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     return {
+        "processor": models[0].split(":", 1)[1].strip() if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load average": load,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
 
+def to_json(content: Any) -> str:
+    """Text for a file: NaN and infinities as null, numbers of numpy and torch as Python's.
+
+    >>> print(to_json({"a": float("nan"), "b": (torch.tensor(2), 0.5)}), end="")
+    {
+     "a": null,
+     "b": [
+      2,
+      0.5
+     ]
+    }
+    """
+    return json.dumps(_writable(content), indent=1, allow_nan=False) + "\n"
+
+
 def _writable(value: Any) -> Any:
-    """NaN and infinities as null, tuples as lists, numpy and torch numbers as Python's."""
+    """What JSON can hold."""
     if isinstance(value, Mapping):
         return {str(key): _writable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

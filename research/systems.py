@@ -1,188 +1,98 @@
-"""The compared systems by name, and one piece of work with each: fit, time, rank, keep the values per query."""
+"""The compared systems, one list for the paper's experiments and the quality benchmark alike.
+
+A system is one function of a fold, a seed and options; the options come from the paper's configuration or from what the
+quality benchmark chose on validation queries. Everything that calls the package's own training
+(`lgmml_torch.app.train`, `lgmml_torch.training.stages`) is in the first half of this file and nowhere else in research.
+"""
 
 from __future__ import annotations
 
 import logging
-import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lgmml_torch.app import train as run
 from lgmml_torch.app.config import load_config
-from lgmml_torch.baselines.base import ExampleSystem, RankingSystem, fitted
+from lgmml_torch.app.train import fit_metrics, train_best_phi
+from lgmml_torch.baselines.base import ExampleSystem
 from lgmml_torch.baselines.gmml import GlobalGMML, LocalGMML
-from lgmml_torch.baselines.mlr import MLR, RMLR, Limits
+from lgmml_torch.baselines.mlr import RMLR, Limits
 from lgmml_torch.baselines.simple import Euclidean, LinearRanker, RandomDistances, RandomRanker
-from lgmml_torch.baselines.trees import GBRT, LambdaMART
+from lgmml_torch.baselines.trees import GBRT, LambdaMART, TreeRanker, XGBoostRanker
 from lgmml_torch.checks import ConfigError, DegenerateScoresWarning, did_you_mean
-from lgmml_torch.functional.ranking.measures import rank_metrics
+from lgmml_torch.data.cache import Cache
+from lgmml_torch.fitting.sampled import fit_sampled
+from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
+from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.models.phi import POLICIES, Phi
+from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
+from lgmml_torch.models.preprocess.steps import ListRank, Quantile, RemoveConstant, Standardize
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
-from research.protocol import ExampleFold, RankingFold, with_noise
-from research.store import Record
+from lgmml_torch.training.distances import compute_distances
+from lgmml_torch.training.stages import QUIET, Prepared, prepare, quiet_lightning, train_phi
+from research.protocol import NOISES, RankingFold
 
-RANKING_METRICS = ("ndcg@5", "ndcg@10", "ndcg@20", "map")
-NAMES = {
-    "random": "random", "linear": "linear", "gbrt": "GBRT", "lambdamart": "λ-MART",
-    "published": "L-GMML as published", "boosted": "L-GMML boosted (our default)",
-    "euclidean": "Euclidean", "gmml": "GMML", "lgmml": "L-GMML", "mlr": "MLR", "rmlr": "R-MLR",
-}  # fmt: skip
+Score = Callable[[RankingData], Tensor]
+Options = Mapping[str, Any]
 
+# --- training of L-GMML ---
 
-class LGMMLSystem(RankingSystem):
-    """L-GMML for given lists, trained exactly as ``train.py`` trains it with the same overrides.
-
-    Args:
-        overrides: of ``conf/train.yaml``; none is the default, ``experiment=paper`` the paper's settings.
-        seed: of all draws.
-
-    After ``fit``: ``model``, ``chosen``, ``stages`` (seconds for the metrics and for Φ).
-    """
-
-    name = "L-GMML"
-
-    def __init__(self, overrides: Sequence[str] = (), *, seed: int = 0) -> None:
-        self.overrides, self.seed = list(overrides), seed
-
-    def fit(self, train: RankingData, valid: RankingData) -> Self:
-        """Preprocessing and metrics in closed form, then Φ."""
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), quiet("pytorch_lightning"):
-            warnings.simplefilter("ignore", DegenerateScoresWarning)  # a finding, seen in the figures
-            cfg = load_config([
-                *self.overrides, f"seed={self.seed}", "callbacks=quiet", "logger=none", "loader.num_workers=0",
-                "trainer.enable_progress_bar=false", "paths.cache_dir=false", f"paths.output_dir='{folder}'",
-            ])  # fmt: skip
-            started = time.perf_counter()
-            prepared = run.fit_metrics(cfg, {"train": train, "valid": valid}, [])
-            middle = time.perf_counter()
-            module, keeper, _ = run.train_best_phi(cfg, prepared, [], Path(folder))
-            self.stages = {"metrics": middle - started, "phi": time.perf_counter() - middle}
-        self.model: LGMML = module.model
-        self.chosen = {
-            "metrics": self.model.metrics.num_metrics, "best epoch": keeper.best_epoch,
-            "policy": self.model.phi.policy, "bandwidth": prepared.bank.history.get("bandwidth"),
-        }  # fmt: skip
-        return self
-
-    @torch.no_grad()
-    def score(self, data: RankingData) -> Tensor:
-        """Scores of the rows, by the policy for new queries."""
-        model: LGMML = fitted(self, "model")
-        return model.score(data)
-
-    @torch.no_grad()
-    def known_scores(self, data: RankingData) -> Tensor:
-        """Scores of training rows with the queries' own Φ."""
-        model: LGMML = fitted(self, "model")
-        scores: Tensor = model(data.features, data.offsets, rows=model.known_rows(data.qids))
-        return scores
+SILENT = (
+    "callbacks=quiet", "~callbacks.story", "logger=none", "loader.num_workers=0", "paths.cache_dir=false",
+    "paths.output_dir=unused", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
+)  # fmt: skip
 
 
-def ranking_system(name: str, options: Mapping[str, Any], *, seed: int, threads: int) -> RankingSystem:
-    """A system for given lists by its name in `NAMES`."""
-    trees = {"gbrt": GBRT, "lambdamart": LambdaMART}
-    if name in trees:
-        return trees[name](seed=seed, num_threads=threads, **options)
-    if name in ("published", "boosted"):
-        start = ["experiment=paper"] if name == "published" else []
-        return LGMMLSystem([*start, *options.get("overrides", ())], seed=seed)
-    if name == "linear":
-        return LinearRanker(**options)
-    if name == "random":
-        return RandomRanker(seed=seed)
-    raise ConfigError(f"no ranking system {name!r}{did_you_mean(name, list(NAMES))}")
+@dataclass(frozen=True)
+class Trained:
+    """A trained model and facts about the run: epochs, policy, CPU seconds."""
+
+    model: LGMML
+    info: dict[str, Any]
 
 
-def example_system(name: str, options: Mapping[str, Any], *, seed: int) -> ExampleSystem:
-    """A system for query by example by its name in `NAMES`; ``time_limit`` is for R-MLR."""
-    settings = dict(options)
-    if name in ("rmlr", "mlr"):
-        limits = Limits(time_limit=settings.pop("time_limit", None))
-        return (RMLR if name == "rmlr" else MLR)(**settings, limits=limits)
-    if name == "lgmml":
-        return LocalGMML(**settings, seed=seed)
-    if name == "gmml":
-        return GlobalGMML(**settings)
-    if name == "euclidean":
-        return Euclidean()
-    if name == "random":
-        return RandomDistances(seed=seed)
-    raise ConfigError(f"no query-by-example system {name!r}{did_you_mean(name, list(NAMES))}")
+def fit_bank(fold: RankingFold, overrides: Sequence[str] = (), seed: int = 0) -> Prepared:
+    """Preprocessing and local metrics as ``train.py`` fits them with the same overrides."""
+    cfg = load_config([*overrides, f"seed={seed}", *SILENT])
+    return fit_metrics(cfg, {"train": fold.train, "valid": fold.valid}, [])
 
 
-def rank_with(system: RankingSystem, fold: RankingFold, *, repeats: int = 3) -> Record:
-    """Fit on the training lists, score the test lists; seconds for both."""
-    seconds = _timed(lambda: system.fit(fold.train, fold.valid))
-    test = fold.test
-    scores = system.score(test)
-    scoring = statistics.median(_timed(lambda: system.score(test)) for _ in range(repeats))
-    values = rank_metrics(scores, test.labels, test.offsets, metrics=RANKING_METRICS, tie_order=test.order)
-    info: dict[str, Any] = {
-        "seconds": seconds, "scoring seconds per document": scoring / max(1, test.num_documents),
-        "documents": test.num_documents, "features": test.num_features, "chosen": dict(system.chosen),
-        "training queries": fold.train.num_queries, "queries": [str(qid) for qid in test.qids],
+def bank_info(bank: Prepared) -> dict[str, Any]:
+    """How many metrics, and what validation chose for them."""
+    history = bank.bank.history
+    facts = {"bandwidth": history.get("bandwidth"), "rounds": history.get("best_round")}
+    return {"metrics": bank.bank.metrics.num_metrics, **{key: v for key, v in facts.items() if v is not None}}
+
+
+def starting_model(bank: Prepared) -> LGMML:
+    """The bank with its own Φ₀, before any training of Φ."""
+    return bank.model(partial(Phi, mode="shared")).eval()
+
+
+def train_weights(bank: Prepared, overrides: Sequence[str] = (), seed: int = 0) -> Trained:
+    """Φ on a bank as ``train.py`` trains it; a bank may be used several times."""
+    cfg = load_config([*overrides, f"seed={seed}", *SILENT])
+    start = time.process_time()
+    with tempfile.TemporaryDirectory() as folder, quiet("pytorch_lightning"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateScoresWarning)  # a finding, seen in the figures
+        module, keeper, _ = train_best_phi(cfg, bank, [], Path(folder))
+    model = module.model.eval()
+    info = {
+        "seconds": time.process_time() - start, "epoch kept": keeper.best_epoch, "valid by epoch": keeper.curve,
+        "policy": model.phi.policy,
     }  # fmt: skip
-    if isinstance(system, LGMMLSystem):
-        info["stages"] = system.stages
-        if system.model.phi.mode == "per_query":
-            train = fold.train
-            own = rank_metrics(
-                system.known_scores(train), train.labels, train.offsets, metrics=["ndcg@10"], tie_order=train.order
-            )
-            info["ndcg@10 of training queries with their own Φ"] = float(own["ndcg@10"].nanmean())
-    if hasattr(system, "best_round"):
-        info["trees"] = system.best_round
-    return Record({name: row.tolist() for name, row in values.items()}, info)
-
-
-def retrieve_with(system: ExampleSystem, fold: ExampleFold) -> Record:
-    """Fit on the database's own items, rank the database for the test queries."""
-    with quiet("lgmml_torch.baselines"):
-        seconds = _timed(lambda: system.fit(fold.train, fold.valid))
-    values = system.evaluate(fold.test)
-    info: dict[str, Any] = {
-        "seconds": seconds, "chosen": dict(system.chosen), "database": len(fold.train.database),
-        "features": fold.train.database.shape[1], "training queries": fold.train.num_queries,
-    }  # fmt: skip
-    if isinstance(system, RMLR):
-        info |= {"cut": system.cut, "converged": system.result.converged, "rounds": len(system.result.history)}
-    if isinstance(system, LocalGMML):
-        info |= {"metrics": system.num_regions_used, "validation map": system.bank.valid_map}
-    return Record({name: row.tolist() for name, row in values.items()}, info)
-
-
-def noisy_ranking(fold: RankingFold, times: int, kind: str, seed: int) -> RankingFold:
-    """The same lists with features that mean nothing, drawn for each part by itself."""
-    parts = (fold.train, fold.valid, fold.test)
-    made = [part.replace(features=with_noise(part.features, times, kind, 3 * seed + i)) for i, part in enumerate(parts)]
-    return RankingFold(*made)
-
-
-def noisy_examples(fold: ExampleFold, times: int, kind: str, seed: int) -> ExampleFold:
-    """The same items, scaled to a root mean square deviation of one, with features that mean nothing."""
-    scale = fold.train.database.std(0, correction=0).square().mean().sqrt()
-    database = with_noise(fold.train.database / scale, times, kind, 3 * seed)
-
-    def part(data: Any, queries: Tensor) -> Any:
-        return replace(data, database=database, queries=queries)
-
-    asked = [with_noise(p.queries / scale, times, kind, 3 * seed + i) for i, p in ((1, fold.valid), (2, fold.test))]
-    return ExampleFold(part(fold.train, database), part(fold.valid, asked[0]), part(fold.test, asked[1]))
-
-
-def _timed(work: Any) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    return Trained(model, info)
 
 
 @contextmanager
@@ -195,3 +105,306 @@ def quiet(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+MOVED = (0.5, 1.0, 2.0, 4.0)  # how far anchors may be moved away from the negatives
+
+
+def sampled_bank(train: RankingData, valid: RankingData, *, metrics: int, seed: int) -> tuple[Prepared, LGMML]:
+    """For timings stage by stage, first stage: sampled metrics on quantiles; also the model with fresh weights."""
+    preprocess = Chain([RemoveConstant(), Quantile(output="normal"), Standardize()])
+    fit = partial(fit_sampled, num_metrics=metrics, alphas=MOVED)
+    bank = prepare(train, valid, preprocess=preprocess, fit_bank=fit, seed=seed)
+    return bank, bank.model(partial(Phi, mode="shared"))
+
+
+def map_distances(bank: Prepared, model: LGMML, *, folder: Path, dtype: torch.dtype) -> None:
+    """Second stage: the distances of all parts in memory-mapped files."""
+    cache = Cache(folder)
+    for name, part in bank.splits.items():
+        bank.dists[name] = compute_distances(model, part, cache=cache, dtype=dtype)
+
+
+def train_on_lists(
+    bank: Prepared, *, folder: Path, passes: int, callbacks: Sequence[pl.Callback], seed: int
+) -> tuple[LGMML, dict[int, float]]:
+    """Third stage: one Φ for all queries on whole lists; the model, and validation NDCG@10 by pass."""
+    module, keeper, _ = train_phi(
+        bank, make_phi=partial(Phi, mode="shared"), folder=folder, loader={"batching": "lists", "batch_size": 32},
+        optimizer=partial(torch.optim.SGD, lr=1e-3), trainer={"max_epochs": passes, "log_every_n_steps": 50},
+        callbacks=callbacks, seed=seed,
+    )  # fmt: skip
+    return module.model, dict(keeper.curve)
+
+
+def fit_quietly(module: pl.LightningModule, loader: pl.LightningDataModule, **settings: Any) -> None:
+    """A bare run of Lightning's loop, without its advice."""
+    with quiet_lightning():
+        pl.Trainer(**{**QUIET, **settings}).fit(module, loader)
+
+
+# --- systems for given lists ---
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Scores by row of a table, of which one fit may give several, and facts about the fit.
+
+    Attributes:
+        scores: the reported way of scoring comes first.
+        info: ``metrics`` or ``trees`` is the size of the model.
+        own: scores training queries with their own Φ, where they have one.
+    """
+
+    scores: dict[str, Score]
+    info: dict[str, Any] = field(default_factory=dict)
+    own: Score | None = None
+
+
+Fit = Callable[[RankingFold, int, Options], Fitted]
+
+
+def _scorer(model: LGMML, **options: Any) -> Score:
+    def score(data: RankingData) -> Tensor:
+        return model.score(data, **options)
+
+    return score
+
+
+def boosted(name: str = "boosted", overrides: Sequence[str] = (), *, warp: bool = True) -> Fit:
+    """Boosted metrics with their Φ₀, and with ``warp`` also after WARP, which is what ``train.py`` does by default."""
+
+    def fit(fold: RankingFold, seed: int, options: Options) -> Fitted:
+        settings = [*overrides, *options.get("overrides", ())]
+        bank = fit_bank(fold, settings, seed)
+        scores, info = {name: _scorer(starting_model(bank))}, bank_info(bank)
+        if warp:
+            trained = train_weights(bank, settings, seed)
+            scores = {f"{name}+warp": _scorer(trained.model), **scores}
+            info["warp"] = trained.info
+        return Fitted(scores, info)
+
+    return fit
+
+
+def fit_published(fold: RankingFold, seed: int, options: Options, *, bank: Prepared | None = None) -> Fitted:
+    """The paper's model, ``train.py experiment=paper``, under each policy for new queries."""
+    settings = ["experiment=paper", *options.get("overrides", ())]
+    bank = fit_bank(fold, settings, seed) if bank is None else bank
+    trained = train_weights(bank, settings, seed)
+    scores = {f"published {policy}": _scorer(trained.model, policy=policy) for policy in POLICIES["per_query"]}
+    return Fitted(scores, {**bank_info(bank), "phi": trained.info}, own=_scorer(trained.model, known_queries=True))
+
+
+def fit_sampled_phi(
+    fold: RankingFold, seed: int, options: Options, *, mode: str, bank: Prepared | None = None
+) -> Fitted:
+    """The paper's metrics with one Φ for all queries (``shared``), or one computed from the list (``amortized``)."""
+    bank = fit_bank(fold, ["experiment=paper"], seed) if bank is None else bank
+    trained = train_weights(bank, [f"phi={mode}", *options.get("overrides", ())], seed)
+    return Fitted({f"sampled {mode}": _scorer(trained.model)}, {**bank_info(bank), "phi": trained.info})
+
+
+def with_list_ranks(data: RankingData) -> RankingData:
+    """Every feature's rank within its list beside the feature itself."""
+    both = Concat([Chain([]), ListRank()])
+    return data.replace(features=both.fit_transform(data.features, data.offsets))
+
+
+def trees(make: type[TreeRanker], name: str, *, ranks: bool = False, members: int = 1) -> Fit:
+    """Boosted trees, or the mean of several models' scores, each over its spread on the training documents.
+
+    Options are those of `TreeRanker`; as many threads as torch has.
+    """
+
+    def fit(fold: RankingFold, seed: int, options: Options) -> Fitted:
+        view = with_list_ranks if ranks else lambda data: data
+        seen = fold.each(view)
+        threads = torch.get_num_threads()
+        models = [
+            make(**options, seed=seed + 1000 * member, num_threads=threads).fit(seen.train, seen.valid)
+            for member in range(members)
+        ]
+        spreads = [float(m.score(seen.train).std().clamp_min(1e-12)) if members > 1 else 1.0 for m in models]
+
+        def score(data: RankingData) -> Tensor:
+            rows = view(data)
+            return torch.stack([m.score(rows) / spread for m, spread in zip(models, spreads, strict=True)]).mean(0)
+
+        return Fitted({name: score}, {"trees": sum(m.best_round for m in models), "chosen": dict(models[0].chosen)})
+
+    return fit
+
+
+STEPS, EVERY, RATE = 150, 5, 0.02
+
+
+def fit_linear(fold: RankingFold, seed: int, options: Options) -> Fitted:
+    """LambdaRank by Adam on all lists at once; validation NDCG@10 keeps the best step."""
+    features = list_rank_features()
+    seen = fold.prepared(features)
+    train, valid = seen.train, seen.valid
+    weights = torch.zeros(train.num_features, requires_grad=True)
+    optimizer = torch.optim.Adam([weights], lr=RATE)
+    ideal = ideal_dcg(train.labels, train.offsets)
+    best, kept, kept_step = -1.0, weights.detach().clone(), 0
+    for step in range(1, STEPS + 1):
+        with torch.no_grad():
+            scores = train.features @ weights
+            gradients, _ = lambda_gradients(scores, train.labels.to(scores), train.offsets, ideal=ideal)
+            weights.grad = -(train.features.mT @ gradients.to(scores)) / train.num_queries
+        optimizer.step()
+        if step % EVERY == 0:
+            value = mean_ndcg(valid.features @ weights.detach(), valid)
+            if value > best:
+                best, kept, kept_step = value, weights.detach().clone(), step
+    return Fitted({"linear": lambda data: features(data.features, data.offsets) @ kept}, {"step": kept_step})
+
+
+def fit_ridge(fold: RankingFold, seed: int, options: Options) -> Fitted:
+    """Ridge regression on the default's features; validation chooses the penalty."""
+    features = list_rank_features()
+    seen = fold.prepared(features)
+    ranker = LinearRanker().fit(seen.train, seen.valid)
+
+    def score(data: RankingData) -> Tensor:
+        return ranker.score(data.replace(features=features(data.features, data.offsets)))
+
+    return Fitted({"ridge": score}, {"chosen": dict(ranker.chosen)})
+
+
+def fit_random(fold: RankingFold, seed: int, options: Options) -> Fitted:
+    """Random order."""
+    return Fitted({"random": RandomRanker(seed).fit(fold.train, fold.valid).score})
+
+
+MAIN_SEEDS = 10  # of the two systems the main target compares; the spread over seeds is as large as the target
+# The default's features without the list ranks.
+NO_RANKS = (
+    "preprocess=standardize",
+    "preprocess.spec.args.steps=[{name:remove_constant},{name:quantile,args:{max_knots:1024}},"
+    "{name:remove_constant,args:{tolerance:1e-6}},{name:standardize},{name:clip,args:{limit:5.0}}]",
+)
+
+
+@dataclass(frozen=True)
+class System:
+    """One or several rows of a table that come from one fit.
+
+    Attributes:
+        name: by which it is stored and named on the command line and in the paper's configuration.
+        fit: see `Fitted`.
+        rows: row names and how they read in the quality benchmark's tables.
+        title: how its reported row reads in the paper's tables.
+        choice: what the quality benchmark chooses on validation beforehand.
+        seeds: at most so many are of use (1: nothing is random).
+        noises: kinds of noise the quality benchmark runs it with.
+    """
+
+    name: str
+    fit: Fit
+    rows: Mapping[str, str]
+    title: str = ""
+    choice: str | None = None
+    seeds: int = 3
+    noises: tuple[str, ...] = ()
+
+
+# In the order in which the quality benchmark runs them: what the targets are about comes first. The default is what
+# ``train.py`` does: boosting, then WARP; the ablations stop before WARP and are compared with the default's Φ₀.
+SYSTEMS = (
+    System("random", fit_random, {"random": "random order"}, "random"),
+    System("ridge", fit_ridge, {"ridge": "linear, ridge regression"}, "linear", seeds=1),
+    System("linear", fit_linear, {"linear": "linear, LambdaRank"}, seeds=1),
+    System(
+        "boosted", boosted(),
+        {"boosted+warp": "**boosted L-GMML (default)**", "boosted": "boosted, Φ₀ before WARP"},
+        "L-GMML boosted (our default)", seeds=MAIN_SEEDS,
+    ),
+    System(
+        "lightgbm+ranks", trees(LambdaMART, "lightgbm+ranks", ranks=True), {"lightgbm+ranks": "LightGBM + list ranks"},
+        choice="lightgbm+ranks", seeds=MAIN_SEEDS,
+    ),
+    System("lightgbm", trees(LambdaMART, "lightgbm"), {"lightgbm": "LightGBM"}, "λ-MART", choice="lightgbm"),
+    System(
+        "published", fit_published,
+        {f"published {policy}": f"paper's L-GMML, new queries: {policy}" for policy in ("ones", "mean", "knn")},
+        "L-GMML as published", choice="published",
+    ),
+    System(
+        "sampled shared", partial(fit_sampled_phi, mode="shared"), {"sampled shared": "paper's metrics, shared Φ"},
+        choice="sampled shared",
+    ),
+    System(
+        "sampled amortized", partial(fit_sampled_phi, mode="amortized"),
+        {"sampled amortized": "paper's metrics, amortized Φ"}, choice="sampled amortized",
+    ),
+    System(
+        "boosted bag", boosted("boosted bag", ["local_metrics=bagged"]),
+        {"boosted bag+warp": "bag of 5 boosted L-GMML", "boosted bag": "bag of 5 boosted, Φ₀ before WARP"},
+    ),
+    System(
+        "lightgbm bag", trees(LambdaMART, "lightgbm bag", ranks=True, members=5),
+        {"lightgbm bag": "bag of 5 LightGBM + list ranks"}, choice="lightgbm+ranks",
+    ),
+    System(
+        "boosted identity", boosted("boosted identity", ["local_metrics.metric=identity"], warp=False),
+        {"boosted identity": "boosted, identity metric, Φ₀"},
+    ),
+    System(
+        "boosted pooled", boosted("boosted pooled", ["local_metrics.metric=gmml-pooled"], warp=False),
+        {"boosted pooled": "boosted, pooled pairs, Φ₀"},
+    ),
+    System(
+        "boosted no ranks", boosted("boosted no ranks", NO_RANKS, warp=False),
+        {"boosted no ranks": "boosted, no list ranks, Φ₀"},
+    ),
+    System(
+        "boosted noise", boosted("boosted noise"),
+        {"boosted noise+warp": "boosted L-GMML with noise", "boosted noise": "boosted, Φ₀, with noise"}, noises=NOISES,
+    ),
+    System(
+        "lightgbm noise", trees(LambdaMART, "lightgbm noise", ranks=True),
+        {"lightgbm noise": "LightGBM + list ranks with noise"}, choice="lightgbm+ranks", noises=NOISES,
+    ),
+    System(
+        "xgboost+ranks", trees(XGBoostRanker, "xgboost+ranks", ranks=True), {"xgboost+ranks": "XGBoost + list ranks"},
+        choice="xgboost+ranks",
+    ),
+    System("xgboost", trees(XGBoostRanker, "xgboost"), {"xgboost": "XGBoost"}, choice="xgboost"),
+)  # fmt: skip
+PAPER_ONLY = (System("gbrt", trees(GBRT, "gbrt"), {"gbrt": "GBRT"}, "GBRT"),)
+ROWS = {row: label for system in SYSTEMS for row, label in system.rows.items()}
+
+
+def find_system(name: str) -> System:
+    """The system of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = {system.name: system for system in (*SYSTEMS, *PAPER_ONLY)}
+    if name not in known:
+        raise ConfigError(f"no ranking system {name!r}{did_you_mean(name, list(known))}")
+    return known[name]
+
+
+# --- systems for query by example ---
+
+
+def _rmlr(options: Options, seed: int) -> ExampleSystem:
+    settings = dict(options)
+    return RMLR(limits=Limits(time_limit=settings.pop("time_limit", None)), **settings)
+
+
+# Titles, and how each is made of options and a seed.
+EXAMPLE_SYSTEMS: Mapping[str, tuple[str, Callable[[Options, int], ExampleSystem]]] = {
+    "random": ("random", lambda options, seed: RandomDistances(seed=seed)),
+    "euclidean": ("Euclidean", lambda options, seed: Euclidean()),
+    "rmlr": ("R-MLR", _rmlr),
+    "gmml": ("GMML", lambda options, seed: GlobalGMML(**options)),
+    "lgmml": ("L-GMML", lambda options, seed: LocalGMML(**options, seed=seed)),
+}
+NAMES = {name: title for name, (title, _) in EXAMPLE_SYSTEMS.items()} | {
+    system.name: system.title for system in (*SYSTEMS, *PAPER_ONLY) if system.title
+}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from research.paper.global_local import example_job
+from research.paper.jobs import example_job
 from research.paper.outcome import Claim, Outcome, Table
-from research.plots import bars_picture
+from research.plots import Figure, bars_picture
 from research.protocol import present, split_name
 from research.stats import INTERVAL, MAP_DEFINITION, counts, gain, judged, over_folds, pooled, seconds, signed
 from research.store import Record, Store
@@ -44,20 +44,25 @@ def run(cfg: Any, store: Store) -> Outcome:
     table = Table("by_example", "R-MLR, GMML and L-GMML in query by example", columns, rows, notes)
     gains = Table("by_example_gains", "Gains in MAP, paired per test query", ["data", "of", "over", "gain"],
                   _gains(found), [INTERVAL])  # fmt: skip
-    picture = bars_picture(
+    pictures = _pictures(cfg, names, found)
+    return Outcome(cfg.name, "Query by example", [table, gains], pictures, _claims(found, missing))
+
+
+def _pictures(cfg: Any, names: list[str], found: dict[str, dict[str, list[Record]]]) -> dict[str, Figure]:
+    quality = bars_picture(
         names,
         {NAMES[s]: [_bar([r.mean("map") for r in found[name][s]]) for name in names] for s in cfg.systems},
         y="MAP, test queries", title="Query by example", note=f"error bars: standard deviation over {cfg.folds} folds",
     )  # fmt: skip
     timed = [s for s in cfg.systems if s not in ("random", "euclidean")]
+    cap = cfg.systems["rmlr"]["time_limit"]
     times = bars_picture(
         names,
         {NAMES[s]: [_bar([r.info["seconds"] for r in found[name][s]]) for name in names] for s in timed},
         y="training time, s (log scale)", title="Training time in query by example", log_y=True,
         note=f"error bars: standard deviation over {cfg.folds} folds; R-MLR capped at {cap} s",
     )  # fmt: skip
-    pictures = {"by_example": picture, "by_example_time": times}
-    return Outcome(cfg.name, "Query by example", [table, gains], pictures, _claims(found, missing))
+    return {"by_example": quality, "by_example_time": times}
 
 
 def _bar(values: list[float]) -> tuple[float, float, float]:

@@ -6,13 +6,21 @@ from typing import Any
 
 from lgmml_torch.data.catalog import open_examples
 from lgmml_torch.ragged import RankingData
-from research.paper.numbers import LARGE_SETS, SONGS
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import bars_picture
 from research.protocol import example_fold, present, ranking_fold, split_name
 from research.store import Job, Record, Store
 
 PARTS = ("train", "valid", "test")
+# The paper's: queries and documents of train, validation and test part; relevance levels; features.
+LARGE_SETS: dict[str, tuple[int | str, ...]] = {
+    "yahoo1": (19_944, 2_994, 6_983, 473_134, 71_083, 165_660, 5, 519),
+    "yahoo2": (1_266, 1_266, 3_798, 34_815, 34_881, 103_174, 5, 596),
+    "mslr-web10k": (6_000, 2_000, 2_000, 723_412, 235_259, 235_259, 5, 136),
+    "mslr-web30k": (31_531, 6_306, 6_306, "3,771k", 6_306, "753k", 5, 136),
+}
+# The paper's: features and songs.
+SONGS = {"Audio": (1_024, 5_419), "Lyrics-128": (128, 2_000), "Lyrics-256": (256, 2_000)}
 
 
 def run(cfg: Any, store: Store) -> Outcome:
@@ -44,7 +52,7 @@ def run(cfg: Any, store: Store) -> Outcome:
 def _ranking_job(cfg: Any, name: str) -> Job:
     def make() -> Record:
         fold = ranking_fold(name, 0, cfg.data_dir)
-        return Record(info={part: _facts(getattr(fold, part)) for part in PARTS})
+        return Record(info={part: _facts(data) for part, data in vars(fold).items()})
 
     return Job("datasets", {"data": name, "fold": 0, "seed": 0}, make)
 
@@ -84,8 +92,7 @@ def _ranking_table(counted: dict[str, Any], missing: list[str]) -> Table:
 def _example_job(cfg: Any, name: str) -> Job:
     def make() -> Record:
         fold = example_fold(name, 0, cfg.data_dir)
-        parts = {part: getattr(fold, part) for part in PARTS}
-        queries = {part: data.num_queries for part, data in parts.items()}
+        queries = {part: data.num_queries for part, data in vars(fold).items()}
         relevant = float(fold.test.offsets.diff().double().mean())
         total = sum(queries.values())
         if not name.startswith(("digits", "synthetic")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from research.paper.global_local import example_job
+from research.paper.jobs import example_job
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import Line, Panel, lines_picture
 from research.stats import MAP_DEFINITION, counts, number, seconds

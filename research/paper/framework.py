@@ -30,10 +30,10 @@ ARROWS = (
 )
 MODULES = (
     ("Lists", "ragged.py, data/", "arrays or LETOR text → RankingData"),
-    ("Preprocessing", "models/preprocess.py", "(N, D) raw → (N, D′)"),
-    ("Regions", "functional/regions.py, fitting/boosted.py", "queries → X₊ and X₋ per region"),
+    ("Preprocessing", "models/preprocess/", "(N, D) raw → (N, D′)"),
+    ("Regions", "functional/regions.py, fitting/boosted/", "queries → X₊ and X₋ per region"),
     ("Local metrics", "functional/gmml.py", "S, D (K, D, D) → factors F (K, D, R)"),
-    ("Anchors", "functional/anchors.py", "candidates → anchors (K, D)"),
+    ("Anchors", "functional/regions.py", "candidates → anchors (K, D)"),
     ("Distances", "models/local_metrics.py", "features (N, D) → distances (N, K)"),
     ("Weights Φ", "models/phi.py, training/", "tuples of documents → Φ (Q, K)"),
     ("Ranking", "models/ranker.py", "distances and Φ → scores (N,)"),

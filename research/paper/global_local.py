@@ -6,29 +6,13 @@ from functools import partial
 from typing import Any
 
 from lgmml_torch.functional.significance import Interval
+from research.paper.jobs import example_job
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import Line, Panel, lines_picture
-from research.protocol import example_fold
 from research.stats import INTERVAL, MAP_DEFINITION, counts, gain, interval, judged, number, pooled, shown, signed
-from research.store import Job, Record, Store
-from research.systems import example_system, retrieve_with
+from research.store import Store
 
 LEVEL = 0.01  # MAP within which two numbers of metrics count as equally good
-
-
-def example_job(
-    cfg: Any, data: str, fold: int, system: str, options: dict[str, Any], *, repeat: int = 0, **fold_options: Any
-) -> Job:
-    """Fit one system on one fold of a query-by-example set; ``repeat`` does it again, for its time."""
-
-    def make() -> Record:
-        parts = example_fold(data, fold, cfg.data_dir, **fold_options)
-        return retrieve_with(example_system(system, options, seed=cfg.seed + fold), parts)
-
-    settings = {"data": data, "fold": fold, "system": system, "options": options, **fold_options, "seed": cfg.seed}
-    if repeat:
-        settings["repeat"] = repeat
-    return Job("examples", settings, make)
 
 
 def run(cfg: Any, store: Store) -> Outcome:

@@ -8,13 +8,12 @@ import torch
 
 from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted
 from lgmml_torch.fitting.sampled import fit_sampled
-from lgmml_torch.functional.ranking.measures import rank_metrics
+from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.ranking.presets import describe
 from lgmml_torch.functional.score import score
-from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.models.preprocess.steps import Norm2
-from research.paper.global_local import example_job
+from research.paper.jobs import example_job
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import Line, Panel, lines_picture
 from research.protocol import RankingFold, ranking_fold, split_name
@@ -124,7 +123,7 @@ def _sampled(cfg: Any, store: Store, name: str) -> dict[int, torch.Tensor]:
 
 def _sampled_job(cfg: Any, name: str, fold: int, K: int) -> Job:
     def make() -> Record:
-        parts = _prepared(ranking_fold(name, fold, cfg.data_dir), Norm2())
+        parts = ranking_fold(name, fold, cfg.data_dir).prepared(Norm2())
         bank = fit_sampled(parts.train, parts.valid, num_metrics=K, norm="trace", seed=cfg.seed)
         dists = bank.metrics(parts.test.features)
         scores = score(dists, dists.new_ones(1, dists.shape[1]), parts.test.offsets, kernel="paper")
@@ -146,7 +145,7 @@ def _boosted(cfg: Any, store: Store, name: str) -> dict[int, torch.Tensor]:
 
 def _boosted_job(cfg: Any, name: str, fold: int) -> Job:
     def make() -> Record:
-        parts = _prepared(ranking_fold(name, fold, cfg.data_dir), list_rank_features())
+        parts = ranking_fold(name, fold, cfg.data_dir).prepared(list_rank_features())
         seen: list[RoundInfo] = []
         last = max(cfg.rounds)
         fit_boosted(
@@ -164,14 +163,6 @@ def _boosted_job(cfg: Any, name: str, fold: int) -> Job:
     return Job("boosted-curve", {"data": name, "fold": fold, "rounds": list(cfg.rounds), "seed": cfg.seed}, make)
 
 
-def _prepared(fold: RankingFold, step: Preprocess) -> RankingFold:
-    train = fold.train.replace(features=step.fit_transform(fold.train.features, fold.train.offsets))
-    valid, test = (part.replace(features=step(part.features, part.offsets)) for part in (fold.valid, fold.test))
-    return RankingFold(train, valid, test)
-
-
 def _values(scores: torch.Tensor, fold: RankingFold) -> list[float]:
-    test = fold.test
-    found = rank_metrics(scores, test.labels, test.offsets, metrics=[METRIC], tie_order=test.order)
-    values: list[float] = found[METRIC].tolist()
+    values: list[float] = rank_data(scores, fold.test, metrics=[METRIC])[METRIC].tolist()
     return values

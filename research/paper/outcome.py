@@ -1,21 +1,23 @@
-"""What an experiment hands back, and how it is written: tables, pictures and claims."""
+"""What an experiment hands back (tables, pictures, claims), how it is written, and the page made of all of them."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from lgmml_torch.checks import DataError, check_choice
-from lgmml_torch.files import write_text
+from lgmml_torch.files import replacing, write_text
 from lgmml_torch.plots import save_figure
-from research.store import environment
+from research.plots import Figure
+from research.stats import markdown
+from research.store import machine_facts, to_json
 
 VERDICTS = ("holds", "holds in part", "does not hold", "not decided", "not tested")
 
@@ -41,8 +43,7 @@ class Table:
         | digits | 0.5 |
         <BLANKLINE>
         """
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        body = "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
+        body = markdown(self.columns, self.rows)
         notes = "".join(f"\n- {note}" for note in self.notes)
         return f"**{self.title}**\n\n{body}\n" + (notes + "\n" if notes else "")
 
@@ -94,10 +95,10 @@ class Outcome:
         content = {
             "name": self.name, "title": self.title, "about": self.about,
             "tables": [asdict(table) for table in self.tables], "pictures": list(self.pictures),
-            "claims": [asdict(claim) for claim in self.claims], "environment": environment(), "cost": dict(cost or {}),
+            "claims": [asdict(claim) for claim in self.claims], "machine": machine_facts(), "cost": dict(cost or {}),
         }  # fmt: skip
         files.append(folder / "outcome.json")
-        write_text(files[-1], json.dumps(content, indent=1, default=str))
+        write_text(files[-1], to_json(content))
         return files
 
 
@@ -114,5 +115,93 @@ def read_outcome(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _cell(value: Any) -> str:
-    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+HEAD = """# Results: the paper's claims, checked
+
+Made by `python -m research.paper page size={size}` from the stored results of `make {target}`; not edited by
+hand. Every number stands with its metric's definition, the queries it counts and skips, the split and the seed, in the
+table it comes from. “Holds” and “does not hold” are decided by 95% intervals where the claim is about quality, by plain
+ratios where it is about time; “not decided” means the interval contains zero; “not tested” means the data is not at
+hand. The paper's numbers come from other implementations of the metrics and are never compared with ours as numbers.
+
+Claims: {summary}.
+
+Size of this run: **{size}**, on Python {python}, torch {torch}, {cores} cores. Re-running goes on where it stopped.
+The reduced size is made for 15 minutes on two idle cores. The full size (ten folds, three seeds, whole grids, long time
+caps for R-MLR) is made for a night, about 12 hours, most of it R-MLR and the paper's grid for Φ: an estimate from the
+reduced size, not a measurement.
+
+{times}"""
+
+
+def write_page(results: Path, page: Path, names: Sequence[str], size: str) -> Path:
+    """Write the page, and beside it a folder of the same name with tables and pictures.
+
+    Raises:
+        DataError: when nothing is stored for this size.
+    """
+    outcomes = [read_outcome(results / name) for name in names if (results / name / "outcome.json").is_file()]
+    if not outcomes:
+        raise DataError(f"no results in {results}; run: python -m research.paper all size={size}")
+    missing = [name for name in names if name not in {outcome["name"] for outcome in outcomes}]
+    parts = [_head(outcomes, size), _claim_table(outcomes)]
+    for outcome in outcomes:
+        parts.append(_section(outcome, page))
+        _copy(results / outcome["name"], page.parent / page.stem, outcome)
+    if missing:
+        parts.append("## Not run\n\n" + "\n".join(f"- {name}" for name in missing) + "\n")
+    write_text(page, "\n".join(parts))
+    return page
+
+
+def _head(outcomes: list[dict[str, Any]], size: str) -> str:
+    verdicts = Counter(claim["verdict"] for outcome in outcomes for claim in outcome["claims"])
+    summary = ", ".join(f"{verdicts[v]} × {v}" for v in VERDICTS if verdicts[v])
+    facts = {key: outcomes[0]["machine"][key] for key in ("python", "torch", "cores")}
+    target = "paper-full" if size == "full" else "paper"
+    return HEAD.format(size=size, target=target, summary=summary, times=_times(outcomes), **facts)
+
+
+def _times(outcomes: list[dict[str, Any]]) -> str:
+    rows = [
+        [o["title"], f"{c['wall clock']:,.0f}", f"{c['processor']:,.0f}",
+         f"{c['lowest load']:.1f} to {c['highest load']:.1f}"]
+        for o in outcomes
+        if (c := o["cost"]) and c["wall clock"]
+    ]  # fmt: skip
+    columns = ["experiment", "wall clock, s", "processor, s", "load average of the machine meanwhile"]
+    notes = ["all the work an experiment uses; the ranking experiments share theirs"]
+    return Table("times", "Computing time", columns, rows, notes).markdown()
+
+
+def _claim_table(outcomes: list[dict[str, Any]]) -> str:
+    rows = [
+        [f"[{outcome['title']}](#{_anchor(outcome['title'])})", c["statement"], c["paper"], c["ours"],
+         f"**{c['verdict']}**", c["why"]]
+        for outcome in outcomes
+        for c in outcome["claims"]
+    ]  # fmt: skip
+    columns = ["experiment", "claim", "paper", "ours", "reproduced", "why"]
+    return "## Claims\n\n" + Table("claims", "Claim by claim", columns, rows).markdown()
+
+
+def _section(outcome: dict[str, Any], page: Path) -> str:
+    name = outcome["name"]
+    lines = [f"## {outcome['title']}", "", f"`python -m research.paper {name}`", ""]
+    if outcome["about"]:
+        lines += [outcome["about"], ""]
+    lines += [f"![{outcome['title']}]({page.stem}/{picture}.png)\n" for picture in outcome["pictures"]]
+    for table in outcome["tables"]:
+        lines += [Table(**table).markdown(), f"[CSV]({page.stem}/{table['name']}.csv)", ""]
+    return "\n".join(lines)
+
+
+def _copy(source: Path, target: Path, outcome: dict[str, Any]) -> None:
+    files = [f"{table['name']}.csv" for table in outcome["tables"]]
+    files += [f"{picture}.png" for picture in outcome["pictures"]]
+    for file in files:
+        with replacing(target / file) as temporary:
+            shutil.copyfile(source / file, temporary)
+
+
+def _anchor(title: str) -> str:
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")

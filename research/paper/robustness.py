@@ -8,13 +8,13 @@ import torch
 
 from lgmml_torch.functional.ranking.presets import describe
 from lgmml_torch.functional.significance import Interval
+from research.paper.jobs import all_folds, example_job, per_query
 from research.paper.outcome import Claim, Outcome, Table
-from research.paper.ranking import Noise, all_folds, per_query
 from research.plots import Line, Panel, lines_picture
-from research.protocol import example_fold, split_name
+from research.protocol import Noise, split_name
 from research.stats import INTERVAL, MAP_DEFINITION, counts, gain, interval, judged, pooled, shown, signed
-from research.store import Job, Record, Store
-from research.systems import NAMES, example_system, noisy_examples, retrieve_with
+from research.store import Store
+from research.systems import NAMES
 
 KINDS = {"normal": "standard normal", "permuted": "permuted copies"}
 Values = dict[str, dict[tuple[int, str], torch.Tensor]]  # by system, then (times, kind)
@@ -60,7 +60,7 @@ def _ranking(cfg: Any, store: Store, name: str) -> Values:
     return {
         system: {
             (times, kind): per_query(
-                all_folds(cfg, store, name, system, folds, noise=(times, kind) if times else None), "ndcg@10"
+                all_folds(cfg, store, name, system, folds, noise=Noise(kind, times) if times else None), "ndcg@10"
             )
             for times, kind in _conditions(cfg)
         }
@@ -73,25 +73,14 @@ def _examples(cfg: Any, store: Store, name: str, cut: set[tuple[str, str]]) -> V
     for system, options in cfg.example_systems.items():
         found[system] = {}
         for times, kind in _conditions(cfg):
-            noise = (times, kind) if times else None
-            jobs = [_example_job(cfg, name, fold, system, dict(options or {}), noise) for fold in range(cfg.folds)]
+            noise = Noise(kind or "normal", times)  # none of it still scales the features
+            jobs = [example_job(cfg, name, fold, system, dict(options or {}), noise=noise) for fold in range(cfg.folds)]
             title = f"{name}, {NAMES[system]}, {times}x {kind}".strip()
             records = store.all(jobs, title)
             found[system][times, kind] = pooled(records, "map")
             if any(record.info.get("cut") for record in records):
                 cut.add((name, system))
     return found
-
-
-def _example_job(cfg: Any, data: str, fold: int, system: str, options: dict[str, Any], noise: Noise) -> Job:
-    times, kind = noise or (0, "normal")
-
-    def make() -> Record:
-        parts = noisy_examples(example_fold(data, fold, cfg.data_dir), times, kind, seed=fold)
-        return retrieve_with(example_system(system, options, seed=cfg.seed + fold), parts)
-
-    settings = {"data": data, "fold": fold, "system": system, "times": times, "noise": kind, "options": options}
-    return Job("noisy-examples", {**settings, "seed": cfg.seed}, make)
 
 
 def _conditions(cfg: Any) -> list[tuple[int, str]]:
@@ -118,7 +107,7 @@ def _row(name: str, system: str, kind: str, times: int, values: torch.Tensor, dr
 def _claims(cfg: Any, found: dict[str, Values], cut: set[tuple[str, str]]) -> list[Claim]:
     """L-GMML's loss against that of the system it is compared with, query by query, at the most noise."""
     claims, most = [], max(cfg.times)
-    pairs = (("boosted", "lambdamart"), ("published", "lambdamart"), ("lgmml", "rmlr"), ("lgmml", "euclidean"))
+    pairs = (("boosted", "lightgbm"), ("published", "lightgbm"), ("lgmml", "rmlr"), ("lgmml", "euclidean"))
     for name, systems in found.items():
         for ours, other in pairs:
             if ours not in systems or other not in systems:

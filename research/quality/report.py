@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lgmml_torch.files import replacing, write_text
+from lgmml_torch.functional.significance import Interval
 from lgmml_torch.plots import save_figure
-from research.plots import differences_picture, noise_picture
-from research.quality.data import NOISES
-from research.quality.store import Cells, plain
-from research.quality.systems import LABELS
-from research.quality.tables import Gap, Table, best_policy, collect, compare_rows, gaps, noise_losses
-from research.quality.verdicts import Verdict, time_ratios, verdicts
-from research.speed.harness import machine_facts
+from research.plots import bars_picture, differences_picture
+from research.protocol import NOISES
+from research.quality.tables import (
+    DEFAULT,
+    NOISY_DEFAULT,
+    NOISY_TREES,
+    START,
+    TREES,
+    Table,
+    Verdict,
+    collect,
+    compare_rows,
+    noise_losses,
+    time_ratios,
+    verdicts,
+)
+from research.quality.work import Plan, choice_job, fit_job, growth_job
+from research.stats import gains, markdown, over_folds, signed
+from research.store import Store, machine_facts, to_json
+from research.systems import ROWS, find_system
 
-if TYPE_CHECKING:
-    from research.quality.__main__ import Plan
-
+NOISE_TITLE = "Three times as many features, two thirds of them noise"
 PROTOCOL = Path(__file__).with_name("protocol.md")
 NOTES = Path(__file__).with_name("notes.md")  # how to read the full run's figures
 TITLES = {"mq2008": "MQ2008", "ohsumed": "OHSUMED", "lgbm-rank": "LightGBM sample", "mslr-sample": "MSLR sample"}
-PAPER = ("paper ones", "paper mean", "paper knn")
-DEFAULT, START, TREES = "boosted+warp", "boosted", "lightgbm+ranks"
 # Pairs worth reading beside the targets.
 PAIRS = (
     (DEFAULT, TREES), (START, TREES), (DEFAULT, START), ("boosted identity", START), ("boosted pooled", START),
@@ -34,77 +45,85 @@ PAIRS = (
 )  # fmt: skip
 
 
-def write_report(plan: Plan, cells: Cells, *, root: Path) -> dict[str, Any]:
+def write_report(plan: Plan, store: Store, *, root: Path) -> dict[str, Any]:
     """Write quality.json, the values per query, pictures and docs/quality.md; quick runs keep to files of their own."""
-    table = collect(cells, plan.systems, plan.sets, plan.folds, plan.seeds)
+    table = collect(store, plan)
     name = "quality-quick" if plan.quick else "quality"
-    times = time_ratios(cells, plan.sets, plan.folds)
-    paper = best_policy(table, plan.sets, PAPER)
-    growth = cells.find("time", "growth")
-    found = verdicts(table, times, growth, plan.sets, paper)
-    content = {**_content(plan, cells, table, times, found), "growth": growth}
+    times = time_ratios(store, plan)
+    grown = store.find(growth_job())
+    growth = None if grown is None else grown.info
+    found = verdicts(table, times, growth, plan.sets)
+    content = {**_content(plan, store, table, times, found), "growth": growth}
     results = root / "research" / "results"
-    write_text(results / f"{name}.json", _json(content))
+    write_text(results / f"{name}.json", to_json(content))
+    arrays: dict[str, Any] = {
+        "|".join(part for part in key if part): row.values.float().numpy() for key, row in table.items()
+    }
     with replacing(results / f"{name}-per-query.npz") as temporary, temporary.open("wb") as stream:
-        arrays: dict[str, Any] = {
-            "|".join(part for part in key if part): row.values.astype(np.float32) for key, row in table.items()
-        }
         np.savez_compressed(stream, **arrays)
-    images = root / "docs" / "images"
-    against = {row: compare_rows(table, row, TREES, plan.sets) for row in LABELS if row not in (TREES, "random")}
-    shown = {_plain(LABELS[row]): _intervals(against[row]) for row in against if against[row]}
-    if shown:
-        reference = _plain(LABELS[TREES])
-        picture = differences_picture(shown, reference=reference, sets=[*(_title(s) for s in plan.sets), "mean"])
-        save_figure(picture, images / f"{name}-differences.png", dpi=90)
-    losses = _losses(table, plan.sets)
-    if any(losses.values()):
-        save_figure(noise_picture(losses), images / f"{name}-noise.png", dpi=90)
-    page = root / "docs" / f"{name}.md"
-    write_text(page, _page(plan, name, table, times, growth, found, bool(shown), any(losses.values())))
+    shown = _draw(plan, table, root / "docs" / "images", name)
+    write_text(root / "docs" / f"{name}.md", _page(plan, name, table, times, growth, found, shown))
     return content
 
 
+def _draw(plan: Plan, table: Table, images: Path, name: str) -> tuple[bool, bool]:
+    """The pictures of differences and of noise, and which of them there are."""
+    against = {row: compare_rows(table, row, TREES, plan.sets) for row in ROWS if row not in (TREES, "random")}
+    shown = {_plain(ROWS[row]): _intervals(against[row]) for row in against if against[row]}
+    if shown:
+        reference = _plain(ROWS[TREES])
+        picture = differences_picture(shown, reference=reference, sets=[*(_title(s) for s in plan.sets), "mean"])
+        save_figure(picture, images / f"{name}-differences.png", dpi=90)
+    losses = _losses(table, plan.sets)
+    places = list(dict.fromkeys(place for found in losses.values() for place in found))
+    if places:
+        bars = {system: [(found.get(place, np.nan), 0.0, 0.0) for place in places] for system, found in losses.items()}
+        picture = bars_picture(places, bars, y="loss of NDCG@10", digits=3, title=NOISE_TITLE)
+        save_figure(picture, images / f"{name}-noise.png", dpi=90)
+    return bool(shown), bool(places)
+
+
 def _content(
-    plan: Plan, cells: Cells, table: Table, times: Mapping[str, Any], found: Sequence[Verdict]
+    plan: Plan, store: Store, table: Table, times: Mapping[str, Any], found: Sequence[Verdict]
 ) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for (row, name, noise), values in table.items():
         rows.setdefault(row, {})[name if noise is None else f"{name}, {noise} noise"] = {
             "ndcg@10": values.mean, "by seed": values.by_seed, "validation by seed": list(values.valid),
-            "queries": int((~np.isnan(values.per_query)).sum()), "cpu seconds of a fit": values.seconds,
+            "queries": int((~values.per_query.isnan()).sum()), "cpu seconds of a fit": values.seconds,
         }  # fmt: skip
     pairs = {f"{a} - {b}": _numbers(compare_rows(table, a, b, plan.sets)) for a, b in PAIRS}
     choices = {
-        f"{system.choice}, {name}, fold {fold}": cell
+        f"{system.choice}, {name}, fold {fold}": record.info
         for system in plan.systems
         for name in plan.sets
         for fold in plan.folds
-        if system.choice and (cell := cells.find("choice", system.choice, name, fold)) is not None
+        if system.choice and (record := store.find(choice_job(plan, system.choice, name, fold))) is not None
     }
     return {
         "machine": machine_facts(), "sets": list(plan.sets), "folds": list(plan.folds), "rows": rows,
         "differences [mean, low, high]": {key: value for key, value in pairs.items() if value}, "times": dict(times),
-        "targets": [verdict.__dict__ for verdict in found], "chosen on validation": choices,
-        "warp": warp_story(plan, cells),
+        "targets": [vars(verdict) for verdict in found], "chosen on validation": choices,
+        "warp": warp_story(plan, store),
     }  # fmt: skip
 
 
-def warp_story(plan: Plan, cells: Cells) -> dict[str, Any]:
+def warp_story(plan: Plan, store: Store) -> dict[str, Any]:
     """How often WARP kept epoch 0, and what it cost."""
+    system = find_system("boosted")
     stories = [
-        cell["info"]["warp"]
+        record.info["warp"]
         for seed in range(plan.seeds)
         for name in plan.sets
         for fold in plan.folds
-        if (cell := cells.find("test", "boosted", name, fold, None, seed)) is not None and "warp" in cell["info"]
+        if (record := store.find(fit_job(store, plan, system, name, fold, None, seed))) is not None
     ]
     if not stories:
         return {}
     kept = [story["epoch kept"] for story in stories]
     return {
         "fits": len(kept), "epoch 0 kept": sum(epoch == 0 for epoch in kept),
-        "cpu seconds": float(np.median([story["seconds"] for story in stories])),
+        "cpu seconds": statistics.median(story["seconds"] for story in stories),
     }  # fmt: skip
 
 
@@ -114,7 +133,7 @@ def _counts(table: Table, sets: Sequence[str]) -> str:
     for name in sets:
         values = next((row.values for key, row in table.items() if key[1] == name), None)
         if values is not None:
-            counted = int(np.isfinite(values[0]).sum())
+            counted = int((~values[0].isnan()).sum())
             words.append(f"{name} {counted} counted, {values.shape[1] - counted} skipped")
     return f"Queries: {'; '.join(words)}."
 
@@ -126,9 +145,9 @@ def _page(
     times: Mapping[str, Any],
     growth: Mapping[str, Any] | None,
     found: Sequence[Verdict],
-    shown: bool,
-    noisy: bool,
+    pictures: tuple[bool, bool],
 ) -> str:
+    shown, noisy = pictures
     sets = list(plan.sets)
     parts = [
         "# How well unseen queries are ranked",
@@ -140,7 +159,7 @@ def _page(
         _main_table(table, sets),
         "" if plan.quick or not NOTES.is_file() else NOTES.read_text(encoding="utf-8").strip(),
         "## Targets",
-        _markdown(["target", "found", ""], [[v.target, v.found, v.word] for v in found]),
+        markdown(["target", "found", ""], [[v.target, v.found, v.word] for v in found]),
         "## Paired differences",
         "First minus second, mean and 95% interval over queries.",
         _pairs_table(table, sets),
@@ -159,69 +178,67 @@ def _page(
 
 def _main_table(table: Table, sets: Sequence[str]) -> str:
     rows = []
-    for row, label in LABELS.items():
+    for row, label in ROWS.items():
         found = [table.get((row, name, None)) for name in sets]
         if not any(found):
             continue
         cells = [
-            f"{r.mean:.4f}" + (f" ± {np.std(r.by_seed, ddof=1):.4f}" if len(r.values) > 1 else "") if r else ""
+            f"{r.mean:.4f}" + (f" ± {over_folds(r.by_seed)[1]:.4f}" if len(r.values) > 1 else "") if r else ""
             for r in found
         ]
         whole = [r for r in found if r]
-        mean = f"{np.mean([r.mean for r in whole]):.4f}" if len(whole) == len(sets) else ""
+        mean = f"{statistics.fmean(r.mean for r in whole):.4f}" if len(whole) == len(sets) else ""
         seeds = "/".join(str(n) for n in sorted({len(r.values) for r in whole}))
-        seconds = f"{np.median([r.seconds for r in whole]):.1f}"
+        seconds = f"{statistics.median(r.seconds for r in whole):.1f}"
         rows.append([label, *cells, mean, seeds, seconds])
-    return _markdown(["system", *(_title(name) for name in sets), "mean", "seeds", "CPU s per fit"], rows)
+    return markdown(["system", *(_title(name) for name in sets), "mean", "seeds", "CPU s per fit"], rows)
 
 
 def _pairs_table(table: Table, sets: Sequence[str]) -> str:
     rows = []
     for first, second in PAIRS:
         found = compare_rows(table, first, second, sets)
-        label = f"{_plain(LABELS[first])} − {_plain(LABELS[second])}"
+        label = f"{_plain(ROWS[first])} − {_plain(ROWS[second])}"
         if found:
             rows.append([label, *_gap_cells(found, sets)])
         if found and (first, second) == (DEFAULT, TREES):
             few = compare_rows(table, first, second, sets, seeds=3)
             rows.append([f"{label}, first three seeds", *_gap_cells(few, sets)])
-    return _markdown(["", *(_title(name) for name in sets), "mean"], rows)
+    return markdown(["", *(_title(name) for name in sets), "mean"], rows)
 
 
-def _gap_cells(found: Mapping[str, Gap], sets: Sequence[str]) -> list[str]:
-    return [str(found[name]) if name in found else "" for name in [*sets, "mean"]]
+def _gap_cells(found: Mapping[str, Interval], sets: Sequence[str]) -> list[str]:
+    return [signed(found[name]) if name in found else "" for name in [*sets, "mean"]]
 
 
 def _losses(table: Table, sets: Sequence[str]) -> dict[str, dict[str, float]]:
-    losses: dict[str, dict[str, float]] = {}
-    for label, clean, noisy in (
-        ("boosted L-GMML", DEFAULT, "boosted noise+warp"),
-        (_plain(LABELS[TREES]), TREES, "lightgbm noise"),
-    ):
-        losses[label] = {
-            f"{_title(name)}, {kind}": float(np.nanmean(values))
+    """Mean loss by system, then by set and kind of noise."""
+    pairs = {"boosted L-GMML": (DEFAULT, NOISY_DEFAULT), _plain(ROWS[TREES]): (TREES, NOISY_TREES)}
+    return {
+        label: {
+            f"{_title(name)}, {kind}": float(values.nanmean())
             for kind in NOISES
             for name, values in noise_losses(table, clean, noisy, kind, sets).items()
         }
-    return losses
+        for label, (clean, noisy) in pairs.items()
+    }
 
 
 def _noise_table(table: Table, sets: Sequence[str]) -> str:
     rows = []
     for kind in NOISES:
-        ours = noise_losses(table, DEFAULT, "boosted noise+warp", kind, sets)
-        theirs = noise_losses(table, TREES, "lightgbm noise", kind, sets)
+        ours = noise_losses(table, DEFAULT, NOISY_DEFAULT, kind, sets)
+        theirs = noise_losses(table, TREES, NOISY_TREES, kind, sets)
         both = [name for name in sets if name in ours and name in theirs]
         if not both:
             continue
-        extra = gaps({name: (ours[name], theirs[name]) for name in both})
-        for label, losses in (("boosted L-GMML", ours), (_plain(LABELS[TREES]), theirs)):
-            means = {name: float(np.nanmean(losses[name])) for name in both}
+        for label, losses in (("boosted L-GMML", ours), (_plain(ROWS[TREES]), theirs)):
+            means = {name: float(losses[name].nanmean()) for name in both}
             found = [f"{means[name]:+.4f}" if name in means else "" for name in sets]
-            rows.append([f"{kind}: loss of {label}", *found, f"{np.mean(list(means.values())):+.4f}"])
-        beyond = [str(extra[name]) if name in extra else "" for name in sets]
-        rows.append([f"{kind}: ours beyond theirs", *beyond, str(extra["mean"])])
-    return _markdown(["clean minus noisy", *(_title(name) for name in sets), "mean"], rows)
+            rows.append([f"{kind}: loss of {label}", *found, f"{statistics.fmean(means.values()):+.4f}"])
+        extra = gains({name: (ours[name], theirs[name]) for name in both})
+        rows.append([f"{kind}: ours beyond theirs", *_gap_cells(extra, sets)])
+    return markdown(["clean minus noisy", *(_title(name) for name in sets), "mean"], rows)
 
 
 def _times_table(times: Mapping[str, Any]) -> str:
@@ -231,14 +248,10 @@ def _times_table(times: Mapping[str, Any]) -> str:
         for name, t in times.items()
     ]  # fmt: skip
     columns = [
-        "set",
-        "training, ours/LightGBM",
-        "ours s",
-        "LightGBM s",
-        "scoring, ours/LightGBM",
-        "ours µs per document",
-    ]
-    return _markdown([*columns, "LightGBM µs per document"], rows)
+        "set", "training, ours/LightGBM", "ours s", "LightGBM s", "scoring, ours/LightGBM", "ours µs per document",
+        "LightGBM µs per document",
+    ]  # fmt: skip
+    return markdown(columns, rows)
 
 
 def _growth_table(growth: Mapping[str, Any]) -> str:
@@ -247,12 +260,7 @@ def _growth_table(growth: Mapping[str, Any]) -> str:
         for documents, train, score in zip(growth["documents"], growth["train"], growth["score"], strict=True)
     ]
     text = f"The default on generated lists of 50 documents, {growth['rounds']} rounds, CPU seconds of one thread."
-    return f"{text}\n\n" + _markdown(["documents", "training, s", "scoring all, s"], rows)
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    return f"{text}\n\n" + markdown(["documents", "training, s", "scoring all, s"], rows)
 
 
 def _title(name: str) -> str:
@@ -263,15 +271,9 @@ def _plain(label: str) -> str:
     return label.replace("*", "")
 
 
-def _intervals(found: Mapping[str, Gap]) -> dict[str, tuple[float, float, float]]:
+def _intervals(found: Mapping[str, Interval]) -> dict[str, tuple[float, float, float]]:
     return {_title(name): (gap.mean, gap.low, gap.high) for name, gap in found.items()}
 
 
-def _numbers(found: Mapping[str, Gap]) -> dict[str, list[float]]:
-    return {name: gap.numbers() for name, gap in found.items()}
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    import json
-
-    return json.dumps(plain(content), indent=1, allow_nan=False) + "\n"
+def _numbers(found: Mapping[str, Interval]) -> dict[str, list[float]]:
+    return {name: [round(value, 5) for value in (gap.mean, gap.low, gap.high)] for name, gap in found.items()}

@@ -19,7 +19,8 @@ from lgmml_torch.functional.ranking.measures import rank_metrics
 from lgmml_torch.functional.ranking.presets import MEASURES
 from lgmml_torch.functional.spd import geometric_mean, geometric_mean_factor
 from lgmml_torch.segments import offsets_from_sizes, segment_ids
-from research.speed.harness import print_table, save_result, time_interleaved, verdict
+from research.speed.harness import print_table, save_result, time_interleaved
+from research.stats import target_word
 
 SIZES = ((46, 500), (136, 100), (519, 6))  # D and how many matrices
 FASTER_THAN_PYRIEMANN = 2.0
@@ -59,7 +60,7 @@ def run_means(rounds: int = 9) -> dict[str, Any]:
                 "met": met,
             }
         )
-        rows.append((f"{count}x{dim}", *milliseconds.values(), faster, slower, verdict(met)))
+        rows.append((f"{count}x{dim}", *milliseconds.values(), faster, slower, target_word(met)))
     columns = ("K x D, ms", "mean", "pyRiemann", "factor", "eigh", "pyR/mean", "fac/eigh", "target")
     print_table(
         f"Geometric means (targets: pyR/mean >= {FASTER_THAN_PYRIEMANN:g}, "
@@ -95,7 +96,7 @@ def run_evaluation(rounds: int = 5) -> dict[str, Any]:
 
 
 def _target(met: bool | None) -> str:
-    return "none" if met is None else verdict(met)
+    return "none" if met is None else target_word(met)
 
 
 def _mixed_sizes(count: int) -> Tensor:  # (count,)

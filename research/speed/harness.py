@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import resource
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
+
+from lgmml_torch.files import write_text
+from research.store import machine_facts, to_json
 
 
 def parse(
@@ -126,30 +124,10 @@ def time_interleaved(
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
-def machine_facts() -> dict[str, Any]:
-    """What a reader needs to judge a figure: processor, threads, load and versions."""
-    cpuinfo = Path("/proc/cpuinfo")
-    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
-    return {
-        "processor": models[0].split(":", 1)[1].strip() if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
-
-
 def save_result(name: str, result: Mapping[str, Any]) -> Path:
     """Write ``research/results/<name>.json`` with the machine's facts, whole or not at all."""
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    with tempfile.NamedTemporaryFile("w", dir=RESULTS, prefix=f".{name}.", delete=False) as file:
-        json.dump({"machine": machine_facts(), **result}, file, indent=2)
-        file.write("\n")
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)
+    write_text(path, to_json({"machine": machine_facts(), **result}))
     return path
 
 
@@ -168,8 +146,3 @@ def _short(cell: object) -> str:
     if not isinstance(cell, float):
         return str(cell)
     return f"{cell:,.0f}" if 1000 <= abs(cell) < 1e9 else f"{cell:.3g}"
-
-
-def verdict(met: bool) -> str:
-    """How a target that was or was not met appears in a table."""
-    return "met" if met else "MISSED"

@@ -20,7 +20,8 @@ from sklearn.datasets import load_svmlight_file
 
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.letor import load_letor
-from research.speed.harness import print_table, save_result, time_interleaved, verdict
+from research.speed.harness import print_table, save_result, time_interleaved
+from research.stats import target_word
 
 FEATURES = 136
 PEAK = """
@@ -118,7 +119,7 @@ def main() -> None:
             ["parse, seconds", seconds["parse"], "", ""],
             ["cached, seconds", seconds["cached"], "", ""],
             *(
-                [title, result[name], f"≤ {target}", verdict(result[name] <= target)]
+                [title, result[name], f"≤ {target}", target_word(result[name] <= target)]
                 for title, name, target in (
                     ("parse / scikit-learn", "parse_over_sklearn", 1.0),
                     ("cached / parse", "cached_over_parse", 0.02),

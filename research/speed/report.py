@@ -6,6 +6,7 @@ replaced by the tables of that name; figures that were not measured yet are said
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from research.speed.harness import RESULTS
 from research.speed.race import race_rows
+from research.stats import markdown
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "performance.md"
 SCALES = ("scale-small", "scale-web10k", "scale-web30k", "scale-web30k-float16", "scale-yahoo1")
@@ -27,10 +29,8 @@ def load(name: str) -> dict[str, Any] | None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(_short(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
+    """A table in Markdown, numbers with few digits."""
+    return markdown(columns, [[_short(cell) for cell in row] for row in rows])
 
 
 def scale() -> str:
@@ -148,6 +148,8 @@ def _short(cell: object) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     PAGE.write_text(fill(PAGE.read_text()))
     print(f"filled {PAGE.name}")
 

@@ -22,18 +22,144 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Callback
 
+from lgmml_torch.data.generated import LetorLike
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.plots import save_figure
+from lgmml_torch.ragged import RankingData
 from research.plots import scaling_picture, stages_picture
-from research.speed.harness import GIB, RESULTS, parse, peak, print_table, save_result, time_interleaved, verdict
-from research.speed.pipeline import SHAPES, Shape, generate, train
+from research.speed.harness import GIB, RESULTS, parse, peak, print_table, save_result, time_interleaved, watched
+from research.stats import exponent, target_word
+from research.systems import map_distances, sampled_bank, train_on_lists
+
+VALID_SHARE = 0.1  # validation lists, beside the training lists
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Training documents, lists and features of a set."""
+
+    documents: int
+    queries: int
+    features: int
+
+    def part(self, fraction: float) -> Shape:
+        """The same kind of set with a share of the lists."""
+        return Shape(max(2, round(self.documents * fraction)), max(2, round(self.queries * fraction)), self.features)
+
+
+SHAPES = {
+    "web10k": Shape(723_412, 6_000, 136),
+    "web30k": Shape(2_270_296, 18_919, 136),
+    "yahoo1": Shape(473_134, 19_944, 519),
+    "small": Shape(20_000, 300, 46),
+}
+
+
+def generate(shape: Shape, *, seed: int = 0) -> tuple[RankingData, RankingData]:
+    """Training and validation lists; the validation lists are further lists of the same world."""
+    train = LetorLike(shape.queries, shape.features, num_documents=shape.documents, seed=seed)
+    features = np.empty((shape.documents, shape.features), dtype=np.float32)
+    labels = np.empty(shape.documents, dtype=np.float32)
+    train.fill(features, labels)
+    held = max(20, round(VALID_SHARE * shape.queries))
+    mean = shape.documents / shape.queries
+    more = LetorLike(
+        shape.queries + held, shape.features, num_documents=round((shape.queries + held) * mean), seed=seed
+    )
+    lists = [more.query(index) for index in range(shape.queries, shape.queries + held)]
+    valid = RankingData.from_arrays(
+        np.concatenate([part.features for part in lists]),
+        np.concatenate([part.labels for part in lists]),
+        group=np.array([len(part.labels) for part in lists]),
+    )
+    return RankingData.from_arrays(features, labels, group=train.sizes), valid
+
+
+@dataclass
+class Stages:
+    """Seconds and peak memory of each stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)  # of all threads; tells a busy machine from slow code
+    memory: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        start, cpu = time.perf_counter(), time.process_time()
+        with watched() as most:
+            yield
+        self.seconds[name], self.cpu_seconds[name] = time.perf_counter() - start, time.process_time() - cpu
+        self.memory[name] = most
+
+    @property
+    def total(self) -> float:
+        """All stages together."""
+        return sum(self.seconds.values())
+
+
+class EpochClock(Callback):
+    """When each epoch of Φ was validated, in seconds since training Φ began."""
+
+    def __init__(self) -> None:
+        self.start, self.at = 0.0, dict[int, float]()
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self.start = time.perf_counter()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the time."""
+        self.at[trainer.current_epoch + 1] = time.perf_counter() - self.start
+
+
+@dataclass
+class Run:
+    """What a run of the pipeline leaves."""
+
+    model: LGMML
+    stages: Stages
+    valid_ndcg: dict[int, float]  # by pass, 0 before the first
+    seconds_at: dict[int, float]  # whole training time up to the end of each pass
+    bank: dict[str, Any]
+
+
+def train(
+    data: RankingData,
+    valid: RankingData,
+    *,
+    folder: Path,
+    metrics: int = 500,
+    passes: int = 20,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Run:
+    """Preprocessing, local metrics, distances (memory-mapped) and Φ on whole lists."""
+    stages = Stages()
+    with stages.stage("preprocessing and metrics"):
+        bank, model = sampled_bank(data, valid, metrics=metrics, seed=seed)
+    with stages.stage("distances"):
+        map_distances(bank, model, folder=folder / "distances", dtype=dtype)
+    clock = EpochClock()
+    with stages.stage("weights"):
+        trained, curve = train_on_lists(
+            bank, folder=folder / "checkpoints", passes=passes, callbacks=[clock], seed=seed
+        )
+    before = stages.total - stages.seconds["weights"]
+    at = {epoch: before + seconds for epoch, seconds in clock.at.items()}
+    return Run(trained, stages, curve, {0: before, **at}, bank.bank.history)
+
 
 BASE = {"documents": 60_000, "metrics": 250, "features": 136}
 GRID = {
@@ -52,7 +178,10 @@ def curves(repeats: int, passes: int) -> dict[str, Any]:
         for name, values in GRID.items()
     }
     exponents = {
-        name: {stage: _exponent({v: found[stage] for v, found in points.items()}) for stage in [*_stage_names(points)]}
+        name: {
+            stage: exponent(list(points), [found[stage] for found in points.values()])
+            for stage in [*_stage_names(points)]
+        }
         for name, points in times.items()
     }
     stages = list(exponents["documents"])
@@ -60,7 +189,7 @@ def curves(repeats: int, passes: int) -> dict[str, Any]:
     print_table("Exponents of the seconds of each stage", ("in", *stages), rows)
     targets = {f"linear in {name}": exponents[name]["all"] <= LINEAR for name in ("documents", "metrics")}
     for name, met in targets.items():
-        print(f"{name} (exponent <= {LINEAR:g}): {verdict(met)}")
+        print(f"{name} (exponent <= {LINEAR:g}): {target_word(met)}")
     result = {"base": BASE, "passes": passes, "seconds": times, "exponents": exponents, "targets": targets}
     print(f"saved {save_result('scale-curves', result).name}")
     save_figure(scaling_picture(times, exponents), RESULTS / "scale-curves.png")
@@ -85,16 +214,12 @@ def _stage_names(points: dict[int, dict[str, float]]) -> list[str]:
     return list(next(iter(points.values())))
 
 
-def _exponent(points: dict[int, float]) -> float:
-    """Slope of log seconds over log size, by least squares."""
-    return float(np.polyfit(np.log(list(points)), np.log(list(points.values())), 1)[0])
-
-
 DEFAULTS: dict[str, Any] = {
     "shape": "web10k", "fraction": 1.0, "metrics": 500, "passes": 20, "dtype": "float32", "threads": 2, "seed": 0,
 }  # fmt: skip
 LIMITS = {"web10k": {"seconds": 360.0, "gib": 6.0}, "web30k": {"gib": 10.0}}
 GEMM_SHARE = 0.7
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PROBE_ROWS = 8192
 
 
@@ -111,7 +236,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
             folder=Path(folder),
             metrics=settings["metrics"],
             passes=settings["passes"],
-            dtype=getattr(torch, settings["dtype"]),
+            dtype=DTYPES[settings["dtype"]],
             seed=settings["seed"],
         )
         most = peak()
@@ -127,7 +252,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         "training_seconds": trained.stages.total,
         "memory_gib": trained.stages.memory,
         "peak_resident_gib": most,
-        "distance_file_gib": entries * getattr(torch, settings["dtype"]).itemsize / GIB,
+        "distance_file_gib": entries * DTYPES[settings["dtype"]].itemsize / GIB,
         "distances_per_second": entries / trained.stages.seconds["distances"],
         "list_entries_per_second": entries * settings["passes"] / trained.stages.seconds["weights"],
         "kernel": kernel,
@@ -180,7 +305,7 @@ def show(result: dict[str, Any]) -> None:
     best = max(result["valid_ndcg@10"].values())
     print(f"validation NDCG@10: {result['valid_ndcg@10'][0]:.4f} at first, {best:.4f} at best")
     for name, met in result["targets"].items():
-        print(f"{name}: {verdict(met)}")
+        print(f"{name}: {target_word(met)}")
 
 
 def main() -> None:
@@ -190,7 +315,7 @@ def main() -> None:
         torch.set_num_threads(settings["threads"])
         curves(settings["repeats"], settings["passes"])
         return
-    settings = parse(words, DEFAULTS, __doc__, choices={"shape": SHAPES, "dtype": ("float32", "float16", "bfloat16")})
+    settings = parse(words, DEFAULTS, __doc__, choices={"shape": SHAPES, "dtype": DTYPES})
     torch.set_num_threads(settings["threads"])
     result = run(settings)
     show(result)

@@ -24,12 +24,15 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lgmml_torch.baselines.trees import LambdaMART, TreeRanker, XGBoostRanker
 from lgmml_torch.checks import DataError
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.compress import Compressed
@@ -37,10 +40,11 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.plots import save_figure
 from lgmml_torch.ragged import RankingData
 from research.plots import ratios_picture
-from research.quality.data import load_fold
-from research.speed.harness import RESULTS, parse, print_table, save_result, time_interleaved, verdict
-from research.speed.peers import lightgbm_ranker, xgboost_ranker
-from research.speed.pipeline import SHAPES, generate, train
+from research.protocol import ranking_fold
+from research.speed.harness import RESULTS, parse, print_table, save_result, time_interleaved
+from research.speed.race import FAST, TREES
+from research.speed.scale import SHAPES, generate, train
+from research.stats import target_word
 
 DEFAULTS: dict[str, Any] = {
     "parts": "all", "fraction": 0.1, "metrics": 500, "trees": 5000, "grow": 10_000, "documents": 8192,
@@ -68,7 +72,7 @@ def real(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     full: list[float] = []
     timed: dict[str, Any] = {}
     for number in range(settings["folds"]):
-        fold = load_fold(name, number)
+        fold = ranking_fold(name, number)
         data, valid, test = fold.train, fold.valid, fold.test
         with tempfile.TemporaryDirectory() as folder:
             model = train(
@@ -101,26 +105,31 @@ def compare(
     """Microseconds per document of all rankers, on the same documents."""
     some = data.select(torch.arange(_lists(data, settings["grow"])))
     print(f"growing {settings['trees']} trees on {some.num_documents} documents, twice", flush=True)
-    trees = {
-        "LightGBM": lightgbm_ranker(some, settings["trees"], threads=settings["threads"]),
-        "XGBoost": xgboost_ranker(some, settings["trees"], threads=settings["threads"]),
+    options = {"num_rounds": settings["trees"], "patience": None, "num_threads": settings["threads"]}
+    rankers: dict[str, TreeRanker] = {  # leaves of single documents are allowed, so that no tree stays small
+        "LightGBM": LambdaMART({**TREES, **FAST, "min_data_in_leaf": 1}, **options),
+        "XGBoost": XGBoostRanker({**TREES, "min_child_weight": 0.0}, **options),
     }
+    growing = {}
+    for name, ranker in rankers.items():
+        start = time.perf_counter()
+        ranker.fit(some)
+        growing[name] = time.perf_counter() - start
     scored = data.select(torch.arange(_lists(data, settings["documents"])))
-    features = scored.features.numpy()
-    calls: dict[str, Callable[[], object]] = {"ours, full rank": lambda: model.score(scored)}
+    calls: dict[str, Callable[[], object]] = {"ours, full rank": partial(model.score, scored)}
     for tol, found in small.items():
-        calls[_label(tol)] = lambda ranker=found.model: ranker.score(scored)  # type: ignore[misc]
-    for name, grown in trees.items():
-        calls[f"{name}, {grown.trees:,} trees"] = lambda predict=grown.predict: predict(features)  # type: ignore[misc]
+        calls[_label(tol)] = partial(found.model.score, scored)
+    for name, ranker in rankers.items():
+        calls[f"{name}, {settings['trees']:,} trees"] = partial(ranker.score, scored)
     times = time_interleaved(calls, rounds=settings["rounds"])
-    yardstick = times[f"LightGBM, {trees['LightGBM'].trees:,} trees"]
+    yardstick = times[f"LightGBM, {settings['trees']:,} trees"]
     return {
         "documents": scored.num_documents,
         "metrics": model.metrics.num_metrics,
         "features": data.num_features,
         "microseconds_per_document": {name: 1e6 * t.median / scored.num_documents for name, t in times.items()},
         "lightgbm_over": {name: yardstick.ratio(t) for name, t in times.items()},
-        "growing_seconds": {name: grown.seconds for name, grown in trees.items()},
+        "growing_seconds": growing,
         "compressed": {tol: _describe(found, model, held) for tol, found in small.items()},
     }
 
@@ -165,7 +174,7 @@ def show(name: str, found: dict[str, Any]) -> None:
     title = f"{name}: {found['metrics']} metrics, {found['features']} features"
     print_table(title, ("ranker", "µs/document", "LightGBM over it", "metrics left", "NDCG@10 lost"), rows)
     which = f", compressed to {found['judged']:g}" if "judged" in found else ""
-    print(f"target{which}: {verdict(found['met'])}")
+    print(f"target{which}: {target_word(found['met'])}")
 
 
 def main() -> None:

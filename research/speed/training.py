@@ -38,8 +38,9 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import BatchLoader, WarpBatches
 from lgmml_torch.training.datamodule import RankingDataModule
 from lgmml_torch.training.module import LGMMLModule
-from lgmml_torch.training.stages import QUIET, quiet_lightning
-from research.speed.harness import parse, print_table, save_result, verdict
+from research.speed.harness import parse, print_table, save_result
+from research.stats import target_word
+from research.systems import fit_quietly
 
 DEFAULTS: dict[str, Any] = {
     "metrics": 500, "batch": 4096, "draws": 10, "steps": 30, "rounds": 5, "documents": 40_000, "threads": 2,
@@ -79,17 +80,11 @@ def lightning(data: RankingData, dists: Tensor, settings: dict[str, Any]) -> tup
         data, batching="triplets", batch_size=settings["batch"], max_draws=settings["draws"], batches_per_epoch=steps
     )
     timer = Timer()
-    with quiet_lightning(), tempfile.TemporaryDirectory() as folder:
-        trainer = pl.Trainer(
-            **{**QUIET, "log_every_n_steps": 50},
-            max_steps=steps,
-            limit_val_batches=0,
-            callbacks=[timer],
-            logger=False,
-            enable_checkpointing=False,
-            default_root_dir=folder,
-        )
-        trainer.fit(module, loader)
+    with tempfile.TemporaryDirectory() as folder:
+        fit_quietly(
+            module, loader, max_steps=steps, limit_val_batches=0, callbacks=[timer], logger=False,
+            log_every_n_steps=50, enable_checkpointing=False, default_root_dir=folder,
+        )  # fmt: skip
     return timer.seconds, module.model.phi.table.weight.detach()
 
 
@@ -164,7 +159,7 @@ def main() -> None:
     print_table("Triplets per second", ("loop", "triplets/s"), rows)
     moved, difference = result["largest_change_of_phi"], result["largest_difference_of_phi"]
     print(f"the steps change Φ by up to {moved:.2g}; the two loops differ by at most {difference:.2g}")
-    print(f"share of the bare loop: {result['share_of_bare']:.0%}, target {SHARE:.0%}: {verdict(result['met'])}")
+    print(f"share of the bare loop: {result['share_of_bare']:.0%}, target {SHARE:.0%}: {target_word(result['met'])}")
     name = "training" if settings["phi"] == "shared" else f"training-{settings['phi']}"
     print(f"saved {save_result(name, result).name}")
 

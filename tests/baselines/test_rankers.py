@@ -11,7 +11,7 @@ from lgmml_torch.baselines.base import RankingSystem, choose, grid_points
 from lgmml_torch.baselines.simple import LinearRanker, RandomRanker
 from lgmml_torch.baselines.trees import GBRT, LambdaMART, TreeRanker, XGBoostRanker
 from lgmml_torch.checks import DataError, LGMMLError, MissingDependencyError
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
 from lgmml_torch.ragged import RankingData
 
 TREES = [LambdaMART, GBRT, XGBoostRanker]
@@ -60,6 +60,46 @@ def test_numbering_the_grades_keeps_lightgbm_s_own_model() -> None:
     model = lightgbm.train({**params, "learning_rate": 0.1, "num_leaves": 31, "min_data_in_leaf": 20}, data, 10)
     expected = model.predict(valid.features.numpy(), num_iteration=ours.best_round)
     assert np.allclose(ours.score(valid).numpy(), expected, atol=1e-12)
+
+
+def test_early_stopping_is_that_of_lightgbm_with_our_ndcg() -> None:
+    """The loop, with sampling and a search for the best round, against `lightgbm.train` and its own callback."""
+    train, valid = lists(0), lists(1)
+    sampling = {"feature_fraction": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1, "num_leaves": 7}
+    ours = LambdaMART(sampling, num_rounds=80, patience=8, seed=3).fit(train, valid)
+    values, grades = np.unique(train.labels.numpy(), return_inverse=True)
+    data = lightgbm.Dataset(train.features.numpy(), grades, group=train.sizes.numpy())
+    held = data.create_valid(valid.features.numpy(), np.zeros(valid.num_documents), group=valid.sizes.numpy())
+    params = {
+        "objective": "lambdarank", "metric": "none", "seed": 3, "num_threads": 1, "verbosity": -1,
+        "deterministic": True, "force_row_wise": True, "label_gain": (np.exp2(values.astype(float)) - 1).tolist(),
+        "learning_rate": 0.1, "min_data_in_leaf": 20, **sampling,
+    }  # fmt: skip
+
+    def feval(scores: np.ndarray, _: object) -> tuple[str, float, bool]:
+        return "ndcg@10", mean_ndcg(torch.tensor(scores), valid), True
+
+    stop = lightgbm.early_stopping(8, verbose=False)
+    model = lightgbm.train(params, data, 80, valid_sets=[held], feval=feval, callbacks=[stop])
+    assert ours.best_round == model.best_iteration < 72
+    assert np.allclose(ours.score(valid).numpy(), model.predict(valid.features.numpy()), atol=1e-12)
+
+
+@pytest.mark.parametrize("make", TREES)
+def test_trees_without_validation_keep_all_of_a_fixed_number(make: type[TreeRanker]) -> None:
+    train, test = lists(0), lists(2)
+    system = make({"num_leaves": 7}, num_rounds=12, patience=None).fit(train)
+    assert system.best_round == 12
+    assert np.isnan(system.valid_ndcg)
+    growth = make({"num_leaves": 7}, num_rounds=12).start(train, test)
+    measured = []
+    for _ in range(12):
+        growth.grow()
+        measured.append(growth.valid_ndcg())
+    assert np.allclose(growth.predict(test.features.numpy(), 12), system.score(test), atol=1e-6)
+    assert quality(system, test) == pytest.approx(measured[-1], abs=1e-6)
+    fixed = make({"num_leaves": 7}, num_rounds=12, patience=None).fit(train, test)
+    assert (fixed.best_round, fixed.valid_ndcg) == (12, measured[-1])
 
 
 def test_grid_is_decided_on_validation() -> None:
@@ -121,6 +161,14 @@ def test_errors_name_argument_rule_and_value() -> None:
         LambdaMART().score(valid)
     with pytest.raises(LGMMLError, match="`patience` must be positive, got 0"):
         GBRT(patience=0)
+    with pytest.raises(DataError, match="`valid` must be given for early stopping; `patience=None` does without"):
+        GBRT().fit(train)
+    with pytest.raises(LGMMLError, match="`valid` must be given to choose among 2 combinations"):
+        GBRT({"num_leaves": [3, 7]}, patience=None).fit(train)
+    with pytest.raises(LGMMLError, match="`params` must be one combination of settings to start from, got 2"):
+        GBRT({"num_leaves": [3, 7]}).start(train)
+    with pytest.raises(LGMMLError, match="`valid` must be given to measure validation NDCG@10"):
+        XGBoostRanker().start(train).valid_ndcg()
     system = LinearRanker().fit(train, valid)
     with pytest.raises(LGMMLError, match=r"`features` must have shape \(\*, 5\), got"):
         system.score(valid.replace(features=valid.features[:, :2]))

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from lgmml_torch.checks import ConfigError
-from research.paper.__main__ import main, run_figure
-from research.paper.config import SIZES, figure_names, figure_settings
+from research.paper.__main__ import CONF, FIGURES, SIZES, figure_settings, main, run_figure
+from research.paper.framework import MODULES
 from research.paper.outcome import VERDICTS
+from research.systems import NAMES
 
 EXPECTED = {
     "framework": (["framework"], ["framework"]),
@@ -36,14 +37,22 @@ def toy(results: Path) -> list[str]:
 
 
 def test_all_figures_are_listed() -> None:
-    assert set(figure_names()) == set(EXPECTED)
+    assert list(FIGURES) == list(EXPECTED)
+    assert {path.stem for path in (CONF / "figure").glob("*.yaml")} == set(FIGURES)
 
 
 @pytest.mark.parametrize(("name", "size"), [(name, SIZES[1 + i % 2]) for i, name in enumerate(EXPECTED)])
 def test_settings_resolve(name: str, size: str) -> None:
     cfg = figure_settings(name, [f"size={size}"])
     assert cfg.name == name
-    assert cfg.run == f"research.paper.{name}.run"
+    for system in getattr(cfg, "systems", {}):
+        assert system in NAMES
+
+
+def test_stages_of_the_framework_have_their_code_where_it_says() -> None:
+    for _, places, _ in MODULES:
+        for place in places.split(", "):
+            assert (CONF.parents[1] / "lgmml_torch" / place).exists(), place
 
 
 @pytest.mark.slow
@@ -98,6 +107,6 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dimension", "dimz=[10]"]) == 2
     assert "unknown setting 'dimz'; did you mean 'dims'?" in capsys.readouterr().err
     assert main(["list"]) == 0
-    assert capsys.readouterr().out.split() == figure_names()
+    assert capsys.readouterr().out.split() == list(FIGURES)
     with pytest.raises(ConfigError, match="size"):
         figure_settings("framework", ["sise=toy"])

@@ -1,8 +1,9 @@
-"""The quality benchmark on a toy set: splits, storage, tables, and the command from start to page."""
+"""The quality benchmark on a toy set: choices, tables, and the command from start to page."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,81 +11,68 @@ import pytest
 import torch
 
 from lgmml_torch.functional.ranking.measures import mean_ndcg
+from research.protocol import TOY, ranking_fold
 from research.quality.__main__ import main
-from research.quality.data import NOISES, TOY, add_noise, as_arrays, load_fold
-from research.quality.store import Cells
-from research.quality.systems import System, find_system
-from research.quality.tables import Row, collect, compare_rows, gaps, noise_losses
-from research.quality.time import time_growth
-from research.quality.trees import choose_point, fit_lightgbm, rank_fold
+from research.quality.tables import Row, Verdict, collect, compare_rows, noise_losses, verdicts
+from research.quality.times import time_growth
+from research.quality.work import (
+    CHOICES,
+    GRID,
+    XGBOOST_GRID,
+    Plan,
+    choice_job,
+    choose_trees,
+    fit_job,
+    lightgbm_options,
+    published_options,
+)
+from research.store import Job, Record, Store
+from research.systems import SYSTEMS, Fitted, System, find_system
 
 pytest.importorskip("lightgbm")
 
 
-def test_every_query_is_a_test_query_once_and_the_parts_of_a_fold_share_none() -> None:
-    tested = []
-    for number in range(5):
-        fold = load_fold(TOY, number)
-        parts = [set(part.qids) for part in (fold.train, fold.valid, fold.test)]
-        assert sum(map(len, parts)) == len(set.union(*parts)) == 40
-        tested += list(fold.test.qids)
-    assert sorted(tested) == list(range(40))
-
-
-def test_arrays_are_in_the_order_of_the_file() -> None:
-    data = load_fold(TOY, 0).valid
-    arrays = as_arrays(data)
-    assert arrays.sizes.sum() == len(arrays.labels) == data.num_documents
-    np.testing.assert_array_equal(arrays.features[data.order.numpy()], data.features.numpy())
-
-
-@pytest.mark.parametrize("kind", NOISES)
-def test_noise_triples_the_features_and_keeps_the_real_ones(kind: str) -> None:
-    clean = load_fold(TOY, 0)
-    noisy = add_noise(clean, kind, seed=3)
-    assert noisy.train.num_features == 3 * clean.train.num_features
-    assert torch.equal(noisy.test.features[:, : clean.test.num_features], clean.test.features)
-    if kind == "permuted":
-        copy = noisy.train.features[:, clean.train.num_features : 2 * clean.train.num_features]
-        assert torch.equal(copy.sort(0).values, clean.train.features.sort(0).values)
-        assert not torch.equal(copy, clean.train.features)
-
-
 def test_choosing_takes_the_best_point_on_validation() -> None:
-    fold = rank_fold(load_fold(TOY, 0))
+    fold = ranking_fold(TOY, 0)
     grid = {"num_leaves": [4], "learning_rate": [0.1], "min_data_in_leaf": [1, 10_000]}
-    point, value = choose_point(fold, fit_lightgbm, grid)
-    assert point["min_data_in_leaf"] == 1  # the other cannot split at all
-    assert value == mean_ndcg(fit_lightgbm(fold, 0, point)(fold.valid), fold.valid)
+    options, value = choose_trees(fold, False, name="lightgbm+ranks", grid=grid)
+    assert options["params"]["min_data_in_leaf"] == 1  # the other cannot split at all
+    assert {key: options["params"][key] for key in ("feature_fraction", "bagging_fraction")} == {
+        "feature_fraction": 0.5, "bagging_fraction": 0.8,
+    }  # fmt: skip
+    score = find_system("lightgbm+ranks").fit(fold, 0, options).scores["lightgbm+ranks"]
+    assert value == mean_ndcg(score(fold.valid), fold.valid)
 
 
-def test_a_result_is_computed_once(tmp_path: Path) -> None:
-    cells, calls = Cells(tmp_path), []
-
-    def make() -> dict[str, object]:
-        calls.append(1)
-        return {"values": [0.5, float("nan")]}
-
-    first = cells.get(make, "test", "a b", "set", 0, None, 1)
-    assert cells.get(make, "test", "a b", "set", 0, None, 1) == first
-    assert calls == [1]
-    assert first["values"] == [0.5, None]
-    assert cells.find("test", "a b", "set", 0, None, 2) is None
+def test_the_trees_search_eighteen_points() -> None:
+    for grid in (GRID, XGBOOST_GRID):
+        assert np.prod([len(values) for values in grid.values()]) == 18
+    assert lightgbm_options({"learning_rate": 0.03})["num_rounds"] == 500
+    assert lightgbm_options({"learning_rate": 0.1})["num_rounds"] == 300
+    assert published_options({"init": 0.1, "margin": 1.0}, 30)["overrides"][:2] == [
+        "search.init=[0.1]", "search.margin=[1.0]",
+    ]  # fmt: skip
 
 
-def test_differences_are_paired_and_skip_what_either_skips() -> None:
-    first, second = np.array([0.5, 0.7, np.nan]), np.array([0.4, 0.4, 0.9])
-    found = gaps({"one": (first, second), "two": (second, second)})
-    assert found["one"].mean == pytest.approx(0.2)
-    assert found["one"].low >= 0.1 - 1e-12
-    assert found["one"].high <= 0.3 + 1e-12
-    assert found["mean"].mean == pytest.approx(0.1)
-    assert str(found["two"]) == "+0.0000 [+0.0000, +0.0000]"
+def test_every_choice_a_system_asks_for_is_there() -> None:
+    asked = {system.choice for system in SYSTEMS if system.choice}
+    assert asked == set(CHOICES)
+
+
+def test_a_choice_never_sees_the_test_queries_of_its_fold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fold = ranking_fold(TOY, 0)
+    plan = Plan(sets=(TOY,), folds=(0,), quick=True)
+    found = []
+    for number, test in enumerate((fold.test, fold.train)):  # whatever stands there
+        monkeypatch.setattr("research.quality.work.ranking_fold", lambda *_, t=test, **__: replace(fold, test=t))
+        store = Store(tmp_path / str(number))
+        found.append([store.get(choice_job(plan, choice, TOY, 0)).info for choice in ("lightgbm+ranks", "published")])
+    assert found[0] == found[1]
 
 
 def test_rows_are_compared_over_the_seeds_both_have() -> None:
     def row(*seeds: float) -> Row:
-        return Row(np.array([[value, value] for value in seeds]), tuple(seeds), 1.0)
+        return Row(torch.tensor([[value, value] for value in seeds], dtype=torch.float64), tuple(seeds), 1.0)
 
     table = {("a", "set", None): row(0.1, 0.2, 0.9), ("b", "set", None): row(0.0, 0.1), ("c", "set", None): row(0.0)}
     assert compare_rows(table, "a", "b", ["set"])["set"].mean == pytest.approx(0.1)
@@ -93,21 +81,41 @@ def test_rows_are_compared_over_the_seeds_both_have() -> None:
 
 
 def test_only_whole_seeds_count(tmp_path: Path) -> None:
-    cells = Cells(tmp_path)
-    system = System("s", lambda *_: ({}, {}), {"s": "S"})
-    noisy = System("n", lambda *_: ({}, {}), {"n": "N"}, noises=("normal",))
+    store = Store(tmp_path)
+    system = System("s", lambda *_: Fitted({}), {"s": "S"})
+    noisy = System("n", lambda *_: Fitted({}), {"n": "N"}, noises=("normal",))
+    plan = Plan(sets=("set",), folds=(0, 1), seeds=2, systems=(system, noisy))
+
+    def keep(job: Job, values: dict[str, list[float]]) -> None:
+        info = {"valid": dict.fromkeys(values, 0.3), "fit seconds": 1.0}
+        store.get(replace(job, make=lambda: Record(values, info)))
+
     for fold, seed in ((0, 0), (1, 0), (0, 1)):
-        content = {"values": {"s": [0.1, None]}, "valid": {"s": 0.3}, "fit seconds": 1.0}
-        cells.get(lambda content=content: content, "test", "s", "set", fold, None, seed)
+        keep(fit_job(store, plan, system, "set", fold, None, seed), {"s": [0.1, float("nan")]})
     for fold in (0, 1):
-        content = {"values": {"n": [0.05, None]}, "valid": {"n": 0.3}, "fit seconds": 1.0}
-        cells.get(lambda content=content: content, "test", "n", "set", fold, "normal", 0)
-    table = collect(cells, [system, noisy], ["set"], [0, 1], 2)
+        keep(fit_job(store, plan, noisy, "set", fold, "normal", 0), {"n": [0.05, float("nan")]})
+    table = collect(store, plan)
     assert table["s", "set", None].values.shape == (1, 4)
     assert table["s", "set", None].mean == pytest.approx(0.1)
     assert compare_rows(table, "s", "missing", ["set"]) == {}
     loss = noise_losses(table, "s", "n", "normal", ["set"])["set"]
-    assert np.nanmean(loss) == pytest.approx(0.05)
+    assert float(loss.nanmean()) == pytest.approx(0.05)
+
+
+def test_targets_are_judged_by_their_means() -> None:
+    def row(value: float) -> Row:
+        return Row(torch.tensor([[value, value + 0.1]], dtype=torch.float64), (value,), 1.0)
+
+    table = {("boosted+warp", "set", None): row(0.5), ("lightgbm+ranks", "set", None): row(0.49)}
+    table["published ones", "set", None] = row(0.47)
+    times = {"set": {"train ratio": 9.0, "score ratio": 1.0}}
+    found = verdicts(table, times, {"train exponent": 1.0, "score exponent": 1.2}, ["set"])
+    assert [v.word for v in found] == ["met", "MISSED", "not measured", "not measured", "MISSED", "met", "MISSED"]
+    assert found[0] == Verdict(
+        "default − LightGBM + list ranks: at least -0.003 on each set, above 0 on average",
+        "set +0.0100, mean +0.0100",
+        True,
+    )
 
 
 def test_growth_is_timed_for_every_size() -> None:
@@ -121,24 +129,27 @@ def test_an_unknown_system_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["--only", "nothing"])
     assert "invalid choice: 'nothing'" in capsys.readouterr().err
-    assert find_system("boosted").labels["boosted+warp"]
 
 
 @pytest.mark.slow
 def test_the_command_goes_from_data_to_page_and_does_nothing_twice(tmp_path: Path) -> None:
-    places = ["--cells", str(tmp_path / "cells"), "--out", str(tmp_path)]
+    places = ["--store", str(tmp_path / "store"), "--out", str(tmp_path)]
     only = ["--only", "random", "ridge", "boosted", "lightgbm+ranks", "lightgbm noise", "boosted noise", "times"]
     main(["--quick", "--sets", TOY, *only, *places])
-    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("*.json")}
+    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*.json")}
     assert not (tmp_path / "docs").exists()
     main(["--quick", "--sets", TOY, *only, "--stage", "report", *places])
     main(["--quick", "--sets", TOY, *only, *places])
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("*.json")} == stored
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*.json")} == stored
     result = json.loads((tmp_path / "research" / "results" / "quality-quick.json").read_text())
     assert result["rows"]["boosted"][TOY]["ndcg@10"] > result["rows"]["random"][TOY]["ndcg@10"]
     page = (tmp_path / "docs" / "quality-quick.md").read_text()
-    for word in ("## Protocol", "## Targets", "## Noise", "## Times", "LightGBM + list ranks", "not measured"):
+    for word in (
+        "Written by `python -m research.quality --quick`", "## Protocol", "this package's NDCG@10", "## Targets",
+        "## Noise", "## Times", "LightGBM + list ranks", "not measured",
+    ):  # fmt: skip
         assert word in page
     with np.load(tmp_path / "research" / "results" / "quality-quick-per-query.npz") as arrays:
         assert arrays[f"boosted|{TOY}"].shape == (1, 8)
-    assert (tmp_path / "docs" / "images" / "quality-quick-differences.png").stat().st_size > 1000
+    for picture in ("differences", "noise"):
+        assert (tmp_path / "docs" / "images" / f"quality-quick-{picture}.png").stat().st_size > 1000

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from research.store import Job, Record, Store
+from research.store import VERSION, Job, Record, Store
 
 
 def job(calls: list[int], **settings: object) -> Job:
@@ -57,7 +57,28 @@ def test_record_says_what_it_depends_on(tmp_path: Path) -> None:
     store.get(job([]))
     content = json.loads(store.path(job([])).read_text())
     assert content["settings"] == {"data": "digits", "seed": 3}
-    assert {"python", "torch", "cores", "threads", "load average"} == set(content["environment"])
+    assert content["version"] == VERSION
+    assert {"python", "torch", "cores", "torch_threads", "load_1min", "processor", "date"} == set(content["machine"])
+    assert content["values"]["map"] == [0.25, None, 0.75]
+
+
+def test_another_version_computes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    Store(tmp_path).get(job(calls))
+    monkeypatch.setattr("research.store.VERSION", VERSION + 1)
+    Store(tmp_path).get(job(calls))
+    assert len(calls) == 2
+
+
+def test_looking_does_no_work(tmp_path: Path) -> None:
+    calls: list[int] = []
+    store = Store(tmp_path)
+    assert store.find(job(calls)) is None
+    store.get(job(calls))
+    found = store.find(job(calls))
+    assert found is not None
+    assert found.mean("map") == 0.5
+    assert calls == [1]
 
 
 def test_damaged_record_is_named(tmp_path: Path) -> None:
