@@ -18,7 +18,7 @@ from lgmml_torch.data.write import save_letor, save_lightgbm
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.ranker import LGMML
-from tests.data.test_streaming import write
+from tests.data.test_source import write
 from tests.doors import small_data, small_model
 
 
