@@ -137,8 +137,8 @@ class FrameSource(ArraySource):
     """A frame of pandas or polars with a column for the query of each row."""
 
     def __init__(self, frame: Any, options: ReadOptions, *, name: str = "frame") -> None:
-        self.frame = frame
-        header = [str(column) for column in frame_columns(frame)]
+        self.frame, self.header = frame, [str(column) for column in frame_columns(frame)]
+        header = self.header
         plan = lay_out(header, options, name, what="the frame")
         features = np.empty((len(frame), len(plan.features)), options.kind)
         try:
@@ -154,7 +154,8 @@ class FrameSource(ArraySource):
 
     def column(self, name: str) -> list[str]:
         """The text of one column, row by row; empty where it is missing."""
-        return ["" if is_missing(value) else str(value) for value in self.frame[name].to_list()]
+        values = frame_column(self.frame, self.header.index(name))
+        return ["" if is_missing(value) else str(value) for value in values.to_list()]
 
 
 def open_frame(frame: Any, options: ReadOptions) -> Source:

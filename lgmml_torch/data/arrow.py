@@ -181,7 +181,7 @@ class ArrowSource(Source):
         return None if text is None else tuple(json.loads(text))
 
     def _type(self, name: str) -> Any:
-        return self._schema.field(name).type
+        return self._schema.types[self._schema.names.index(name)]  # names may come twice until that is refused
 
     def _check_type(self, name: str, dtype: Any) -> None:
         word = arrow_word(dtype)

@@ -185,8 +185,9 @@ def _load_folder(folder: Path, **options: Any) -> dict[str, RankingData]:
     files = _parts(folder)
     if not files:
         return load_letor_splits(folder)  # which says what it looked for
-    names = _read_names(folder / "features.txt")
-    return load_parts(files, **({} if names is None else {"feature_names": names}), **options)
+    if (names := _read_names(folder / "features.txt")) is not None:
+        options.setdefault("feature_names", names)
+    return load_parts(files, **options)
 
 
 def _read_names(file: Path) -> tuple[str, ...] | None:

@@ -102,14 +102,14 @@ class LetorSource(TextSource):
                 if rules.num_features is None and (last := _LAST_INDEX.search(text)):
                     self._widest = max(self._widest, int(last[1]) - rules.first_index + 1)
             start = end
-        self._complete = block.endswith(b"\n")
+        self._complete, self._last_line = block.endswith(b"\n"), line + block.count(b"\n")
 
     def _read(self, rows: NDArray[np.int64]) -> Rows:
         texts, numbers = self._texts(rows)
         rules = self.rules
         if rules.num_features is None and self._widest <= Rules().last_index:
             if not self._widest:
-                raise DataError(f"{self.name}:{numbers[-1]}: no line up to here gives a feature")
+                raise DataError(f"{self.name}:{self._last_line}: no line up to here gives a feature")
             rules = replace(rules, num_features=self._widest)
         joined = b"".join(texts)
         block = parse_block(joined, rules)
@@ -118,7 +118,7 @@ class LetorSource(TextSource):
                 parse_lines(text, rules, path=self.name, line=number)
             block = parse_lines(joined, rules, path=self.name)
         if rows[-1] == self.num_rows - 1 and not self._complete:
-            check_last(np.array(self._counts), np.array(self._noted, bool), f"{self.name}:{numbers[-1]}")
+            check_last(np.array(self._counts), np.array(self._noted, bool), f"{self.name}:{self._last_line}")
         table = _Rows(rules, self._absent)
         table.append(block, expected=None)
         return table.rows()

@@ -235,7 +235,7 @@ def test_every_choice_composes_and_instantiates(group: str, choice: str, tmp_pat
     [
         (["foo=1"], "unknown setting 'foo'"),
         (["phi.polcy=ones"], r"unknown setting 'phi.polcy'; did you mean 'phi.policy'\?"),
-        (["data=mq2007"], r"data has no choice 'mq2007'; did you mean 'mq2008'\? \(there are: generated"),
+        (["data=mq2007"], r"data has no choice 'mq2007'; did you mean 'mq2008'\? \(there are: debian, generated"),
         (["dta=mq2008"], r"unknown setting 'dta'; did you mean 'data'\?"),
         (["seed=[1"], "."),
     ],

@@ -438,6 +438,30 @@ def test_memory_stays_below_the_file(tmp_path: Path, kind: str, scattered: bool)
     assert peak < file.stat().st_size / 2
 
 
+@pytest.mark.parametrize("kind", ["pandas", "pyarrow", "parquet"])
+def test_names_that_come_twice(tmp_path: Path, kind: str) -> None:
+    pd, pa, pq = (pytest.importorskip(name) for name in ("pandas", "pyarrow", "pyarrow.parquet"))
+    names = ["qid", "a", "a"]
+    table = pa.Table.from_arrays([pa.array([1, 2])] * 3, names=names)
+    pq.write_table(table, tmp_path / "t.parquet")
+    what = {"pandas": pd.DataFrame([[1, 1, 1]], columns=names), "pyarrow": table, "parquet": tmp_path / "t.parquet"}[
+        kind
+    ]
+    with pytest.raises(DataError, match=r"(frame|table|t.parquet): column 'a' is named twice"):
+        open_source(what)
+
+
+def test_frames_are_refused_by_column() -> None:
+    for kind in ("pandas", "polars"):
+        frame = pytest.importorskip(kind).DataFrame({"qid": [1, 1], "x": [1.0, None], "t": ["a", "b"]})
+        with pytest.raises(DataError, match="frame: column 't' must hold numbers, got text"):
+            open_source(frame)
+        with pytest.raises(DataError, match=r"frame: row 1 \(from 0\): column 'x' is missing; `missing=` says"):
+            open_source(frame, columns=Columns(drop=("t",))).read()
+        with pytest.raises(DataError, match="frame: the frame must name a column 'query'; there are 'qid', 'x', 't'"):
+            open_source(frame, columns=Columns(qid="query"))
+
+
 def test_columns_are_named_by_the_caller() -> None:
     frame = pytest.importorskip("pandas").DataFrame({"q": [1, 1], "grade": [0, 2], "id": ["a", "b"], "x": [1.5, 2.5]})
     columns = Columns(qid="q", label="grade", doc_id="id")
