@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lgmml_torch.data.catalog import open_dataset
+    from lgmml_torch.data.catalog import open_dataset, open_table
     from lgmml_torch.data.letor import load_letor, load_letor_splits, load_lightgbm
-    from lgmml_torch.data.write import save_letor
+    from lgmml_torch.data.source import open_source
+    from lgmml_torch.data.write import save_letor, save_table
     from lgmml_torch.estimator import LGMMLRanker
     from lgmml_torch.evaluation.evaluate import Evaluation, evaluate
     from lgmml_torch.evaluation.metric import RankingMetrics
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
     from lgmml_torch.training.module import LGMMLModule
 
 _HOMES = {
-    "data.catalog": ("open_dataset",),
+    "data.catalog": ("open_dataset", "open_table"),
     "data.letor": ("load_letor", "load_letor_splits", "load_lightgbm"),
-    "data.write": ("save_letor",),
+    "data.source": ("open_source",),
+    "data.write": ("save_letor", "save_table"),
     "estimator": ("LGMMLRanker",),
     "evaluation.evaluate": ("Evaluation", "evaluate"),
     "evaluation.metric": ("RankingMetrics",),
@@ -98,11 +100,14 @@ __all__ = [
     "load_lightgbm",
     "ndcg",
     "open_dataset",
+    "open_source",
+    "open_table",
     "precision",
     "rank_metrics",
     "recall",
     "reciprocal_rank",
     "save_letor",
+    "save_table",
 ]
 
 

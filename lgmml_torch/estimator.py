@@ -26,11 +26,12 @@ from lgmml_torch.fitting.boosted.fit import fit_boosted
 from lgmml_torch.fitting.sampled import fit_sampled
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.functional.score import KERNELS
+from lgmml_torch.inputs import check_length, float_vector
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import build_preprocess, list_rank_features
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.ragged import RankingData, check_length, float_vector
+from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
 
 if TYPE_CHECKING:

@@ -18,98 +18,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch import segments
-from lgmml_torch.checks import DataError, check_positive
+from lgmml_torch.checks import DataError, check_choice, check_positive
+from lgmml_torch.inputs import (
+    POLICIES,
+    check_length,
+    check_values,
+    dense_features,
+    fill_missing,
+    float_vector,
+    query_codes,
+)
+from lgmml_torch.inputs import (
+    feature_names as names_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
-
-
-def check_length(name: str, got: int, want: int, *, per: str = "row") -> None:
-    """Require one entry per row (or per query)."""
-    if got != want:
-        raise DataError(f"`{name}` must have one entry per {per}, {want}, got {got}")
-
-
-def dense_features(X: Any, dtype: torch.dtype) -> NDArray[Any]:
-    """Features as a C-contiguous array of the given type, copied only when they have to be."""
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    if dtype not in (torch.float32, torch.float64):
-        raise DataError(f"`dtype` must be torch.float32 or torch.float64, got {dtype}")
-    if isinstance(X, Tensor):
-        X = X.detach().cpu().numpy()
-    elif hasattr(X, "toarray"):
-        X = X.astype(kind).toarray()
-    try:
-        array = np.ascontiguousarray(X, dtype=kind)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"`X` must be numeric, got {type(X).__name__}: {error}") from error
-    if array.ndim != 2:
-        raise DataError(f"`X` must have shape (rows, features), got {array.shape}")
-    return array
-
-
-def float_vector(name: str, values: Any) -> NDArray[np.float32]:
-    """One float32 number per row."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
-    try:
-        array = np.asarray(values, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"`{name}` must be numeric: {error}") from error
-    if array.ndim != 1:
-        raise DataError(f"`{name}` must be 1-D, got shape {array.shape}")
-    return array
-
-
-def check_values(features: NDArray[Any], labels: NDArray[np.float32]) -> None:
-    """Require finite features and labels; the error names the row and the feature."""
-    # A product with zero is NaN exactly where an entry is not finite; row sums keep the scan in one pass.
-    with np.errstate(invalid="ignore"):
-        bad_rows = np.flatnonzero(
-            ~np.isfinite(np.einsum("nd,d->n", features, np.zeros(features.shape[1], features.dtype)))
-        )
-    if len(bad_rows):
-        row = int(bad_rows[0])
-        column = int(np.flatnonzero(~np.isfinite(features[row]))[0])
-        raise DataError(f"`X` must be finite, got {features[row, column]} at row {row}, feature {column + 1}")
-    bad_labels = np.flatnonzero(~np.isfinite(labels))
-    if len(bad_labels):
-        raise DataError(f"`y` must be finite, got {labels[bad_labels[0]]} at row {int(bad_labels[0])}")
-
-
-def query_codes(qid: Any, group: Any, rows: int) -> tuple[NDArray[np.int64], list[Hashable]]:
-    """An integer code per row, numbered by first appearance, and the ids behind the codes."""
-    if (qid is None) == (group is None):
-        raise DataError(
-            "give either `qid` (one id per row) or `group` (sizes of consecutive queries), got "
-            + ("neither" if qid is None else "both")
-        )
-    if group is not None:
-        sizes = np.asarray(group.detach().cpu() if isinstance(group, Tensor) else group)
-        if sizes.ndim != 1 or not (np.issubdtype(sizes.dtype, np.integer) or (sizes == sizes.astype(np.int64)).all()):
-            raise DataError(f"`group` must be a list of whole numbers, got {sizes.dtype} of shape {sizes.shape}")
-        if (sizes < 0).any() or sizes.sum() != rows:
-            raise DataError(f"`group` must be sizes that add up to the number of rows, {rows}, got {int(sizes.sum())}")
-        return np.repeat(np.arange(len(sizes)), sizes.astype(np.int64)), list(range(len(sizes)))
-    if isinstance(qid, Tensor):
-        qid = qid.detach().cpu().numpy()
-    if hasattr(qid, "to_numpy"):
-        qid = qid.to_numpy()
-    check_length("qid", len(qid), rows)
-    if isinstance(qid, np.ndarray):
-        if qid.ndim != 1:
-            raise DataError(f"`qid` must be 1-D, got shape {qid.shape}")
-        qid = qid.tolist()
-    codes = np.empty(rows, dtype=np.int64)
-    seen: dict[Hashable, int] = {}
-    for row, value in enumerate(qid):
-        if value is None or value != value:  # NaN differs from itself
-            raise DataError(f"`qid` must not be missing, got {value!r} at row {row}")
-        try:
-            codes[row] = seen.setdefault(value, len(seen))
-        except TypeError:
-            raise DataError(f"`qid` must be hashable, got {type(value).__name__} at row {row}") from None
-    return codes, list(seen)
 
 
 def qid_sort_key(qid: Hashable) -> tuple[str, Any]:
@@ -125,7 +49,7 @@ def canonical_order(
     features: NDArray[Any],
     labels: NDArray[np.float32],
     codes: NDArray[np.int64],
-    qids: list[Hashable],
+    qids: Sequence[Hashable],
     doc_ids: Sequence[str] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row order, and the place of each query code among the sorted ids."""
@@ -168,6 +92,7 @@ class RankingData:
         order: ``(N,)`` the caller's position of each row: ties are broken by it.
         doc_ids: an id for each document, or None.
         query_weights: ``(Q,)`` or None.
+        feature_names: a name for each feature, or None.
     """
 
     features: Tensor = field(repr=False)
@@ -177,6 +102,7 @@ class RankingData:
     order: Tensor = field(repr=False)
     doc_ids: tuple[str, ...] | None = field(default=None, repr=False)
     query_weights: Tensor | None = field(default=None, repr=False)
+    feature_names: tuple[str, ...] | None = field(default=None, repr=False)
 
     @classmethod
     def from_arrays(
@@ -189,17 +115,21 @@ class RankingData:
         doc_ids: Sequence[str] | None = None,
         query_weights: ArrayLike | Tensor | None = None,
         dtype: torch.dtype = torch.float32,
+        missing: str = "error",
+        feature_names: Sequence[str] | None = None,
     ) -> Self:
         """Group rows by query.
 
         Args:
-            X: ``(N, D)`` numpy, torch, pandas or scipy sparse.
+            X: ``(N, D)`` numpy, torch, scipy sparse, or a frame of pandas, polars or pyarrow.
             y: ``(N,)`` labels.
             qid: the query of each row, in any order and of any hashable type.
             group: sizes of consecutive queries instead of ``qid``; the ids become 0, 1, ….
             doc_ids: an id for each row.
             query_weights: one weight per query: in order of first appearance of ``qid``, or of ``group``.
             dtype: of the features.
+            missing: what NaN stands for: ``"error"``, ``"zero"``, ``"query-min"`` or ``"query-mean"``.
+            feature_names: a name for each column; by default those of a frame whose columns are all named by text.
 
         Raises:
             DataError: for anything that does not fit together, naming the row where it can.
@@ -210,22 +140,42 @@ class RankingData:
         >>> data.in_caller_order(data.features[:, 0]).tolist()
         [1.0, 2.0, 3.0]
         """
+        check_choice("missing", missing, POLICIES)
         features, labels = dense_features(X, dtype), float_vector("y", y)
         rows = len(features)
         check_length("y", len(labels), rows)
-        check_values(features, labels)
+        names = names_of(X) if feature_names is None else tuple(feature_names)
+        if names is not None:
+            check_length("feature_names", len(names), features.shape[1], per="feature")
+        check_values(features, labels, names, missing=missing != "error")
         codes, qids = query_codes(qid, group, rows)
         if doc_ids is not None:
             check_length("doc_ids", len(doc_ids), rows)
+        weights = None if query_weights is None else float_vector("query_weights", query_weights)
+        if weights is not None:
+            check_length("query_weights", len(weights), len(qids), per="query")
+        if missing != "error" and np.isnan(features).any():
+            features = features.copy()  # it may be the caller's own
+            fill_missing(features, codes, missing)
+        return cls.from_codes(features, labels, codes, qids, doc_ids=doc_ids, weights=weights, feature_names=names)
+
+    @classmethod
+    def from_codes(
+        cls,
+        features: NDArray[Any],  # (N, D)
+        labels: NDArray[np.float32],  # (N,)
+        codes: NDArray[np.int64],  # (N,)
+        qids: Sequence[Hashable],
+        *,
+        doc_ids: Sequence[str] | None = None,
+        weights: NDArray[np.float32] | None = None,  # (Q,)
+        feature_names: tuple[str, ...] | None = None,
+    ) -> Self:
+        """Sort rows that were checked already; row ``i`` belongs to the query ``qids[codes[i]]``."""
         order, rank = canonical_order(features, labels, codes, qids, doc_ids)
         sizes = np.bincount(rank[codes], minlength=len(qids))
         by_rank = np.argsort(rank)
-        weights = None
-        if query_weights is not None:
-            given = float_vector("query_weights", query_weights)
-            check_length("query_weights", len(given), len(qids), per="query")
-            weights = torch.from_numpy(given[by_rank])
-        in_place = bool(np.array_equal(order, np.arange(rows)))
+        in_place = bool(np.array_equal(order, np.arange(len(order))))
         return cls(
             features=torch.from_numpy(features if in_place else features[order]),
             labels=torch.from_numpy(labels[order]),
@@ -233,7 +183,8 @@ class RankingData:
             qids=tuple(qids[i] for i in by_rank),
             order=torch.from_numpy(order),
             doc_ids=None if doc_ids is None else tuple(doc_ids[i] for i in order),
-            query_weights=weights,
+            query_weights=None if weights is None else torch.from_numpy(weights[by_rank]),
+            feature_names=feature_names,
         )
 
     @property
@@ -276,7 +227,10 @@ class RankingData:
         )
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields exchanged, e.g. preprocessed features."""
+        """A copy with some fields exchanged, e.g. preprocessed features; names are kept while their number fits."""
+        names = changes.get("feature_names", self.feature_names)
+        if names is not None and len(names) != changes.get("features", self.features).shape[1]:
+            changes["feature_names"] = None
         return replace(self, **changes)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
@@ -351,13 +305,16 @@ class RankingData:
         """One data set from several with the same features and no query in common.
 
         The caller's order becomes that of the parts, one after the other; queries without documents are dropped, and
-        weights are kept when every part has them.
+        weights are kept when every part has them, and so are the names of features.
         """
         if not parts:
             raise DataError("`parts` must hold at least one data set, got none")
         widths = {part.num_features for part in parts}
         if len(widths) > 1:
             raise DataError(f"`parts` must have the same number of features, got {sorted(widths)}")
+        names = {part.feature_names for part in parts}
+        if len(names - {None}) > 1:
+            raise DataError("`parts` must have the same names of features in the same order, got several")
         seen: set[Hashable] = set()
         for part in parts:
             for qid in part.qids:
@@ -374,6 +331,7 @@ class RankingData:
             qid=[part.qids[q] for part, index in zip(parts, caller, strict=True) for q in index],
             doc_ids=ids,
             dtype=parts[0].features.dtype,
+            feature_names=parts[0].feature_names if len(names) == 1 else None,
         )
         weights = {
             qid: weight

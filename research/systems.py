@@ -22,8 +22,9 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from lgmml_torch.app.compose import make_recipe
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.train import fit_metrics, train_best_phi
+from lgmml_torch.app.train import search_recipes, train_best_phi
 from lgmml_torch.baselines.base import ExampleSystem
 from lgmml_torch.baselines.gmml import GlobalGMML, LocalGMML
 from lgmml_torch.baselines.mlr import RMLR, Limits
@@ -40,7 +41,7 @@ from lgmml_torch.models.preprocess.steps import ListRank, Quantile, RemoveConsta
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.distances import compute_distances
-from lgmml_torch.training.stages import QUIET, Prepared, prepare, quiet_lightning, train_phi
+from lgmml_torch.training.stages import QUIET, Prepared, Recipe, Surroundings, prepare, quiet_lightning, train_phi
 from research.protocol import NOISES, RankingFold
 
 Score = Callable[[RankingData], Tensor]
@@ -65,7 +66,7 @@ class Trained:
 def fit_bank(fold: RankingFold, overrides: Sequence[str] = (), seed: int = 0) -> Prepared:
     """Preprocessing and local metrics as ``train.py`` fits them with the same overrides."""
     cfg = load_config([*overrides, f"seed={seed}", *SILENT])
-    return fit_metrics(cfg, {"train": fold.train, "valid": fold.valid}, [])
+    return prepare({"train": fold.train, "valid": fold.valid}, make_recipe(cfg))
 
 
 def bank_info(bank: Prepared) -> dict[str, Any]:
@@ -86,8 +87,9 @@ def train_weights(bank: Prepared, overrides: Sequence[str] = (), seed: int = 0) 
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder, quiet("pytorch_lightning"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateScoresWarning)  # a finding, seen in the figures
-        module, keeper, _ = train_best_phi(cfg, bank, [], Path(folder))
-    model = module.model.eval()
+        candidates = search_recipes(cfg, make_recipe(cfg), validated=True)
+        trained = train_best_phi(cfg, bank, candidates, [], Path(folder))
+    model, keeper = trained.model.eval(), trained.keeper
     info = {
         "seconds": time.process_time() - start, "epoch kept": keeper.best_epoch, "valid by epoch": keeper.curve,
         "policy": model.phi.policy,
@@ -112,10 +114,13 @@ MOVED = (0.5, 1.0, 2.0, 4.0)  # how far anchors may be moved away from the negat
 
 def sampled_bank(train: RankingData, valid: RankingData, *, metrics: int, seed: int) -> tuple[Prepared, LGMML]:
     """For timings stage by stage, first stage: sampled metrics on quantiles; also the model with fresh weights."""
-    preprocess = Chain([RemoveConstant(), Quantile(output="normal"), Standardize()])
-    fit = partial(fit_sampled, num_metrics=metrics, alphas=MOVED)
-    bank = prepare(train, valid, preprocess=preprocess, fit_bank=fit, seed=seed)
-    return bank, bank.model(partial(Phi, mode="shared"))
+    recipe = Recipe(_normal_quantiles, partial(fit_sampled, num_metrics=metrics, alphas=MOVED), seed=seed)
+    bank = prepare({"train": train, "valid": valid}, recipe)
+    return bank, bank.model(recipe.make_phi)
+
+
+def _normal_quantiles() -> Chain:
+    return Chain([RemoveConstant(), Quantile(output="normal"), Standardize()])
 
 
 def map_distances(bank: Prepared, model: LGMML, *, folder: Path, dtype: torch.dtype) -> None:
@@ -129,12 +134,10 @@ def train_on_lists(
     bank: Prepared, *, folder: Path, passes: int, callbacks: Sequence[pl.Callback], seed: int
 ) -> tuple[LGMML, dict[int, float]]:
     """Third stage: one Φ for all queries on whole lists; the model, and validation NDCG@10 by pass."""
-    module, keeper, _ = train_phi(
-        bank, make_phi=partial(Phi, mode="shared"), folder=folder, loader={"batching": "lists", "batch_size": 32},
-        optimizer=partial(torch.optim.SGD, lr=1e-3), trainer={"max_epochs": passes, "log_every_n_steps": 50},
-        callbacks=callbacks, seed=seed,
-    )  # fmt: skip
-    return module.model, dict(keeper.curve)
+    recipe = Recipe(_normal_quantiles, fit_sampled, seed=seed)
+    around = Surroundings(folder, {"max_epochs": passes, "log_every_n_steps": 50}, callbacks=callbacks)
+    trained = train_phi(bank, recipe, around)
+    return trained.model, dict(trained.keeper.curve)
 
 
 def fit_quietly(module: pl.LightningModule, loader: pl.LightningDataModule, **settings: Any) -> None:

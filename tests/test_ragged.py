@@ -67,6 +67,15 @@ def test_sources_agree() -> None:
     base = RankingData.from_arrays(X, y, qid=qid)
     frame = pd.DataFrame(X, columns=list("abcd"))
     assert same(base, RankingData.from_arrays(frame, pd.Series(y), qid=pd.Series(qid)))
+    assert RankingData.from_arrays(frame, y, qid=qid).feature_names == tuple("abcd")
+    assert RankingData.from_arrays(pd.DataFrame(X), y, qid=qid).feature_names is None  # named by numbers
+    for library in ("polars", "pyarrow"):
+        make = pytest.importorskip(library)
+        table = (make.table if library == "pyarrow" else make.DataFrame)({"qid": qid, "y": y})
+        other = (make.table if library == "pyarrow" else make.DataFrame)(dict(zip("abcd", X.T, strict=True)))
+        found = RankingData.from_arrays(other, table["y"], qid=table["qid"])
+        assert same(base, found)
+        assert found.feature_names == tuple("abcd")
     assert same(base, RankingData.from_arrays(sparse.csr_matrix(X), y.tolist(), qid=qid.tolist()))
     assert same(base, RankingData.from_arrays(torch.from_numpy(X), torch.from_numpy(y), qid=torch.from_numpy(qid)))
 
@@ -158,11 +167,75 @@ def test_to_changes_dtype() -> None:
         (dict(X=[[1.0]], y=[1], qid=[1], doc_ids=[]), "`doc_ids` must have one entry per row"),
         (dict(X=[[1.0]], y=[1], qid=[1], query_weights=[1, 2]), "`query_weights` must have one entry per query"),
         (dict(X=[[1.0]], y=[1], qid=[1], dtype=torch.float16), "`dtype` must be"),
+        (
+            dict(X=[[1.0]], y=[1], qid=[1], feature_names=["a", "b"]),
+            "`feature_names` must have one entry per feature, 1",
+        ),
+        (
+            dict(X=[[1.0], [np.nan]], y=[1, 1], qid=[1, 1], feature_names=["price"]),
+            r"row 1, feature 1 \('price'\); `mis",
+        ),
+        (dict(X=[[1.0], [np.inf]], y=[1, 1], qid=[1, 1], missing="zero"), "got inf at row 1, feature 1"),
     ],
 )
 def test_bad_arrays_are_named(arguments: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         RankingData.from_arrays(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("missing", "filled"), [("zero", [1, 0, 3, 0]), ("query-min", [1, 1, 3, 0]), ("query-mean", [1, 2, 3, 0])]
+)
+def test_gaps_are_filled_by_the_named_rule(missing: str, filled: list[float]) -> None:
+    X = np.array([[1.0], [np.nan], [3.0], [np.nan]], np.float32)
+    data = RankingData.from_arrays(X, [0, 1, 2, 0], qid=[1, 1, 1, 2], missing=missing)
+    assert data.in_caller_order(data.features)[:, 0].tolist() == filled
+    assert np.isnan(X).sum() == 2  # the caller's own
+    with pytest.raises(LGMMLError, match=r"`missing` must be one of 'error', 'zero', .*did you mean 'zero'"):
+        RankingData.from_arrays(X, [0, 1, 2, 0], qid=[1, 1, 1, 2], missing="zeros")
+
+
+def test_names_of_features_go_along() -> None:
+    X, y, qid = random_arrays(2)
+    data = RankingData.from_arrays(X, y, qid=qid, feature_names=list("abcd"))
+    assert data.feature_names == tuple("abcd")
+    for kept in (data.select([1]), data.to(dtype=torch.float64), *data.split((1, 1)), data.replace(labels=data.labels)):
+        assert kept.feature_names == tuple("abcd")
+    assert RankingData.merge(data.split((1, 1))).feature_names == tuple("abcd")
+    assert data.replace(features=data.features[:, :2]).feature_names is None  # they would be wrong
+    one, other = data.split((1, 1))
+    assert RankingData.merge([one, other.replace(feature_names=None)]).feature_names is None
+    with pytest.raises(DataError, match="`parts` must have the same names of features in the same order"):
+        RankingData.merge([one, other.replace(feature_names=tuple("abdc"))])
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_columns_of_frames(library: str) -> None:
+    import datetime
+
+    make = pytest.importorskip(library)
+    build = make.table if library == "pyarrow" else make.DataFrame
+    good = {"yes": [True, False, True], "n": [1, 2, 3], "gap": [1.5, None, 2.5], "few": [1, None, 3], "no": [None] * 3}
+    data = RankingData.from_arrays(build(good), [0, 1, 2], qid=[1, 1, 1], missing="query-min")
+    assert data.features.tolist() == [[1, 1, 1.5, 1, 0], [0, 2, 1.5, 1, 0], [1, 3, 2.5, 3, 0]]
+    with pytest.raises(DataError, match=r"got nan at row 1, feature 2 \('gap'\); `missing=` says"):
+        RankingData.from_arrays(build({"n": good["n"], "gap": good["gap"]}), [0, 1, 2], qid=[1, 1, 1])
+    day = datetime.datetime(2020, 1, 1)
+    category = {
+        "pandas": lambda: make.Categorical(["a", "b", "a"]),
+        "polars": lambda: make.Series(["a", "b", "a"], dtype=make.Categorical),
+        "pyarrow": lambda: make.array(["a", "b", "a"]).dictionary_encode(),
+    }[library]()
+    for values, word in ((["x", "y", "z"], "text"), ([day] * 3, "dates"), (category, "categories")):
+        with pytest.raises(DataError, match=rf"column 'odd' must hold numbers, got {word} \("):
+            RankingData.from_arrays(build({"x": [1.0, 2.0, 3.0], "odd": values}), [0, 1, 2], qid=[1, 1, 1])
+
+
+def test_missing_query_ids_in_frames() -> None:
+    pd = pytest.importorskip("pandas")
+    for column in (pd.Series(["a", None]), pd.Series([1, None], dtype="Int64"), pd.Series([1.0, np.nan])):
+        with pytest.raises(DataError, match=r"`qid` must not be missing, got .* at row 1"):
+            RankingData.from_arrays(np.eye(2), [0, 1], qid=column)
 
 
 def test_bad_selections_are_named() -> None:

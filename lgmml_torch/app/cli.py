@@ -23,12 +23,14 @@ COMMANDS = {
 FORMATS = """
 data:
   a LETOR file (label qid:7 1:0.5 2:0 ... #docid = x), plain or gzipped; the label may be left out
-  a CSV or TSV file with a header; every column but qid, label and docid is a feature (--qid-column and so on)
+  a CSV or TSV file with a header, plain or gzipped; every column but qid, label and docid is a feature
+  (--qid-column and so on)
+  a Parquet or Arrow (feather) file: a row per document, or a row per query with lists in its columns
   an .npz file with arrays X, qid and, optionally, y and docid
   a file without qid: beside which FILE.query gives the number of documents of each query (LightGBM's way)
   a folder or known data set (mq2008, ohsumed, ...; below LGMML_DATA), with --split and --fold
   - for standard input
-Rows of a query need not follow one another, and text files need not fit into memory.
+Rows of a query need not follow one another; text, Parquet and Arrow files need not fit into memory.
 """
 
 EXAMPLES = {
@@ -115,10 +117,13 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_data(command: argparse.ArgumentParser) -> None:
     command.add_argument("data", metavar="DATA", help="see below")
     add = command.add_argument_group("data").add_argument
-    add("--input-format", choices=("letor", "csv", "npz"), help="by default what the name says, or else letor")
-    add("--qid-column", default="qid", metavar="NAME", help="column of a CSV file with the query (default: qid)")
+    formats = ("letor", "lightgbm", "csv", "tsv", "npz", "parquet", "arrow")
+    add("--input-format", choices=formats, help="by default what the name says, or else letor")
+    add("--qid-column", default="qid", metavar="NAME", help="column of a table with the query (default: qid)")
     add("--label-column", default="label", metavar="NAME", help="its column with the relevance (default: label)")
     add("--docid-column", default="docid", metavar="NAME", help="its column with the document's id (default: docid)")
+    about = "a column to leave out; may be given several times"
+    add("--drop-column", action="append", default=[], metavar="NAME", help=about)
     missing = ("error", "zero", "query-min", "query-mean")
     add("--missing", choices=missing, default="error", help="what NULL, nan and empty cells stand for (default: error)")
     add("--split", default="test", metavar="PART", help="part of a data set: train, valid or test (default: test)")

@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.catalog import CATALOG, open_dataset
-from lgmml_torch.data.letor import load_lightgbm
+from lgmml_torch.data.source import Batch, Columns, Source, open_source
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.evaluation.tables import print_evaluations
 from lgmml_torch.files import replacing
@@ -32,10 +32,6 @@ from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, load_checkpoint
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.streaming.arrays import ArrayLists
-from lgmml_torch.streaming.base import Batch, Lists
-from lgmml_torch.streaming.opening import open_lists
-from lgmml_torch.streaming.table import Columns
 
 
 def load_model(args: Namespace) -> LGMML:
@@ -63,24 +59,19 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def open_data(args: Namespace, model: LGMML) -> Lists:
+def open_data(args: Namespace, model: LGMML) -> Source:
     """The lists to rank, from a file, a folder or a data set known by name."""
     name, width, dtype = args.data, model.num_features, model.metrics.scales.dtype
+    columns = Columns(args.qid_column, args.label_column, args.docid_column, tuple(args.drop_column))
     if name in CATALOG or (name != "-" and Path(name).is_dir()):
-        parts = open_dataset(name, fold=args.fold, num_features=width, missing=args.missing, dtype=dtype)
+        options = {"num_features": width, "missing": args.missing, "dtype": dtype, "columns": columns}
+        parts = open_dataset(name, fold=args.fold, **options)
         check_choice("split", args.split, parts)
-        return ArrayLists.from_data(parts[args.split], f"{name}, {args.split}", num_features=width)
-    sizes = Path(name.removesuffix(".gz") + ".query")
-    if name != "-" and args.input_format is None and sizes.is_file():
-        data = load_lightgbm(name, num_features=width, missing=args.missing, dtype=dtype, cache=False)
-        return ArrayLists.from_data(data, name, num_features=width)
-    return open_lists(
-        name,
-        num_features=width,
-        kind=args.input_format,
-        columns=Columns(args.qid_column, args.label_column, args.docid_column),
-        dtype=dtype,
-        missing=args.missing,
+        source = open_source(parts[args.split], num_features=width)
+        source.name = f"{name}, {args.split}"
+        return source
+    return open_source(
+        name, kind=args.input_format, num_features=width, columns=columns, dtype=dtype, missing=args.missing
     )
 
 
@@ -121,7 +112,7 @@ def run_score(args: Namespace) -> None:
                 np.save(stream, scores, allow_pickle=False)
 
 
-def score_batches(model: LGMML, lists: Lists, args: Namespace) -> Iterator[Scored]:
+def score_batches(model: LGMML, lists: Source, args: Namespace) -> Iterator[Scored]:
     """Each batch with its scores, in the order of its rows in the file."""
     for batch in lists.batches(args.batch_documents):
         scores = model.score_in_caller_order(

@@ -13,6 +13,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor
 
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
@@ -37,6 +38,8 @@ def build(part: Any, **arguments: Any) -> Any:
         if isinstance(made, functools.partial):  # would fail only when it is called, perhaps minutes later
             inspect.signature(made.func).bind_partial(*made.args, **made.keywords)
         return made
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"`{error.full_key}` must be given, e.g. {error.full_key}=...") from error
     except TypeError as error:
         raise ConfigError(f"{part.get('_target_')}: {error}") from error
     except InstantiationException as error:

@@ -320,6 +320,8 @@ def to_arrays(data: RankingData) -> dict[str, NDArray[Any]]:
         arrays["qid_text"] = _pack([str(qid) for qid in data.qids])
     if data.doc_ids is not None:
         arrays["doc_text"] = _pack(data.doc_ids)
+    if data.feature_names is not None:
+        arrays["feature_names"] = np.frombuffer(json.dumps(data.feature_names).encode(), dtype=np.uint8)
     return arrays
 
 
@@ -328,7 +330,8 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
     tensors = {name: torch.from_numpy(arrays[name]) for name in _TENSORS if name in arrays}
     qids: Sequence[Any] = arrays["qids"].tolist() if "qids" in arrays else _unpack(arrays["qid_text"])
     doc_ids = tuple(_unpack(arrays["doc_text"])) if "doc_text" in arrays else None
-    return RankingData(qids=tuple(qids), doc_ids=doc_ids, **tensors)
+    names = tuple(json.loads(arrays["feature_names"].tobytes())) if "feature_names" in arrays else None
+    return RankingData(qids=tuple(qids), doc_ids=doc_ids, feature_names=names, **tensors)
 
 
 def _pack(words: Sequence[str]) -> NDArray[np.uint8]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, check_unit_interval
-from lgmml_torch.data.loading import PathLike
+from lgmml_torch.data.source import PathLike
 from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids
 

@@ -1,13 +1,15 @@
-"""Loading ranking data from text: LETOR, MSLR and Yahoo lines with ``qid:``, LightGBM files with a ``.query`` file.
+"""LETOR, MSLR and Yahoo lines with ``qid:``, and LightGBM files with a ``.query`` file beside them.
 
 A line is ``label qid:7 1:0.5 2:0 … #docid = x``: blanks or tabs between the parts, indices rising from 1, features that
-are not mentioned are 0. Parsing happens once; after that the data is memory-mapped from the cache.
+are not mentioned are 0. The loaders parse a file once; after that the data is memory-mapped from the cache.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,219 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.data.loading import Options, PathLike
+from lgmml_torch.data.source import PathLike, ReadOptions, Rows, cached, sizes_file
+from lgmml_torch.data.svmlight import Block, Rules, parse, parse_block, parse_lines
+from lgmml_torch.data.text import Places, TextSource, query_ids
 from lgmml_torch.ragged import RankingData
 
 SPLITS = {"train": ("train",), "valid": ("vali", "valid", "validation"), "test": ("test",)}
+BLOCK_BYTES = 1 << 18  # temporary arrays of a block then fit into the processor's cache
+_DOC_ID = re.compile(rb"docid\s*=\s*(\S+)")
+_LAST_INDEX = re.compile(rb"([0-9]{1,9}):[^\s:]*\s*$")
+
+
+class LetorSource(TextSource):
+    """``label qid:7 1:0.5 …``, or lines without ``qid:`` and a file of sizes; no labels if the first line has none.
+
+    Args:
+        path: the file.
+        options: how to read it; ``num_features`` is how many there may be at most.
+        sizes: the file with the number of documents of each query, for lines without ``qid:``.
+        first_index: the smallest feature index.
+    """
+
+    gap = "absent"
+
+    def __init__(
+        self, path: PathLike, options: ReadOptions, *, sizes: Path | None = None, first_index: int = 1
+    ) -> None:
+        super().__init__(path, options)
+        self.sizes, self.feature_names = sizes, options.feature_names
+        self._absent = np.nan if options.absent == "missing" else 0.0
+        self._counts, self._noted, self._widest = array("i"), bytearray(), 0  # of each document: features, a comment
+        try:
+            self._first_line, words = self._first_words()
+        except BaseException:
+            self.close()
+            raise
+        self.has_labels = sizes is not None or not words[:1] or not words[0].startswith(b"qid:")
+        width = options.num_features
+        because = f"the model was trained on {width} features" if options.model else "`num_features` says so"
+        missing = options.missing != "error"
+        self.rules = Rules(sizes is None, first_index, width, missing, options.kind, self.has_labels, because)
+
+    def _first_words(self) -> tuple[int, list[bytes]]:
+        for line, _, block in self.text.blocks(1):
+            if words := block.partition(b"#")[0].split():
+                return line, words
+        return 1, []
+
+    def _unlabelled(self) -> str:
+        return f"{self.name}:{self._first_line}: the line starts without a label, and training needs labels"
+
+    def _column(self, column: int) -> str:
+        return f"feature {column + self.rules.first_index}"
+
+    def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
+        codes, qids = super()._index()
+        return self._grouped(len(codes)) if self.sizes is not None else (codes, qids)
+
+    def _grouped(self, rows: int) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
+        """Consecutive lists of the sizes that the second file gives."""
+        assert self.sizes is not None
+        sizes = read_sizes(self.sizes)
+        if sizes.sum() != rows:
+            total, where = int(sizes.sum()), f"{self.sizes}:{len(sizes)}"
+            raise DataError(f"{where}: the sizes add up to {total}, but {self.name} has {rows} documents")
+        return np.repeat(np.arange(len(sizes)), sizes), range(len(sizes))
+
+    def _scan(self, block: bytes, line: int, place: int, places: Places) -> None:
+        start, rules = place, self.rules
+        at = int(rules.labels)
+        for number, raw in enumerate(block.splitlines(keepends=True) if b"\r" not in block else _lines(block), line):
+            end = start + len(raw)
+            text, _, comment = raw.partition(b"#")
+            words = text.split(None, 2)
+            word = words[at] if len(words) > at else b""
+            if not words or (rules.qid and not word.startswith(b"qid:")):
+                parse_lines(raw, rules, path=self.name, line=number)  # raises, unless the line is empty
+            else:
+                places.add(word[4:] if rules.qid else b"", start, end, number)
+                self._counts.append(text.count(b":") - rules.qid)
+                self._noted.append(bool(comment.strip()))
+                if rules.num_features is None and (last := _LAST_INDEX.search(text)):
+                    self._widest = max(self._widest, int(last[1]) - rules.first_index + 1)
+            start = end
+        self._complete, self._last_line = block.endswith(b"\n"), line + block.count(b"\n")
+
+    def _read(self, rows: NDArray[np.int64]) -> Rows:
+        texts, numbers = self._texts(rows)
+        rules = self.rules
+        if rules.num_features is None and self._widest <= Rules().last_index:
+            if not self._widest:
+                raise DataError(f"{self.name}:{self._last_line}: no line up to here gives a feature")
+            rules = replace(rules, num_features=self._widest)
+        joined = b"".join(texts)
+        block = parse_block(joined, rules)
+        if block is None:
+            for text, number in zip(texts, numbers, strict=True):
+                parse_lines(text, rules, path=self.name, line=number)
+            block = parse_lines(joined, rules, path=self.name)
+        if rows[-1] == self.num_rows - 1 and not self._complete:
+            check_last(np.array(self._counts), np.array(self._noted, bool), f"{self.name}:{self._last_line}")
+        table = _Rows(rules, self._absent)
+        table.append(block, expected=None)
+        return table.rows()
+
+    def _whole(self) -> Rows:
+        """A single pass: every block is parsed straight into the array it stays in."""
+        rows, rules, block = _Rows(self.rules, self._absent), self.rules, b""
+        line = 1
+        for line, _, block in self._blocks(BLOCK_BYTES):
+            expected = None if self.text.zipped else self.text.size / len(block)
+            rows.append(parse(block, rules, path=self.name, line=line), expected)
+        line += block.count(b"\n")
+        if not rows.count:
+            raise DataError(f"{self.name}:1: the file holds no documents")
+        if not (rows.width or rules.num_features):
+            raise DataError(f"{self.name}:{line}: no line up to here gives a feature")
+        if not block.endswith(b"\n"):
+            noted = np.array([bool(word) for word in rows.doc_ids or [""] * rows.count])
+            check_last(np.concatenate(rows.given), noted, f"{self.name}:{line}")
+        codes = np.concatenate(rows.codes) if rules.qid else None
+        self._queries = self._grouped(rows.count) if codes is None else (codes, query_ids(list(rows.qids)))
+        return rows.rows()
+
+
+def open_lightgbm(path: PathLike, options: ReadOptions) -> LetorSource:
+    """Lines without ``qid:``; the sizes of the queries stand in the file beside them."""
+    return LetorSource(path, options, sizes=sizes_file(path))
+
+
+def _lines(block: bytes) -> list[bytes]:
+    """Lines by newline alone: a carriage return inside one is an error that the parser names."""
+    lines = [line + b"\n" for line in block.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]
+
+
+def check_last(counts: NDArray[Any], noted: NDArray[np.bool_], where: str) -> None:
+    """A last line without a newline may be the rest of one; a dense file, or one with comments, shows it."""
+    last, others = int(counts[-1]), counts[:-1]
+    if len(others) < 2:
+        return
+    if (others == others[0]).all() and last < others[0]:
+        raise DataError(f"{where}: the last line is cut: it has {last} features, all others {int(others[0])}")
+    if noted[:-1].all() and not noted[-1]:
+        raise DataError(f"{where}: the last line is cut: it ends without a comment, which all others have")
+
+
+class _Rows:
+    """Grows by blocks; memory is asked for once, from the size of the file, and touched only when filled."""
+
+    def __init__(self, rules: Rules, absent: float) -> None:
+        self.rules, self.absent = rules, absent
+        self.count = self.width = 0
+        self.data: NDArray[Any] = np.empty((0, rules.num_features or 0), rules.kind)
+        self.labels: list[NDArray[np.float32]] = []
+        self.given: list[NDArray[np.int64]] = []
+        self.codes: list[NDArray[np.int64]] = []
+        self.qids: dict[bytes, int] = {}
+        self.doc_ids: list[str] | None = None
+
+    def append(self, block: Block, expected: float | None) -> None:
+        """Add a block; ``expected`` is the number of such blocks the file has room for."""
+        rows = len(block.labels)
+        if not rows:
+            return
+        widest = int(block.index.max()) - self.rules.first_index + 1 if len(block.index) else 0
+        self._make_room(rows, widest, expected)
+        target = self.data[self.count : self.count + rows]
+        if (block.counts == target.shape[1]).all():  # increasing indices without a gap
+            target[...] = block.values.reshape(target.shape)
+        else:
+            target[...] = self.absent
+            target[np.repeat(np.arange(rows), block.counts), block.index - self.rules.first_index] = block.values
+        known = self.qids
+        self.codes.append(np.array([known.setdefault(qid, len(known)) for qid in block.qids], dtype=np.int64))
+        self.labels.append(block.labels)
+        self.given.append(block.counts.astype(np.int32))
+        if block.comments is not None and self.doc_ids is None:
+            self.doc_ids = [""] * self.count
+        if self.doc_ids is not None:
+            self.doc_ids.extend(map(_doc_id, block.comments or [b""] * rows))
+        self.count += rows
+
+    def _make_room(self, rows: int, widest: int, expected: float | None) -> None:
+        self.width = max(self.width, widest)
+        capacity, columns = self.data.shape
+        if self.width > columns:
+            # A margin, because the indices of a sparse file may go on rising, and every widening is a copy.
+            columns = self.width if self.count == 0 else max(self.width, columns + columns // 4)
+            wider = np.empty((capacity, columns), self.rules.kind)
+            wider[: self.count, : self.data.shape[1]] = self.data[: self.count]
+            wider[: self.count, self.data.shape[1] :] = self.absent
+            self.data = wider
+        if self.count + rows > capacity:
+            if capacity == 0 and expected is not None:
+                self.data = np.empty((int(rows * expected * 1.02) + rows, columns), self.rules.kind)
+            else:
+                self.data.resize((self.count + rows + self.count // 4, columns), refcheck=False)
+
+    def rows(self) -> Rows:
+        """What was read; the builder is empty after that."""
+        columns = self.rules.num_features or self.width
+        data, self.data = self.data, np.empty((0, 0), self.rules.kind)
+        if data.shape[1] == columns:
+            data.resize((self.count, columns), refcheck=False)
+        else:
+            data = np.ascontiguousarray(data[: self.count, :columns])
+        return Rows(data, np.concatenate(self.labels) if self.rules.labels else None, self.doc_ids)
+
+
+def _doc_id(comment: bytes) -> str:
+    found = _DOC_ID.search(comment)
+    return (found[1] if found else comment).decode("utf-8", "backslashreplace")
 
 
 def load_letor(
@@ -57,9 +268,8 @@ def load_letor(
     >>> data.features.tolist(), data.doc_ids
     ([[0.0, 1.0, 0.0], [0.5, 0.0, 2.0]], ('a', 'b'))
     """
-    options = Options(num_features, missing, absent, dtype, cache, progress)
-    rules, file = options.rules(qid=True), Path(path)
-    return options.cached([file], rules, lambda: options.finish(options.read(file, rules)))
+    options = ReadOptions(num_features, None, missing, absent, dtype, progress=progress)
+    return _load(Path(path), options, cache)
 
 
 def load_lightgbm(
@@ -90,22 +300,35 @@ def load_lightgbm(
     Raises:
         DataError: ``file:line: what is wrong``, also if the sizes do not add up to the number of lines.
     """
-    options = Options(num_features, missing, absent, dtype, cache, progress)
-    rules, file = options.rules(qid=False, first_index=0 if zero_based else 1), Path(path)
-    sizes_file = Path(query) if query is not None else file.with_name(file.name.removesuffix(".gz") + ".query")
+    options = ReadOptions(num_features, None, missing, absent, dtype, progress=progress)
+    sizes = Path(query) if query is not None else sizes_file(path)
+    return _load(Path(path), options, cache, sizes, first_index=0 if zero_based else 1)
 
-    def parse() -> RankingData:
-        sizes = read_sizes(sizes_file)
-        table = options.read(file, rules)
-        if sizes.sum() != len(table.labels):
-            raise DataError(
-                f"{sizes_file}:{len(sizes)}: the sizes add up to {int(sizes.sum())}, "
-                f"but {file} has {len(table.labels)} documents"
-            )
-        table.codes = np.repeat(np.arange(len(sizes)), sizes)
-        return options.finish(table, sizes=sizes)
 
-    return options.cached([file, sizes_file], rules, parse)
+def _load(
+    file: Path,
+    options: ReadOptions,
+    cache: bool | PathLike | Cache,
+    sizes: Path | None = None,
+    *,
+    first_index: int = 1,
+) -> RankingData:
+    facts = {
+        "qid": sizes is None,
+        "first_index": first_index,
+        "num_features": options.num_features,
+        "missing": options.missing,
+        "absent": options.absent,
+        "dtype": str(options.dtype),
+    }
+
+    def parse_file() -> RankingData:
+        if sizes is not None:
+            read_sizes(sizes)  # what is wrong with it should not cost a pass over the data
+        with LetorSource(file, options, sizes=sizes, first_index=first_index) as source:
+            return source.read(labelled=True)
+
+    return cached(cache, [file] if sizes is None else [file, sizes], facts, parse_file)
 
 
 def load_letor_splits(folder: PathLike, *, num_features: int | None = None, **options: Any) -> dict[str, RankingData]:

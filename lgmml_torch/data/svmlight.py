@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
+from lgmml_torch.inputs import MISSING_HINT
 
 NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 MISSING = frozenset({b"null", b"nan"})  # compared in lower case
@@ -34,6 +35,8 @@ _SCALE = np.full(256, 10.0)
 _SCALE[_DOT] = 1.0
 _POWERS = np.array([float(f"1e{min(k, 22)}") for k in range(256)])
 
+_BEFORE_TEXT = re.compile(rb"^[ \t]*(?=[^\s#])", re.MULTILINE)  # where a line's label would stand
+
 Ints = NDArray[np.int64]
 
 
@@ -47,6 +50,8 @@ class Rules:
         num_features: the largest number of features allowed, None for up to `MAX_FEATURES`.
         missing: whether ``NULL`` and ``nan`` are allowed as values.
         kind: the type of the values; a number too large for it is an error.
+        labels: whether every line starts with a label; it is 0 where not.
+        because: why there may be no more features, for messages.
     """
 
     qid: bool = True
@@ -54,6 +59,8 @@ class Rules:
     num_features: int | None = None
     missing: bool = False
     kind: type[np.float32] | type[np.float64] = np.float32
+    labels: bool = True
+    because: str = "`num_features` says so"
 
     @property
     def last_index(self) -> int:
@@ -74,8 +81,16 @@ class Block:
     comments: list[bytes] | None  # (n,) without the hash, stripped; empty where there is none
 
 
+def parse(block: bytes, rules: Rules, *, path: object, line: int = 1) -> Block:
+    """Parse whole lines, fast if they are as they should be; arguments and errors are those of `parse_lines`."""
+    found = parse_block(block, rules)
+    return parse_lines(block, rules, path=path, line=line) if found is None else found
+
+
 def parse_block(block: bytes, rules: Rules) -> Block | None:
     """Parse whole lines (the last one with or without its newline), or answer None when that needs a closer look."""
+    if not rules.labels:
+        block = _BEFORE_TEXT.sub(b"0 ", block)
     clean, comments, found = block, None, None
     if block.endswith(b"\n") and not any(byte in block for byte in (b"#", b"\r", b"\t")):
         found = _tokens(clean, rules.qid)
@@ -237,6 +252,8 @@ def parse_lines(block: bytes, rules: Rules, *, path: object, line: int = 1) -> B
         tokens = text.split()
         if not tokens:
             continue
+        if not rules.labels:
+            tokens.insert(0, b"0")
         labels.append(_label(tokens[0], where))
         if rules.qid:
             qids.append(_qid(tokens[1] if len(tokens) > 1 else b"", where))
@@ -303,7 +320,7 @@ def _index(token: bytes, previous: int, where: str, rules: Rules) -> int:
         raise DataError(f"{where}: feature indices must increase, got {index} after {previous}")
     if index > rules.last_index:
         given = rules.num_features is not None
-        hint = "`num_features` says so" if given else "pass `num_features` if there really are so many"
+        hint = rules.because if given else "pass `num_features` if there really are so many"
         raise DataError(f"{where}: feature index {index} is beyond the largest allowed, {rules.last_index}; {hint}")
     return index
 
@@ -317,8 +334,7 @@ def _value(token: bytes, where: str, rules: Rules) -> float:
     if np.isnan(value):
         if rules.missing:
             return value
-        hint = "`missing=` says what to put there (on the command line: --missing)"
-        raise DataError(f"{where}: {feature} is missing, got {shown(text)}; {hint}")
+        raise DataError(f"{where}: {feature} is missing, got {shown(text)}; {MISSING_HINT}")
     if not _fits(value, rules.kind):
         raise DataError(f"{where}: {feature} must be finite as {rules.kind.__name__}, got {shown(text)}")
     return value

@@ -1,10 +1,13 @@
-"""Writing ranking data as text that the loaders, and other people's, read back to the same numbers."""
+"""Writing ranking data as files that the loaders, and other people's, read back to the same numbers."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import numpy as np
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.loading import PathLike
+from lgmml_torch.data.arrow import NAMES, require_arrow
+from lgmml_torch.data.source import Columns, PathLike, sizes_file
+from lgmml_torch.files import replacing
 from lgmml_torch.ragged import RankingData
 
 
@@ -45,17 +50,103 @@ def save_lightgbm(data: RankingData, path: PathLike, *, sparse: bool = True) -> 
     if len(runs) != data.num_queries:
         raise DataError("the rows of each query must follow one another to be saved with group sizes")
     _save(data, path, [""] * data.num_documents, sparse)
-    file = Path(path)
-    file.with_name(file.name.removesuffix(".gz") + ".query").write_text("".join(f"{n}\n" for n in sizes.tolist()))
+    sizes_file(path).write_text("".join(f"{n}\n" for n in sizes.tolist()))
 
 
-def _save(data: RankingData, path: PathLike, queries: list[str], sparse: bool) -> None:
+def save_table(data: RankingData, path: PathLike) -> None:
+    """Write a table with columns ``qid``, ``label``, ``docid`` (where there are ids) and the features.
+
+    ``.parquet`` (zstd), ``.arrow`` and ``.feather`` get a row per query, in the order in which the queries first
+    appear, with lists in the other columns; their features keep their precision, and their names stand in the
+    metadata. ``.csv`` and ``.tsv``, optionally with ``.gz``, get a row per document in the caller's order.
+
+    Args:
+        data: what to write. Features without names are called ``f1``, ``f2``, … in text.
+        path: the file; its ending decides.
+
+    Raises:
+        DataError: for an ending that means none of these, or names that mean other columns.
+        MissingDependencyError: pyarrow is needed for files that are not text.
+    """
+    suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        _save_csv(data, path, "," if suffix == ".csv" else "\t")
+    elif suffix in (".parquet", ".arrow", ".feather") and Path(path).suffix != ".gz":
+        _save_arrow(data, path, parquet=suffix == ".parquet")
+    else:
+        raise DataError(f"`path` must end in .parquet, .arrow, .feather, .csv or .tsv, got {str(path)!r}")
+
+
+def _save_csv(data: RankingData, path: PathLike, delimiter: str) -> None:
+    special = Columns()
+    names = data.feature_names or tuple(f"f{column + 1}" for column in range(data.num_features))
+    ids = [] if data.doc_ids is None else [special.doc_id]
+    for name in (special.qid, special.label, special.doc_id):
+        if name in names:
+            raise DataError(f"a feature must not be called {name!r} to be saved, that is another column")
+    rows = data.in_caller_order(torch.arange(data.num_documents)).tolist()
+    queries = data.query_index.tolist()
+    with _text(path) as text:
+        writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+        writer.writerow([special.qid, special.label, *ids, *names])
+        for row in rows:
+            own = [] if data.doc_ids is None else [data.doc_ids[row]]
+            label = _number(data.labels[row].numpy()[()])
+            cells = [str(data.qids[queries[row]]), label, *own, *map(_number, data.features[row].numpy())]
+            if any("\n" in cell or "\r" in cell for cell in cells):
+                raise DataError(f"an id must stand on one line to be saved, got {cells[0]!r} or {own}")
+            writer.writerow(cells)
+
+
+def _save_arrow(data: RankingData, path: PathLike, *, parquet: bool) -> None:
+    require_arrow()
+    import pyarrow as pa
+    from pyarrow import feather
+    from pyarrow import parquet as arrow_parquet
+
+    rows = data.in_caller_order(torch.arange(data.num_documents))
+    first = data.query_index[rows]  # queries in the caller's order, which may be scattered
+    seen = list(dict.fromkeys(first.tolist()))
+    place = torch.empty(data.num_queries, dtype=torch.long)
+    place[seen] = torch.arange(len(seen))
+    rows = rows[place[first].argsort(stable=True)]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(data.sizes[seen].numpy())]), pa.int32())
+    values = pa.array(data.features[rows].numpy().reshape(-1))
+    vectors = pa.FixedSizeListArray.from_arrays(values, data.num_features)
+    qids = [data.qids[query] for query in seen]
+    whole = all(isinstance(qid, int) for qid in qids)
+    columns = {
+        "qid": pa.array(qids if whole else [str(qid) for qid in qids], pa.int64() if whole else pa.string()),
+        "label": pa.ListArray.from_arrays(offsets, pa.array(data.labels[rows].numpy())),
+        "features": pa.ListArray.from_arrays(offsets, vectors),
+    }
+    if data.doc_ids is not None:
+        words = pa.array([data.doc_ids[row] for row in rows.tolist()], pa.string())
+        columns["docid"] = pa.ListArray.from_arrays(offsets, words)
+    table = pa.table(columns)
+    if data.feature_names is not None:
+        table = table.replace_schema_metadata({NAMES: json.dumps(data.feature_names)})
+    with replacing(path) as temporary:
+        if parquet:
+            arrow_parquet.write_table(table, temporary, compression="zstd", row_group_size=2048)
+        else:
+            feather.write_feather(table, str(temporary), compression="uncompressed")
+
+
+@contextmanager
+def _text(path: PathLike) -> Iterator[io.TextIOWrapper]:
+    """A text file to write, gzipped if its name says so."""
     file = Path(path)
     with file.open("wb") as raw:
         # No time stamp inside: the same data gives the same file.
         stream = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if file.suffix == ".gz" else raw
         with stream, io.TextIOWrapper(stream, encoding="utf-8", newline="") as text:
-            text.writelines(_lines(data, queries, sparse))
+            yield text
+
+
+def _save(data: RankingData, path: PathLike, queries: list[str], sparse: bool) -> None:
+    with _text(path) as text:
+        text.writelines(_lines(data, queries, sparse))
 
 
 def _lines(data: RankingData, queries: list[str], sparse: bool) -> Iterator[str]:

@@ -152,7 +152,7 @@ def _boosted_job(cfg: Any, name: str, fold: int) -> Job:
             parts.train, parts.valid, seed=cfg.seed, rounds=last, patience=last, on_round=lambda _, i: seen.append(i)
         )
         learners = seen[-1].state.learners
-        kernels = learners.kernels(parts.test.features)
+        kernels = learners.kernels(parts.test.features, "paper")
         values, metrics = {}, {}
         for rounds in cfg.rounds:
             kept = learners.rounds <= rounds

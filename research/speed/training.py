@@ -35,8 +35,9 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.batches import BatchLoader, WarpBatches
+from lgmml_torch.training.batches import BatchLoader, TrainingBatches
 from lgmml_torch.training.datamodule import RankingDataModule
+from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.module import LGMMLModule
 from research.speed.harness import parse, print_table, save_result
 from research.stats import target_word
@@ -72,7 +73,7 @@ def lightning(data: RankingData, dists: Tensor, settings: dict[str, Any]) -> tup
     phi = Phi(data.num_queries, count, mode=settings["phi"], sparse=sparse)
     model = LGMML(Chain([]).fit(data.features[:, :1], data.offsets), bank, phi)
     module = LGMMLModule(
-        model.spec(), model, margin=MARGIN, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=STEP)
+        model.spec(), model, loss=Warp(MARGIN), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=STEP)
     )
     module.attach("train", data, dists)
     steps = WARMUP + settings["steps"]
@@ -90,7 +91,7 @@ def lightning(data: RankingData, dists: Tensor, settings: dict[str, Any]) -> tup
 
 def bare(data: RankingData, dists: Tensor, settings: dict[str, Any]) -> tuple[float, Tensor]:
     """The same in plain torch, without logging, hooks, checks or projection beyond what the method asks for."""
-    batches = WarpBatches(
+    batches = TrainingBatches(
         data,
         batching="triplets",
         batch_size=settings["batch"],
@@ -109,7 +110,8 @@ def bare(data: RankingData, dists: Tensor, settings: dict[str, Any]) -> tuple[fl
         kappa = d * torch.exp(-d)
         with torch.no_grad():
             rows = phi[batch.queries] if own else phi
-            pos, neg = kappa[:count], kappa[count:].view(count, width, -1)
+            tuples = kappa.view(count, width + 1, -1)
+            pos, neg = tuples[:, 0], tuples[:, 1:]
             f_pos = -(pos * rows).sum(1) if own else -(pos @ rows[0])
             f_neg = -torch.einsum("ptk,pk->pt", neg, rows) if own else -(neg @ rows[0])
             draw = torch.arange(width)

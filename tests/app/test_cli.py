@@ -14,11 +14,11 @@ import torch
 
 from lgmml_torch.app import cli
 from lgmml_torch.data.letor import load_letor
-from lgmml_torch.data.write import save_letor, save_lightgbm
+from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.ranker import LGMML
-from tests.data.test_streaming import write
+from tests.data.test_source import write
 from tests.doors import small_data, small_model
 
 
@@ -42,7 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return captured.err.removeprefix("lgmml: error: ").rstrip("\n")
 
 
-@pytest.mark.parametrize("kind", ["txt", "txt.gz", "csv", "npz"])
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "csv", "tsv", "npz", "parquet", "arrow"])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_scores_stand_in_the_order_of_the_rows(tmp_path: Path, model_file: Path, kind: str, shuffled: bool) -> None:
     data = small_data(seed=7, shuffled=shuffled)
@@ -55,6 +55,28 @@ def test_scores_stand_in_the_order_of_the_rows(tmp_path: Path, model_file: Path,
     found = np.load(tmp_path / "scores.npy")
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, expected)
+
+
+def test_tables_with_other_columns(
+    tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pd = pytest.importorskip("pandas")
+    data = small_data(seed=7, shuffled=True)
+    frame = pd.read_csv(write(data, tmp_path, "csv")).rename(columns={"qid": "query", "docid": "id"})
+    frame["title"] = "text"
+    frame.to_parquet(tmp_path / "data.parquet")
+    names = ["--qid-column", "query", "--docid-column", "id"]
+    words = ["score", model_file, tmp_path / "data.parquet", *names, "-o", tmp_path / "scores.npy"]
+    lgmml(*words, "--drop-column", "title")
+    expected = LGMML.load(model_file).score_in_caller_order(data)
+    np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), expected)
+    message = refused(capsys, *words)
+    assert message.endswith("data.parquet: the model was trained on 5 features, but the schema names 6")
+    content = (tmp_path / "data.parquet").read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    words[2] = "-"
+    lgmml(*words, "--input-format", "parquet", "--drop-column", "title")
+    np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), expected)
 
 
 def test_a_shuffled_copy_gets_the_same_scores(tmp_path: Path, model_file: Path) -> None:
@@ -188,7 +210,11 @@ def test_data_sets_and_lightgbm_files(tmp_path: Path, model_file: Path, capsys: 
     folder.mkdir(parents=True)
     save_letor(data, folder / "test.txt")
     save_lightgbm(data, tmp_path / "rank.test")
-    for words in ([tmp_path / "set", "--fold", 2], [folder, "--split", "test"], [tmp_path / "rank.test"]):
+    save_lightgbm(data, tmp_path / "any.name")
+    (tmp_path / "tables").mkdir()
+    save_table(data, tmp_path / "tables" / "test.csv.gz")
+    places = [[tmp_path / "rank.test"], [tmp_path / "any.name"], [tmp_path / "tables"]]
+    for words in ([tmp_path / "set", "--fold", 2], [folder, "--split", "test"], *places):
         lgmml("evaluate", model_file, *words, "--json", "-")
         assert json.loads(capsys.readouterr().out)["metrics"]["map"]["mean"] == pytest.approx(expected, abs=1e-6)
     message = refused(capsys, "evaluate", model_file, folder, "--split", "valid")

@@ -16,8 +16,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lgmml_torch.app.config import check_overrides, config_dir, load_config
 from lgmml_torch.app.train import RunResult, load_splits, train
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
+from lgmml_torch.data.write import save_table
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.models.ranker import LGMML
+from tests.doors import small_data
 
 SMALL = [
     "data.num_queries=24",
@@ -207,8 +209,8 @@ def choices(group: str) -> list[str]:
                       "logger", "experiment", "debug") for c in choices(g)],
 )  # fmt: skip
 def test_every_choice_composes_and_instantiates(group: str, choice: str, tmp_path: Path) -> None:
-    extra = ["data.name=somewhere"] if (group, choice) == ("data", "letor") else []
-    cfg = load_config([f"{group}={choice}", *extra])
+    extra = {("data", "letor"): ["data.name=somewhere"], ("data", "table"): ["data.path=some.csv"]}
+    cfg = load_config([f"{group}={choice}", *extra.get((group, choice), [])])
     with open_dict(cfg):
         cfg.paths.output_dir = str(tmp_path)
         cfg.pop("hydra", None)
@@ -233,7 +235,7 @@ def test_every_choice_composes_and_instantiates(group: str, choice: str, tmp_pat
     [
         (["foo=1"], "unknown setting 'foo'"),
         (["phi.polcy=ones"], r"unknown setting 'phi.polcy'; did you mean 'phi.policy'\?"),
-        (["data=mq2007"], r"data has no choice 'mq2007'; did you mean 'mq2008'\? \(there are: generated"),
+        (["data=mq2007"], r"data has no choice 'mq2007'; did you mean 'mq2008'\? \(there are: debian, generated"),
         (["dta=mq2008"], r"unknown setting 'dta'; did you mean 'data'\?"),
         (["seed=[1"], "."),
     ],
@@ -267,9 +269,42 @@ def test_bad_use_gets_one_sentence(tmp_path: Path) -> None:
         run(tmp_path / "init", *BOOSTED, "search.init=[0.1,1]")
     with pytest.raises(ConfigError, match="colour"):
         run(tmp_path / "extra", *BOOSTED, "+phi.colour=red")
+    for choice, key in (("letor", "name"), ("table", "path")):
+        with pytest.raises(ConfigError, match=rf"^`data.{key}` must be given, e.g. data.{key}=...$"):
+            load_splits(load_config([f"data={choice}"]))
     missing = load_config(["data=mq2008", f"paths.data_dir={tmp_path}/none"])
     with pytest.raises(DataError, match="must name an existing folder"):
         load_splits(missing)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_table_is_trained_on(tmp_path: Path, ending: str) -> None:
+    pd = pytest.importorskip("pandas")
+    data = small_data(queries=30, seed=5)
+    save_table(data, tmp_path / "all.csv")
+    frame = pd.read_csv(tmp_path / "all.csv").rename(columns={"qid": "query", "label": "grade"})
+    frame["title"] = "text"
+    if ending == "csv":
+        frame.to_csv(tmp_path / "clicks.csv", index=False)
+    else:
+        frame.to_parquet(tmp_path / "clicks.parquet")
+    table = ["data=table", f"data.path={tmp_path / 'clicks'}.{ending}", "data.qid=query", "data.label=grade"]
+    words = [
+        *SMALL[2:],
+        *BOOSTED,
+        *table,
+        "data.drop=[title]",
+        "data.fractions=[0.5,0.25,0.25]",
+        "trainer.max_epochs=1",
+    ]
+    cfg = load_config(words)
+    with open_dict(cfg):
+        cfg.name = "test"
+        cfg.paths.output_dir = str(tmp_path / "run")
+        cfg.pop("hydra", None)
+    result = train(cfg)
+    assert result is not None
+    assert (len(result.model.qids), result.model.num_features) == (15, 5)
 
 
 def test_help_and_runs_without_loggers(tmp_path: Path) -> None:

@@ -236,7 +236,9 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 def test_ranking_data_survives(qids: list, doc_ids: list | None, tmp_path: Path) -> None:
     data = RankingData.from_arrays(np.eye(3), [0, 1, 2], qid=qids, doc_ids=doc_ids, query_weights=[1, 2])
     back = from_arrays(Cache(tmp_path).get_or_build(KEY, lambda: to_arrays(data)))
-    assert (back.qids, back.doc_ids) == (data.qids, data.doc_ids)
+    assert (back.qids, back.doc_ids, back.feature_names) == (data.qids, data.doc_ids, None)
+    named = data.replace(feature_names=("a", "b\nü", ""))
+    assert from_arrays(to_arrays(named)).feature_names == named.feature_names
     for name in ("features", "labels", "offsets", "order", "query_weights"):
         assert torch.equal(getattr(back, name), getattr(data, name))
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_examples
+from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_examples, open_table
 from lgmml_torch.data.letor import load_letor, load_lightgbm
-from lgmml_torch.data.write import save_letor, save_lightgbm
+from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_letor import assert_same, random_data
 
@@ -238,3 +238,143 @@ def test_where_data_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         open_dataset("cal10k")
     with pytest.raises(DataError, match=r"no features\.npy or features\.csv in "):
         open_examples("cal10k")
+
+
+ENDINGS = ["txt", "txt.gz", "csv", "tsv.gz", "npz", "parquet", "arrow", "feather"]
+
+
+def save(data: RankingData, file: Path) -> None:
+    """In the format that the name says."""
+    if file.suffix == ".npz":
+        X, y = data.in_caller_order(data.features), data.in_caller_order(data.labels)
+        np.savez(file, X=X, y=y, qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()])
+    elif ".txt" in file.suffixes:
+        save_letor(data, file)
+    else:
+        save_table(data, file)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("valid", ["vali", "valid", "validation"])
+def test_parts_in_any_format(tmp_path: Path, ending: str, valid: str) -> None:
+    parts = parts_of(3)
+    for part, data in parts.items():
+        save(data, tmp_path / f"{valid if part == 'valid' else part}.{ending}")
+    loaded = open_dataset(tmp_path, cache=False)
+    assert list(loaded) == ["train", "valid", "test"]
+    for part, data in parts.items():
+        assert_same(loaded[part], data)
+    (tmp_path / f"{valid}.{ending}").unlink()
+    assert list(open_dataset(tmp_path, cache=False)) == ["train", "test"]
+
+
+@pytest.mark.parametrize("lines", ["a\nb\nc\nd\ne\n", "0\ta\n1\tb\n2\tc\n3\td\n4\te\n", "1 a\n2 b\n3 c\n4 d\n5 e\n"])
+@pytest.mark.parametrize("ending", ["txt", "npz", "parquet"])
+def test_features_are_named_by_a_file(tmp_path: Path, ending: str, lines: str) -> None:
+    for part, data in parts_of(3).items():
+        save(data, tmp_path / f"{part}.{ending}")
+    (tmp_path / "features.txt").write_text(lines)
+    assert {part.feature_names for part in open_dataset(tmp_path, cache=False).values()} == {tuple("abcde")}
+    (tmp_path / "features.txt").write_text("a\nb\nc\n")
+    with pytest.raises(DataError, match=r"train\..*3"):
+        open_dataset(tmp_path, cache=False)
+
+
+def test_parts_agree_on_columns_by_name(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"qid": [1, 1], "label": [0, 1], "a": [1.0, 2.0], "b": [3.0, 4.0]})
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    frame[["b", "label", "a", "qid"]].to_csv(tmp_path / "test.csv", index=False)
+    parts = open_dataset(tmp_path, cache=False)
+    assert_same(parts["train"], parts["test"])
+    frame.rename(columns={"b": "c"}).to_csv(tmp_path / "test.csv", index=False)
+    with pytest.raises(DataError, match=r"test.csv:1: column 'b' is missing, and there should be no column 'c'"):
+        open_dataset(tmp_path, cache=False)
+
+
+def test_lightgbm_files_of_any_name(tmp_path: Path) -> None:
+    train, valid, test = (random_data(seed, queries=6) for seed in range(3))
+    for data, name in ((train, "web.train"), (valid, "web.valid"), (test, "web.test")):
+        save_lightgbm(data, tmp_path / name)
+    parts = open_dataset(tmp_path, cache=False)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 6, "valid": 6, "test": 6}
+    assert sum(map(len, open_table(tmp_path / "web.train", cache=False).values())) == 6
+    save_lightgbm(train, tmp_path / "other.train")
+    with pytest.raises(DataError, match=r"holds several training files: other\.train, web\.train"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_one_file_is_cut_by_query(tmp_path: Path, ending: str) -> None:
+    data = random_data(2, queries=20)
+    save(data, tmp_path / f"clicks.{ending}")
+    parts = open_table(tmp_path / f"clicks.{ending}", cache=False, seed=4, fractions=(0.5, 0.25, 0.25))
+    assert [len(part) for part in parts.values()] == [10, 5, 5]
+    assert_apart(parts)
+    assert_same(RankingData.merge(data.split((0.5, 0.25, 0.25), seed=4)), RankingData.merge(list(parts.values())))
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "pieces"])
+def test_a_column_says_which_part(tmp_path: Path, ending: str) -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(
+        {
+            "query": list("aabbccdd"),
+            "grade": [0, 1, 2, 0, 1, 0, 0, 1],
+            "part": ["train", "Train", "vali", "valid", "test", "test", "train", "train"],
+            "title": ["x"] * 8,
+            "price": range(8),
+        }
+    )
+    path = tmp_path / f"clicks.{ending}"
+    if ending == "csv":
+        frame.to_csv(path, index=False)
+    elif ending == "parquet":
+        frame.to_parquet(path)
+    else:
+        path.mkdir()
+        frame[:4].to_parquet(path / "0.parquet")
+        frame[4:].to_parquet(path / "1.parquet")
+    names = {"qid": "query", "label": "grade", "drop": ["title"], "cache": False}
+    parts = open_table(path, split="part", **names)
+    assert {name: part.qids for name, part in parts.items()} == {"train": ("a", "d"), "valid": ("b",), "test": ("c",)}
+    assert parts["train"].feature_names == ("price",)
+    with pytest.raises(DataError, match=r"(clicks|0)\.\w+(:1)?: .* must name a column 'parts'; did you mean 'part'\?"):
+        open_table(path, split="parts", **names)
+    with pytest.raises(DataError, match=r"clicks.*: column 'title' must say train, valid or test, got 'x' at row 0"):
+        open_table(path, split="title", **names | {"drop": ["part"]})
+    with pytest.raises(DataError, match=r"column 'title' must (hold numbers, got text|be a finite number, got 'x')"):
+        open_table(path, split="part", **names | {"drop": []})
+    frame["part"] = ["train", "test"] * 4
+    frame.to_csv(tmp_path / "mixed.csv", index=False)
+    with pytest.raises(DataError, match=r"'part' must be the same for all rows of a query, got several for query 'a'"):
+        open_table(tmp_path / "mixed.csv", split="part", **names)
+
+
+def test_tables_that_cannot_be_cut(tmp_path: Path) -> None:
+    save(random_data(0, queries=2), tmp_path / "few.csv")
+    with pytest.raises(DataError, match=r"few.csv: 2 queries are too few to cut: none would be left for test"):
+        open_table(tmp_path / "few.csv", cache=False)
+    with pytest.raises(DataError, match=r"`fractions` must be three shares, of train, valid and test, got \[1, 1\]"):
+        open_table(tmp_path / "few.csv", fractions=(1, 1), cache=False)
+    save(random_data(0, queries=2), tmp_path / "few.npz")
+    with pytest.raises(DataError, match=r"few.npz: `split` needs a table with a column 'part'"):
+        open_table(tmp_path / "few.npz", split="part")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty: no file of a known format in this folder"):
+        open_table(tmp_path / "empty")
+    with pytest.raises(DataError, match=r"none.csv: no such file"):
+        open_table(tmp_path / "none.csv")
+
+
+@pytest.mark.realdata
+@pytest.mark.slow
+def test_debian(data_dir: Path) -> None:
+    from lgmml_torch.data.catalog import load_file
+
+    names = (data_dir / "debian" / "features.txt").read_text().split()[1::2]
+    test = load_file(data_dir / "debian" / "test.npz", feature_names=names)
+    assert (test.num_queries, test.num_documents, test.num_features) == (1133, 113_715, 110)
+    assert label_counts([test]) == {0: 113_715 - 1_876, 1: 1_001, 2: 875}
+    assert test.feature_names is not None
+    assert test.feature_names[:2] == ("bm25.name", "covered.name")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data import reader
+from lgmml_torch.data import letor
 from lgmml_torch.data.letor import load_letor, load_letor_splits, load_lightgbm
 from lgmml_torch.data.svmlight import Rules, parse_block, parse_lines
 from lgmml_torch.data.write import save_letor, save_lightgbm
@@ -75,7 +75,7 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("block_bytes", [1, 50, 1 << 19])
 def test_other_ways_to_write_the_same(change, block_bytes: int, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(reader, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
     assert_same(load(tmp_path, change(GOOD)), load(tmp_path, GOOD))
 
 
@@ -187,7 +187,7 @@ def test_blocks_and_lines_and_the_oracle_agree(seed: int, tmp_path: Path) -> Non
 )
 @pytest.mark.parametrize("block_bytes", [1, 1 << 19])
 def test_bad_lines(text: str, message: str, block_bytes: int, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(reader, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
     path = write(tmp_path, GOOD + text.encode() + b"\n" + GOOD)
     cache = tmp_path / "cache"
     with pytest.raises(DataError, match=rf"file\.txt:4: .*{message}"):
@@ -271,7 +271,7 @@ def test_bad_options(tmp_path: Path) -> None:
 
 
 def test_indices_that_keep_rising(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(letor, "BLOCK_BYTES", 1)
     text = "".join(f"0 qid:{i} {i}:{i}\n" for i in range(1, 60))
     assert torch.equal(load(tmp_path, text.encode()).features, torch.diag(torch.arange(1.0, 60)))
     zipped = load(tmp_path, gzip.compress(text.encode()))

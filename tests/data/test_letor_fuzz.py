@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data import reader
-from lgmml_torch.data.letor import load_letor
-from lgmml_torch.data.loading import query_ids
-from lgmml_torch.data.reader import read_table
-from lgmml_torch.data.svmlight import Rules
+from lgmml_torch.data import letor
+from lgmml_torch.data.letor import LetorSource, load_letor
+from lgmml_torch.data.source import ReadOptions
+from lgmml_torch.ragged import RankingData
 from tests.reference import letor as oracle
 
 BASES = [
@@ -53,31 +52,56 @@ def mutate(rng: random.Random, base: bytes) -> bytes:
     return bytes(data)
 
 
+def in_file_order(data: RankingData) -> tuple[bytes, list[float], list[str], list[str] | None]:
+    """Everything a loader says about a file, in the order of its lines."""
+    queries = [str(data.qids[query]) for query in data.in_caller_order(data.query_index).tolist()]
+    ids = None if data.doc_ids is None else [data.doc_ids[row] for row in data.order.argsort().tolist()]
+    features = data.in_caller_order(data.features).numpy().tobytes()
+    return features, data.in_caller_order(data.labels).tolist(), queries, ids
+
+
+def read_lists(source: LetorSource) -> None:
+    """The naive reader wants labels; to score, none are needed."""
+    list(source.batches())
+    if not source.has_labels:
+        raise DataError("file.txt:1: no labels")
+
+
 def assert_agrees(path: Path, data: bytes) -> None:
+    """Read whole and list by list, a file means what the naive reader says, or is refused."""
     path.unlink(missing_ok=True)  # some file systems flush to the disk when a file is overwritten
     path.write_bytes(data)
     try:
         want = oracle.read(data)
     except ValueError:
-        with pytest.raises(DataError, match=r"(file\.txt:\d+: |damaged or cut)"):
-            read_table(path, Rules())
+        with (
+            pytest.raises(DataError, match=r"(file\.txt:\d+: |damaged or cut)"),
+            LetorSource(path, ReadOptions()) as source,
+        ):
+            source.read(labelled=True)
+        with (
+            pytest.raises(DataError, match=r"(file\.txt:\d+: |damaged or cut)"),
+            LetorSource(path, ReadOptions()) as source,
+        ):
+            read_lists(source)
         return
-    table = read_table(path, Rules())
     dense = np.zeros((len(want.labels), max(max(row, default=0) for row in want.features)), dtype=np.float32)
     for row, features in enumerate(want.features):
         for index, value in features.items():
             dense[row, index - 1] = value
-    assert table.features.tobytes() == dense.tobytes()
-    assert table.labels.tolist() == want.labels
-    assert list(map(str, query_ids(table))) == want.qids
-    assert table.doc_ids == (want.doc_ids if any(want.doc_ids) else None)
+    expected = dense.tobytes(), want.labels, want.qids, want.doc_ids if any(want.doc_ids) else None
+    with LetorSource(path, ReadOptions()) as source:
+        assert in_file_order(source.read(labelled=True)) == expected
+    with LetorSource(path, ReadOptions()) as source:
+        (batch,) = source.batches()
+        assert in_file_order(batch.data) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block_bytes", [1, 1 << 19])
 @pytest.mark.parametrize("base", BASES, ids=["comments", "no newline", "sparse", "odd"])
 def test_fuzz(base: bytes, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
     path, counts = tmp_path / "file.txt", []
 
     @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lgmml_torch.app.compose import build
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.train import build
 from lgmml_torch.checks import ConfigError
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.preprocess.compose import list_rank_features

@@ -1,0 +1,167 @@
+"""What is in memory already: arrays, data sets and frames, and ``.npz`` files of arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lgmml_torch.checks import DataError, did_you_mean
+from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source
+from lgmml_torch.data.table import check_names, lay_out
+from lgmml_torch.inputs import (
+    check_length,
+    dense_features,
+    feature_names,
+    float_vector,
+    frame_column,
+    frame_columns,
+    frame_library,
+    is_missing,
+    numeric_column,
+    query_codes,
+)
+from lgmml_torch.ragged import RankingData
+
+
+class ArraySource(Source):
+    """A matrix of features with the label, query and id of each row.
+
+    Args:
+        name: what messages call it.
+        options: how to read it.
+        X: ``(N, D)`` features, as `RankingData.from_arrays` takes them.
+        y: ``(N,)`` labels, or None.
+        qid: the query of each row, or None with ``group``.
+        group: sizes of consecutive queries.
+        doc_ids: the id of each row, or None.
+        names: the name of each feature; by default those of a frame.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: ReadOptions,
+        X: Any,
+        y: Any | None,
+        *,
+        qid: Any = None,
+        group: Any = None,
+        doc_ids: Sequence[str] | None = None,
+        names: tuple[str, ...] | None = None,
+    ) -> None:
+        super().__init__(name, options)
+        self.has_labels = y is not None
+        try:
+            self._features = dense_features(X, options.dtype)
+            self._labels = None if y is None else float_vector("y", y)
+            self._codes, self._ids = query_codes(qid, group, len(self._features))
+            for word, values in (("y", self._labels), ("doc_ids", doc_ids)):
+                if values is not None:
+                    check_length(word, len(values), len(self._features))
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
+        self._doc_ids = doc_ids
+        self._arrange(feature_names(X) if names is None else names)
+        if not len(self._features):
+            raise DataError(f"{name}: there are no documents")
+
+    def _arrange(self, names: tuple[str, ...] | None) -> None:
+        """Put the features into the order asked for, by name where both sides have names."""
+        wanted = self.options.feature_names
+        if names is not None and len(names) != self._features.shape[1]:
+            raise DataError(f"{self.name}: {self._features.shape[1]} features need as many names, got {len(names)}")
+        if names is not None and wanted is not None and names != wanted:
+            check_names(names, wanted, self.name, model=self.options.model)
+            place = {name: position for position, name in enumerate(names)}
+            self._features = np.ascontiguousarray(self._features[:, [place[name] for name in wanted]])
+        self.options.check_width(self._features.shape[1], self.name, "`X` has")
+        self.feature_names = names if wanted is None else wanted
+
+    def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
+        return self._codes, self._ids
+
+    def _read(self, rows: NDArray[np.int64]) -> Rows:
+        labels = None if self._labels is None else self._labels[rows]
+        ids = None if self._doc_ids is None else [self._doc_ids[row] for row in rows.tolist()]
+        return Rows(self._features[rows], labels, ids)
+
+    def _whole(self) -> Rows:
+        kept = self.options.missing == "error"  # otherwise gaps are filled in place, and not in the caller's array
+        return Rows(self._features if kept else self._features.copy(), self._labels, self._doc_ids)
+
+
+def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> ArraySource:
+    """The lists of a data set that was loaded."""
+    ids = None if data.doc_ids is None else [data.doc_ids[row] for row in data.order.argsort().tolist()]
+    return ArraySource(
+        name,
+        replace(options, dtype=data.features.dtype),
+        data.in_caller_order(data.features),
+        data.in_caller_order(data.labels),
+        qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()],
+        doc_ids=ids,
+        names=data.feature_names,
+    )
+
+
+def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
+    """Arrays ``X``, ``qid`` and, optionally, ``y``, ``docid`` and ``feature_names``; the file is read whole."""
+    name = "<stdin>" if str(path) == "-" else str(path)
+    try:
+        with np.load(sys.stdin.buffer if str(path) == "-" else path, allow_pickle=False) as arrays:
+            found = {key: arrays[key] for key in arrays.files}
+    except Exception as error:
+        raise DataError(f"{name}: not a readable .npz file: {str(error) or type(error).__name__}") from error
+    for key in ("X", "qid"):
+        if key not in found:
+            there = ", ".join(sorted(found)) or "none"
+            raise DataError(f"{name}: there must be an array {key!r}, got {there}{did_you_mean(key, list(found))}")
+    ids, names = found.get("docid"), found.get("feature_names")
+    return ArraySource(
+        name,
+        options,
+        found["X"],
+        found.get("y"),
+        qid=found["qid"],
+        doc_ids=None if ids is None else [str(value) for value in ids.tolist()],
+        names=None if names is None else tuple(str(value) for value in names.tolist()),
+    )
+
+
+class FrameSource(ArraySource):
+    """A frame of pandas or polars with a column for the query of each row."""
+
+    def __init__(self, frame: Any, options: ReadOptions, *, name: str = "frame") -> None:
+        self.frame, self.header = frame, [str(column) for column in frame_columns(frame)]
+        header = self.header
+        plan = lay_out(header, options, name, what="the frame")
+        features = np.empty((len(frame), len(plan.features)), options.kind)
+        try:
+            with np.errstate(over="ignore"):
+                for target, (position, column) in enumerate(zip(plan.features, plan.names, strict=True)):
+                    features[:, target] = numeric_column(frame_column(frame, position), column)
+            labels = None if plan.label is None else numeric_column(frame_column(frame, plan.label), header[plan.label])
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
+        ids = None if plan.doc_id is None else self.column(header[plan.doc_id])
+        qid = frame_column(frame, plan.qid)
+        super().__init__(name, options, features, labels, qid=qid, doc_ids=ids, names=plan.names)
+
+    def column(self, name: str) -> list[str]:
+        """The text of one column, row by row; empty where it is missing."""
+        values = frame_column(self.frame, self.header.index(name))
+        return ["" if is_missing(value) else str(value) for value in values.to_list()]
+
+
+def open_frame(frame: Any, options: ReadOptions) -> Source:
+    """A frame of pandas or polars, or a table of pyarrow, which may also have a row per query."""
+    if frame_library(frame) == "pyarrow":
+        from lgmml_torch.data.arrow import open_table
+
+        return open_table(frame, options)
+    return FrameSource(frame, options)

@@ -1,0 +1,391 @@
+"""Parquet and Arrow IPC (feather) files and pyarrow tables, a row per document or a row per query.
+
+With a row per query the other columns are lists: ``label: list<float>``, ``docid: list<string>`` and either one list
+per feature or ``features: list<fixed_size_list<float>[D]>``, whose names the file's metadata may give. With a row per
+document there may also be one column of vectors. Rows are decoded some thousand at a time; a file whose queries are
+scattered is decoded once into a temporary file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lgmml_torch.checks import DataError, MissingDependencyError, did_you_mean
+from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source
+from lgmml_torch.data.table import check_names, lay_out
+from lgmml_torch.inputs import arrow_word, is_missing, numeric_column, refusal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STEP = 8192  # rows decoded at a time
+NAMES = b"feature_names"  # in the metadata: a JSON list
+Pieces = Callable[[int, list[str]], Iterator[Any]]  # record batches from a group on, of some columns
+
+
+def require_arrow() -> None:
+    """Say which extra brings pyarrow where it is not installed."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "`pyarrow` is needed for Parquet and Arrow files; install it with: pip install 'lgmml-torch[arrow]'"
+        ) from error
+
+
+def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
+    """A Parquet file; row groups that hold nothing that is asked for are not decoded."""
+    require_arrow()
+    from pyarrow import parquet
+
+    name = _name(path)
+    with _readable(name, "Parquet"):
+        file = parquet.ParquetFile(_content(path))
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+
+    def pieces(first: int, columns: list[str]) -> Iterator[Any]:
+        groups = list(range(first, len(sizes)))
+        for batch in file.iter_batches(STEP, row_groups=groups, columns=columns, use_threads=False):
+            yield batch.select(columns)  # `a` also brings `a.b`
+
+    return ArrowSource(name, "Parquet", options, file.schema_arrow, sizes, pieces, file.close)
+
+
+def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
+    """An Arrow IPC file (feather, version 2), memory-mapped."""
+    require_arrow()
+    import pyarrow as pa
+
+    name = _name(path)
+    with _readable(name, "Arrow"):
+        mapped = pa.BufferReader(_content(path).read()) if name == "<stdin>" else pa.memory_map(str(path))
+        reader = pa.ipc.open_file(mapped)
+        sizes = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
+
+    def pieces(first: int, columns: list[str]) -> Iterator[Any]:
+        for group in range(first, len(sizes)):
+            batch = reader.get_batch(group).select(columns)
+            for start in range(0, len(batch), STEP):
+                yield batch.slice(start, STEP)
+
+    return ArrowSource(name, "Arrow", options, reader.schema, sizes, pieces, mapped.close)
+
+
+def open_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
+    """A table in memory."""
+
+    def pieces(first: int, columns: list[str]) -> Iterator[Any]:
+        yield from table.select(columns).to_batches(STEP)
+
+    return ArrowSource(name, "Arrow", options, table.schema, [len(table)], pieces)
+
+
+class ArrowSource(Source):
+    """Columns in the types of Arrow.
+
+    Args:
+        name: what messages call it.
+        word: what kind of file it is, for messages.
+        options: how to read it.
+        schema: names and types of the columns.
+        sizes: rows of each group; reading may start at any of them.
+        pieces: some columns from a group on.
+        close: lets go of the file.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        word: str,
+        options: ReadOptions,
+        schema: pa.Schema,
+        sizes: list[int],
+        pieces: Pieces,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(name, options)
+        self._word, self._schema, self._sizes, self._close = word, schema, sizes, close
+        self._all_pieces = pieces
+        self._stream: Iterator[Rows] = iter(())
+        self._order: list[int] | None = None
+        self._held, self._held_start = Rows(np.empty((0, 0)), None, None), -1  # the piece decoded last
+        try:
+            self._arrange()
+        except BaseException:
+            close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._close()
+
+    def _arrange(self) -> None:
+        options, header = self.options, list(self._schema.names)
+        columns = options.columns
+        rest = [name for name in header if name not in (columns.qid, *columns.drop)]
+        lists = [name for name in rest if _is_list(self._type(name))]
+        others = [name for name in rest if name not in (columns.label, columns.doc_id)]
+        # One column of lists may be one vector per document, or one list of vectors, or of numbers, per query.
+        single = others[0] if len(others) == 1 and others == lists and len(rest) > 1 else None
+        self._nested = bool(lists) and single is None
+        self._matrix = others[0] if len(others) == 1 and _is_list(_inner(self._type(others[0]))) else single
+        self._nested = self._nested or (single is not None and _is_list(_inner(self._type(single))))
+        if self._matrix is not None:
+            self.layout = lay_out(header, ReadOptions(columns=columns), self.name, what="the schema")
+            self._arrange_matrix(self._matrix)
+        else:
+            self.layout = lay_out(header, options, self.name, what="the schema")
+            self.feature_names = self.layout.names
+            self._read_names, self._width = list(self.layout.names), len(self.layout.names)
+            for name in self._read_names:
+                self._check_type(name, _inner(self._type(name)) if self._nested else self._type(name))
+        self.has_labels = self.layout.label is not None
+        flat = [name for name in rest if name not in lists]
+        if self._nested and flat:
+            raise DataError(
+                f"{self.name}: column {flat[0]!r} must hold lists like {lists[0]!r}, got {self._type(flat[0])}"
+            )
+
+    def _arrange_matrix(self, column: str) -> None:
+        """All features in one column: their number and, where the metadata gives them, their names."""
+        import pyarrow as pa
+
+        vector = _inner(self._type(column)) if self._nested else self._type(column)
+        self._check_type(column, _inner(vector))
+        self._read_names, names = [column], self._known_names()
+        if pa.types.is_fixed_size_list(vector):
+            self._width = vector.list_size
+        else:
+            found = (piece.column(0) for piece in self._pieces(0, [column]))
+            vectors = (row for values in found for row in (values.flatten() if self._nested else values))
+            self._width = next((len(row) for row in vectors if row.is_valid), 0)
+        wanted = self.options.feature_names
+        if names is not None and len(names) == self._width and wanted is not None:
+            check_names(names, wanted, self.name, model=self.options.model)
+            self._order = [names.index(name) for name in wanted]
+        self.options.check_width(self._width, self.name, f"column {column!r} holds")
+        self.feature_names = wanted if wanted is not None else names if len(names or ()) == self._width else None
+
+    def _known_names(self) -> tuple[str, ...] | None:
+        text = (self._schema.metadata or {}).get(NAMES)
+        return None if text is None else tuple(json.loads(text))
+
+    def _type(self, name: str) -> Any:
+        return self._schema.types[self._schema.names.index(name)]  # names may come twice until that is refused
+
+    def _check_type(self, name: str, dtype: Any) -> None:
+        word = arrow_word(dtype)
+        if word is not None:
+            raise DataError(f"{self.name}: {refusal(name, word, dtype)}")
+
+    def _unlabelled(self) -> str:
+        label = self.options.columns.label
+        hint = did_you_mean(label, self._schema.names)
+        return f"{self.name}: there is no column {label!r}, and training needs labels{hint}"
+
+    def _pieces(self, first: int, columns: list[str]) -> Iterator[Any]:
+        with _readable(self.name, self._word):
+            yield from self._all_pieces(first, columns)
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        """The first document of each group, and the end of the last."""
+        sizes = self._sizes
+        if self._nested:
+            ends = np.cumsum([0, *self._lengths])
+            sizes = np.diff(ends[np.cumsum([0, *sizes])]).tolist()
+        return np.cumsum([0, *sizes])
+
+    @cached_property
+    def _lengths(self) -> NDArray[np.int64]:
+        """With a row per query: the number of documents of each."""
+        import pyarrow.compute as pc
+
+        plan, names = self.layout, self._schema.names
+        column = (
+            names[plan.label]
+            if plan.label is not None
+            else names[plan.doc_id]
+            if plan.doc_id is not None
+            else self._read_names[0]
+        )
+        found = [pc.list_value_length(piece.column(0)) for piece in self._pieces(0, [column])]
+        row = 0
+        for lengths in found:
+            if lengths.null_count:
+                at = row + int(np.flatnonzero(lengths.is_null().to_numpy(zero_copy_only=False))[0])
+                raise DataError(f"{self.place(at)}: the list in column {column!r} is missing")
+            row += len(lengths)
+        return np.concatenate([lengths.to_numpy() for lengths in found] or [np.empty(0)]).astype(np.int64)
+
+    def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
+        known: dict[Hashable, int] = {}
+        codes: list[NDArray[np.int64]] = []
+        row = 0
+        for piece in self._pieces(0, [self.options.columns.qid]):
+            coded = piece.column(0) if hasattr(piece.column(0), "dictionary") else piece.column(0).dictionary_encode()
+            ids = coded.dictionary.to_pylist()
+            if coded.indices.null_count or any(is_missing(value) for value in ids):
+                at = row + next(i for i, value in enumerate(coded.to_pylist()) if is_missing(value))
+                raise DataError(f"{self.place(at)}: column {self.options.columns.qid!r} must not be empty")
+            indices = coded.indices.to_numpy()
+            order = indices[np.sort(np.unique(indices, return_index=True)[1])]  # by first appearance
+            table = np.zeros(len(ids), np.int64)
+            table[order] = [known.setdefault(ids[i], len(known)) for i in order.tolist()]
+            codes.append(table[indices])
+            row += len(indices)
+        every = np.concatenate(codes) if codes else np.empty(0, np.int64)
+        if self._nested:
+            every = np.repeat(every, self._lengths)
+        if not len(every):
+            raise DataError(f"{self.name}: there are no documents")
+        used = np.unique(every)  # a query with an empty list has no documents
+        qids = list(known)
+        return np.searchsorted(used, every), [qids[code] for code in used.tolist()]
+
+    def _read(self, rows: NDArray[np.int64]) -> Rows:
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        if last - first == len(rows):
+            return self._stretch(first, last)
+        everything = self._scattered
+        labels = None if everything.labels is None else everything.labels[rows]
+        ids = None if everything.doc_ids is None else [everything.doc_ids[row] for row in rows.tolist()]
+        return Rows(np.array(everything.features[rows]), labels, ids)
+
+    @cached_property
+    def _scattered(self) -> Rows:
+        """All rows, the features in a temporary file: groups cannot be decoded again for every list."""
+        with tempfile.TemporaryFile() as file:  # the map outlives it
+            target = np.memmap(file, self.options.kind, "w+", shape=(self.num_rows, self._width))
+        return self._filled(target, 0, self.num_rows)
+
+    def _stretch(self, first: int, last: int) -> Rows:
+        """Rows that follow one another."""
+        return self._filled(np.empty((last - first, self._width), self.options.kind), first, last)
+
+    def _filled(self, features: NDArray[Any], first: int, last: int) -> Rows:
+        """Decode rows into ``features``, going on from the last call where that is on the way."""
+        held_end = self._held_start + len(self._held.features)
+        group = int(np.searchsorted(self._starts, first, side="right")) - 1
+        if self._held_start < 0 or first < self._held_start or self._starts[group] > held_end:
+            self._stream = self._decoded(group)
+            self._held, self._held_start = Rows(features[:0], None, None), int(self._starts[group])
+        labels: list[NDArray[np.float32]] = []
+        ids: list[str] = []
+        done = first
+        while done < last:
+            held, start = self._held, self._held_start
+            end = start + len(held.features)
+            if done < end:
+                cut = slice(done - start, min(last, end) - start)
+                features[done - first : min(last, end) - first] = held.features[cut]
+                labels += [] if held.labels is None else [held.labels[cut]]
+                ids += [] if held.doc_ids is None else held.doc_ids[cut]
+                done = min(last, end)
+            else:
+                self._held, self._held_start = next(self._stream), end
+        has_ids = self.layout.doc_id is not None
+        return Rows(features, np.concatenate(labels) if self.has_labels else None, ids if has_ids else None)
+
+    def _decoded(self, group: int) -> Iterator[Rows]:
+        names, plan = self._schema.names, self.layout
+        special = [names[at] for at in (plan.label, plan.doc_id) if at is not None]
+        row, document = int(np.cumsum([0, *self._sizes])[group]), int(self._starts[group])
+        for piece in self._pieces(group, [*special, *self._read_names]):
+            columns = [piece.column(i) for i in range(piece.num_columns)]
+            if self._nested:
+                columns = self._flattened(columns, [*special, *self._read_names], row)
+            row += len(piece)
+            labels = ids = None
+            if plan.label is not None:
+                labels = self._numbers(columns[0], special[0]).astype(np.float32)
+            if plan.doc_id is not None:
+                ids = ["" if value is None else str(value) for value in columns[len(special) - 1].to_pylist()]
+            yield Rows(self._features(columns[len(special) :], document), labels, ids)
+            document += len(columns[0])
+
+    def _numbers(self, column: Any, name: str) -> NDArray[Any]:
+        try:
+            return numeric_column(column, name)
+        except DataError as error:
+            raise DataError(f"{self.name}: {error}") from error
+
+    def _features(self, columns: list[Any], document: int) -> NDArray[Any]:
+        with np.errstate(over="ignore"):
+            if self._matrix is not None:
+                self._check_widths(columns[0], document)
+                values = self._numbers(columns[0].flatten(), self._matrix).astype(self.options.kind)
+                whole: NDArray[Any] = values.reshape(-1, self._width)
+                return whole if self._order is None else whole[:, self._order]
+            out = np.empty((len(columns[0]), len(columns)), self.options.kind)
+            for position, (column, name) in enumerate(zip(columns, self._read_names, strict=True)):
+                out[:, position] = self._numbers(column, name)
+        return out
+
+    def _check_widths(self, vectors: Any, document: int) -> None:
+        import pyarrow.compute as pc
+
+        widths = pc.list_value_length(vectors).fill_null(0).to_numpy(zero_copy_only=False)
+        if len(odd := np.flatnonzero(widths != self._width)):
+            where = f"{self.place(document + int(odd[0]))}: column {self._matrix!r}"
+            raise DataError(f"{where} has {int(widths[odd[0]])} features, elsewhere {self._width}")
+
+    def _flattened(self, columns: list[Any], names: list[str], row: int) -> list[Any]:
+        """The entries of lists, one per document, once all lists of a row are known to be equally long."""
+        import pyarrow.compute as pc
+
+        lengths = self._lengths[row : row + len(columns[0])]
+        for column, name in zip(columns, names, strict=True):
+            found = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
+            if len(odd := np.flatnonzero(found != lengths)):
+                got, want = max(int(found[odd[0]]), 0), int(lengths[odd[0]])
+                where = self.place(row + int(odd[0]))
+                raise DataError(f"{where}: column {name!r} has {got} entries for {want} documents")
+        return [column.flatten() for column in columns]
+
+    def column(self, name: str) -> list[str]:
+        """The text of one column, document by document; empty where it is missing."""
+        values = [value for piece in self._pieces(0, [name]) for value in piece.column(0).to_pylist()]
+        words = ["" if value is None else str(value) for value in values]
+        if not self._nested:
+            return words
+        return [word for word, length in zip(words, self._lengths.tolist(), strict=True) for _ in range(length)]
+
+
+def _name(path: PathLike) -> str:
+    return "<stdin>" if str(path) == "-" else str(path)
+
+
+def _content(path: PathLike) -> Any:
+    return BytesIO(sys.stdin.buffer.read()) if str(path) == "-" else str(path)
+
+
+@contextmanager
+def _readable(name: str, word: str) -> Iterator[None]:
+    """Turn what pyarrow says about a damaged file into one sentence."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{name}: not a readable {word} file: {str(error).partition(chr(10))[0]}") from error
+
+
+def _is_list(dtype: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype))
+
+
+def _inner(dtype: Any) -> Any:
+    return dtype.value_type if _is_list(dtype) else dtype

@@ -1,0 +1,385 @@
+"""One way in for every format, for training and for scoring, whole or list by list.
+
+A `Source` knows the query of each of its rows and gives the rows it is asked for; checks, missing values, batches of
+whole lists and the way into `RankingData` are the same for all of them. `open_source` picks the format, and `FORMATS`
+is the place where one is added.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
+from lgmml_torch.data.cache import Cache, from_arrays, resolve, to_arrays
+from lgmml_torch.inputs import MISSING_HINT, POLICIES, fill_missing, first_bad, frame_library
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import list_blocks, offsets_from_sizes
+
+PathLike = str | os.PathLike[str]
+PARSER = 1  # part of every cache key: raise it when the same text comes to mean other numbers
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a kind of file is opened.
+
+    Attributes:
+        opener: called with the path and `ReadOptions`; as text, ``"module:name"``, it is imported when it is needed.
+        suffixes: endings of file names that mean this kind, in lower case; ``.gz`` may follow them.
+    """
+
+    opener: str | Callable[..., Source]
+    suffixes: tuple[str, ...] = ()
+
+    def open(self, path: PathLike, options: ReadOptions) -> Source:
+        """The source a file is."""
+        if callable(self.opener):
+            return self.opener(path, options)
+        module, _, name = self.opener.partition(":")
+        source: Source = getattr(importlib.import_module(module), name)(path, options)
+        return source
+
+
+FORMATS = {
+    "letor": Format("lgmml_torch.data.letor:LetorSource", (".txt",)),
+    "lightgbm": Format("lgmml_torch.data.letor:open_lightgbm"),  # known by the file with the sizes beside it
+    "csv": Format("lgmml_torch.data.table:CsvSource", (".csv",)),
+    "tsv": Format("lgmml_torch.data.table:open_tsv", (".tsv",)),
+    "npz": Format("lgmml_torch.data.arrays:open_npz", (".npz",)),
+    "parquet": Format("lgmml_torch.data.arrow:open_parquet", (".parquet",)),
+    "arrow": Format("lgmml_torch.data.arrow:open_ipc", (".arrow", ".feather")),
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of a table that are no features.
+
+    Attributes:
+        qid: the query of each row.
+        label: its relevance; may be absent where nothing is trained.
+        doc_id: the id of the document; may be absent.
+        drop: columns to leave out.
+    """
+
+    qid: str = "qid"
+    label: str = "label"
+    doc_id: str = "docid"
+    drop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read, whatever the format.
+
+    Attributes:
+        num_features: how many features there are; by default what the source says.
+        feature_names: names the features must have; columns are then matched by name, in any order.
+        missing: what ``NULL``, ``nan`` and empty cells stand for, see `lgmml_torch.inputs.fill_missing`.
+        absent: features a LETOR line does not mention: ``"zero"``, or ``"missing"`` to treat them as ``missing`` says.
+        dtype: of the features, float32 or float64.
+        columns: which columns of a table are no features.
+        progress: show a bar if it takes more than two seconds.
+        model: whether the features asked for are those of a model, which messages then mention.
+    """
+
+    num_features: int | None = None
+    feature_names: tuple[str, ...] | None = None
+    missing: str = "error"
+    absent: str = "zero"
+    dtype: torch.dtype = torch.float32
+    columns: Columns = Columns()
+    progress: bool = True
+    model: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("missing", self.missing, POLICIES)
+        check_choice("absent", self.absent, ("zero", "missing"))
+        if self.feature_names is not None and self.num_features is None:
+            object.__setattr__(self, "num_features", len(self.feature_names))
+        if self.num_features is not None:
+            check_positive("num_features", self.num_features)
+        if self.dtype not in (torch.float32, torch.float64):
+            raise LGMMLError(f"`dtype` must be torch.float32 or torch.float64, got {self.dtype}")
+
+    @property
+    def kind(self) -> type[np.float32] | type[np.float64]:
+        """The numpy type of the features."""
+        return np.float64 if self.dtype == torch.float64 else np.float32
+
+    def check_width(self, width: int, where: str, what: str) -> None:
+        """Require the number of features asked for, if one was; ``what`` they stand in, e.g. ``the header names``."""
+        if self.num_features is not None and width != self.num_features:
+            named = "there are names for" if self.feature_names is not None else "`num_features` asks for"
+            asked = "the model was trained on" if self.model else named
+            raise DataError(f"{where}: {asked} {self.num_features} features, but {what} {width}")
+
+
+@dataclass
+class Rows:
+    """Rows of a source, in the order asked for."""
+
+    features: NDArray[Any]  # (n, D), NaN where missing
+    labels: NDArray[np.float32] | None  # (n,)
+    doc_ids: Sequence[str] | None  # (n,)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some whole lists.
+
+    Attributes:
+        data: the lists; its caller's order is the order of the rows in the source.
+        rows: ``(n,)`` the row of the source, from 0, of each document in that order.
+    """
+
+    data: RankingData
+    rows: NDArray[np.int64]
+
+
+class Source(ABC):
+    """The lists of one file, frame or set of arrays.
+
+    A format gives `_index`, `_read` and, where they differ from the defaults, the attributes.
+
+    Attributes:
+        name: what messages call it.
+        options: how it is read.
+        has_labels: whether it says how relevant the documents are; labels are 0 where it does not.
+        feature_names: the names of the features, or None.
+    """
+
+    has_labels: bool = True
+    feature_names: tuple[str, ...] | None = None
+    gap = "missing"  # what a value that is not there is called
+
+    def __init__(self, name: str, options: ReadOptions) -> None:
+        self.name, self.options = name, options
+
+    @abstractmethod
+    def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
+        """The query of each row, numbered by first appearance, and the id of each query."""
+
+    @abstractmethod
+    def _read(self, rows: NDArray[np.int64]) -> Rows:
+        """The given rows, which ascend."""
+
+    def _whole(self) -> Rows:
+        """Every row; a format that can do better than `_index` and `_read` does, and sets ``_queries``."""
+        return self._read(np.arange(self.num_rows))
+
+    @cached_property
+    def _queries(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
+        return self._index()
+
+    @property
+    def codes(self) -> NDArray[np.int64]:
+        """``(N,)`` the query of each row, numbered by first appearance."""
+        return self._queries[0]
+
+    @property
+    def qids(self) -> Sequence[Hashable]:
+        """The id of each query."""
+        return self._queries[1]
+
+    @property
+    def num_rows(self) -> int:
+        """Documents in the source."""
+        return len(self.codes)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the rows of each query follow one another."""
+        return bool((np.diff(self.codes) >= 0).all())
+
+    def read(self, *, labelled: bool = False) -> RankingData:
+        """Everything at once; ``labelled`` refuses a source without labels.
+
+        Raises:
+            DataError: where something is wrong, and what.
+        """
+        if labelled and not self.has_labels:
+            raise DataError(self._unlabelled())
+        part = self._whole()
+        return self._data(part, np.arange(self.num_rows))
+
+    def batches(self, documents: int = 32_768) -> Iterator[Batch]:
+        """Whole lists, in the order in which their queries first appear, about so many documents at a time."""
+        check_positive("documents", documents)
+        order = None if self.in_order else np.argsort(self.codes, kind="stable")
+        sizes = np.bincount(self.codes, minlength=len(self.qids))
+        offsets = offsets_from_sizes(torch.from_numpy(sizes))
+        for first, last in list_blocks(offsets, documents):
+            start, stop = int(offsets[first]), int(offsets[last])
+            rows = np.arange(start, stop) if order is None else np.sort(order[start:stop])
+            yield Batch(self._data(self._read(rows), rows), rows)
+
+    def only(self, qid: str) -> RankingData:
+        """The list of one query, by its id as text.
+
+        Raises:
+            DataError: when there is no such query.
+        """
+        for code, known in enumerate(self.qids):
+            if str(known) == qid:
+                rows = np.flatnonzero(self.codes == code)
+                return self._data(self._read(rows), rows)
+        some = ", ".join(str(known) for known in self.qids[:5]) + (", …" if len(self.qids) > 5 else "")
+        raise DataError(f"{self.name}: there is no query {qid!r}; there are {some}")
+
+    def place(self, row: int) -> str:
+        """Where a row stands, for messages."""
+        return f"{self.name}: row {row} (from 0)"
+
+    def _unlabelled(self) -> str:
+        return f"{self.name}: there are no labels, and training needs them"
+
+    def _column(self, column: int) -> str:
+        return f"feature {column + 1}" if self.feature_names is None else f"column {self.feature_names[column]!r}"
+
+    def _check(self, part: Rows, rows: NDArray[np.int64]) -> None:
+        if (bad := first_bad(part.features, missing=self.options.missing != "error")) is not None:
+            value, where = part.features[bad], f"{self.place(int(rows[bad[0]]))}: {self._column(bad[1])}"
+            if np.isnan(value):
+                raise DataError(f"{where} is {self.gap}; {MISSING_HINT}")
+            raise DataError(f"{where} must be a finite number, got {value}")
+        if part.labels is not None and not np.isfinite(part.labels).all():
+            row = int(np.flatnonzero(~np.isfinite(part.labels))[0])
+            where = self.place(int(rows[row]))
+            raise DataError(f"{where}: the label must be a finite number, got {part.labels[row]}")
+
+    def _data(self, part: Rows, rows: NDArray[np.int64]) -> RankingData:
+        """Checked, filled and sorted; ``part`` gives up its features, because sorting copies them."""
+        self._check(part, rows)
+        used, codes = np.unique(self.codes[rows], return_inverse=True)
+        features, part.features = part.features, np.empty((0, 0))
+        if self.options.missing != "error":
+            fill_missing(features, codes, self.options.missing)
+        labels = np.zeros(len(rows), np.float32) if part.labels is None else part.labels
+        qids = [self.qids[code] for code in used.tolist()]
+        return RankingData.from_codes(
+            features, labels, codes, qids, doc_ids=part.doc_ids, feature_names=self.feature_names
+        )
+
+    def close(self) -> None:  # noqa: B027 - most sources hold no file
+        """Let go of the file."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_source(
+    what: Any,
+    *,
+    kind: str | None = None,
+    y: Any = None,
+    qid: Any = None,
+    group: Any = None,
+    doc_ids: Sequence[str] | None = None,
+    columns: Columns | None = None,
+    num_features: int | None = None,
+    feature_names: Sequence[str] | None = None,
+    missing: str = "error",
+    absent: str = "zero",
+    dtype: torch.dtype = torch.float32,
+) -> Source:
+    """Open ranking data of any kind, to be read whole or list by list.
+
+    Args:
+        what: a file (``-`` for standard input), a frame of pandas, polars or pyarrow, an array or sparse matrix with
+            its ``qid`` or ``group``, or a `RankingData`.
+        kind: the format of a file, one of `FORMATS`; by default what its name says. Other files are LETOR lines, which
+            may lack the label; with a ``.query`` file beside them, LightGBM's.
+        y: labels that belong to an array.
+        qid: the query of each row of an array; a frame has a column for it.
+        group: sizes of consecutive queries instead of ``qid``.
+        doc_ids: ids that belong to the rows of an array.
+        columns: names of the columns of a table that are no features; the label's and the document's may be absent.
+        num_features: features of the model the data is for.
+        feature_names: their names; columns are then matched by name, in any order.
+        missing: what ``NULL``, ``nan`` and empty cells stand for: ``"error"``, ``"zero"``, ``"query-min"`` or
+            ``"query-mean"``.
+        absent: features a LETOR line does not mention: ``"zero"``, or ``"missing"``.
+        dtype: of the features.
+
+    Raises:
+        DataError: the file, the place and what is wrong.
+
+    >>> source = open_source([[1.0], [2.0], [3.0]], y=[1, 0, 0], qid=["b", "a", "b"])
+    >>> [(batch.data.qids, batch.rows.tolist()) for batch in source.batches(1)]
+    [(('b',), [0, 2]), (('a',), [1])]
+    """
+    names = None if feature_names is None else tuple(feature_names)
+    options = ReadOptions(num_features, names, missing, absent, dtype, columns or Columns(), model=True)
+    if isinstance(what, (str, os.PathLike)):
+        return open_file(what, options, kind=kind)
+    from lgmml_torch.data import arrays  # which is built on this module
+
+    if isinstance(what, RankingData):
+        return arrays.from_data(what, options)
+    if frame_library(what) is not None and qid is None and group is None:
+        return arrays.open_frame(what, options)
+    return arrays.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
+
+
+def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) -> Source:
+    """The source a file is, by ``kind`` or by its name."""
+    kind = kind_of(path) if kind is None else kind
+    check_choice("kind", kind, FORMATS)
+    if str(path) != "-" and not Path(path).is_file():
+        raise DataError(f"{path}: no such file")
+    return FORMATS[kind].open(path, options)
+
+
+def kind_of(path: PathLike) -> str:
+    """What the name of a file says about its format, and the files beside it."""
+    suffix = Path(str(path).lower().removesuffix(".gz")).suffix
+    kind = next((name for name, form in FORMATS.items() if suffix in form.suffixes), "letor")
+    return "lightgbm" if kind == "letor" and sizes_file(path).is_file() else kind
+
+
+def sizes_file(path: PathLike) -> Path:
+    """Where LightGBM looks for the number of documents of each query."""
+    return Path(os.fspath(path).removesuffix(".gz") + ".query")
+
+
+def cached(
+    cache: bool | PathLike | Cache, files: Sequence[Path], facts: Mapping[str, Any], parse: Callable[[], RankingData]
+) -> RankingData:
+    """What ``parse`` makes of the files, from the cache if they were parsed before with the same ``facts``."""
+    store = resolve(cache)
+    if store is None or not all(file.is_file() for file in files):
+        return parse()
+    key = {"parser": PARSER, "content": [store.content(file) for file in files], **facts}
+
+    def build() -> dict[str, NDArray[Any]]:
+        before = [_state(file) for file in files]
+        arrays = to_arrays(parse())
+        for file, state in zip(files, before, strict=True):
+            if _state(file) != state:
+                raise DataError(f"{file}: the file was changed while it was being read")
+        return arrays
+
+    return from_arrays(store.get_or_build(key, build))
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino

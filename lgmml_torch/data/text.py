@@ -1,0 +1,170 @@
+"""Text files with one document per line, plain, gzipped or from standard input: read through, or by place."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zlib
+from abc import abstractmethod
+from array import array
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.data.source import PathLike, ReadOptions, Source
+from lgmml_torch.progress import progress_bar
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_WHOLE = re.compile(rb"0|-?[1-9][0-9]{0,17}")
+INDEX_BYTES = 1 << 20  # looked through at a time for the places of lines
+
+
+class TextFile:
+    """The bytes of a text file, decompressed; gzip is recognised by its first bytes."""
+
+    def __init__(self, path: PathLike) -> None:
+        self.name = "<stdin>" if str(path) == "-" else str(path)
+        if str(path) != "-" and not Path(path).is_file():
+            raise DataError(f"{path}: no such file")
+        # Standard input is read more than once like any other file, so it has to be kept.
+        self._file: IO[bytes] = _spool(sys.stdin.buffer) if str(path) == "-" else Path(path).open("rb")  # noqa: SIM115
+        self.zipped = self._file.read(2) == b"\x1f\x8b"
+        self._file.seek(0)
+        self._stream: IO[bytes] = gzip.GzipFile(fileobj=self._file) if self.zipped else self._file  # type: ignore[assignment]
+        self.size = os.fstat(self._file.fileno()).st_size  # compressed, if it is
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+        self._file.close()
+
+    def blocks(self, size: int, *, progress: bool = False) -> Iterator[tuple[int, int, bytes]]:
+        """Whole lines from the start, about ``size`` bytes at a time: number of the first one, its place, and text."""
+        line, place = 1, 0
+        self._seek(0)
+        with progress_bar(f"Reading {Path(self.name).name}", self.size, enabled=progress) as report:
+            while block := self._lines(size):
+                mark = len(_BYTE_ORDER_MARK) if place == 0 and block.startswith(_BYTE_ORDER_MARK) else 0
+                yield line, place + mark, block[mark:]
+                line += block.count(b"\n")
+                place += len(block)
+                self._seek(place)  # whoever takes the block may have read elsewhere
+                report(self._file.tell())
+
+    def _seek(self, place: int) -> None:
+        if self._stream.tell() != place:
+            self._stream.seek(place)
+
+    def _lines(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size) + self._stream.readline()
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{self.name}: the compressed file is damaged or cut: {error}") from error
+
+    def texts(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[bytes]:
+        """Lines by their places, each with a newline; neighbours are read together."""
+        texts: list[bytes] = []
+        for run in np.split(np.arange(len(starts)), np.flatnonzero(starts[1:] != ends[:-1]) + 1):
+            first = int(starts[run[0]])
+            self._stream.seek(first)
+            block = self._stream.read(int(ends[run[-1]]) - first)
+            texts.extend(block[a:b] for a, b in zip(starts[run] - first, ends[run] - first, strict=True))
+        return [text if text.endswith(b"\n") else text + b"\n" for text in texts]
+
+    def unzip(self) -> None:
+        """Keep a decompressed copy: compressed text cannot be read from the middle."""
+        if self.zipped:
+            copy = _spool(self._stream)
+            self.close()
+            self._file = self._stream = copy
+            self.zipped = False
+
+
+@dataclass
+class Places:
+    """Where the documents of a file stand: a list entry for each, which `TextSource._scan` appends to."""
+
+    qids: dict[bytes, int] = field(default_factory=dict)
+    codes: array[int] = field(default_factory=lambda: array("q"))
+    starts: array[int] = field(default_factory=lambda: array("q"))
+    ends: array[int] = field(default_factory=lambda: array("q"))
+    numbers: array[int] = field(default_factory=lambda: array("q"))  # of lines, from 1
+
+    def add(self, qid: bytes, start: int, end: int, number: int) -> None:
+        """Note one document."""
+        self.codes.append(self.qids.setdefault(qid, len(self.qids)))
+        self.starts.append(start)
+        self.ends.append(end)
+        self.numbers.append(number)
+
+
+class TextSource(Source):
+    """A text file; a first pass notes where each line stands and whose it is, unless the file is read whole."""
+
+    def __init__(self, path: PathLike, options: ReadOptions) -> None:
+        self.text = TextFile(path)
+        super().__init__(self.text.name, options)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.text.close()
+
+    @abstractmethod
+    def _scan(self, block: bytes, line: int, place: int, places: Places) -> None:
+        """Note the documents of some whole lines; the first of them is number ``line`` and starts at ``place``."""
+
+    def _blocks(self, size: int) -> Iterator[tuple[int, int, bytes]]:
+        """Whole lines that may hold documents, see `TextFile.blocks`."""
+        yield from self.text.blocks(size, progress=self.options.progress)
+
+    @cached_property
+    def _places(self) -> Places:
+        places = Places()
+        for line, place, block in self._blocks(INDEX_BYTES):
+            self._scan(block, line, place, places)
+        if not places.codes:
+            raise DataError(f"{self.name}:1: the file holds no documents")
+        return places
+
+    def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
+        places = self._places
+        return np.array(places.codes, np.int64), query_ids(list(places.qids))
+
+    def _texts(self, rows: NDArray[np.int64]) -> tuple[list[bytes], list[int]]:
+        """The lines of the given rows, and their numbers."""
+        places = self._places
+        if not self.in_order:
+            self.text.unzip()
+        starts, ends, numbers = (np.frombuffer(item, np.int64) for item in (places.starts, places.ends, places.numbers))
+        return self.text.texts(starts[rows], ends[rows]), numbers[rows].tolist()
+
+    def place(self, row: int) -> str:
+        """``file:line``."""
+        return f"{self.name}:{self._places.numbers[row]}"
+
+
+def query_ids(words: Sequence[bytes]) -> list[Hashable]:
+    """Whole numbers if all ids are written as such, so that nothing is lost, otherwise text."""
+    if all(_WHOLE.fullmatch(word) for word in words):
+        return [int(word) for word in words]
+    return [word.decode("utf-8", "backslashreplace") for word in words]
+
+
+def _spool(stream: IO[bytes]) -> IO[bytes]:
+    """The stream in a temporary file that vanishes when it is closed."""
+    copy: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the source
+    if stream.seekable():
+        stream.seek(0)
+    shutil.copyfileobj(stream, copy, 1 << 20)
+    copy.seek(0)
+    return copy
