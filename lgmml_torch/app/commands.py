@@ -62,16 +62,24 @@ def find_device(name: str) -> torch.device:
 def open_data(args: Namespace, model: LGMML) -> Source:
     """The lists to rank, from a file, a folder or a data set known by name."""
     name, width, dtype = args.data, model.num_features, model.metrics.scales.dtype
+    names = model.feature_names
     columns = Columns(args.qid_column, args.label_column, args.docid_column, tuple(args.drop_column))
     if name in CATALOG or (name != "-" and Path(name).is_dir()):
-        options = {"num_features": width, "missing": args.missing, "dtype": dtype, "columns": columns}
+        options = {"num_features": width, "missing": args.missing, "dtype": dtype, "columns": columns,
+                   "feature_names": names}  # fmt: skip
         parts = open_dataset(name, fold=args.fold, **options)
         check_choice("split", args.split, parts)
         source = open_source(parts[args.split], num_features=width)
         source.name = f"{name}, {args.split}"
         return source
     return open_source(
-        name, kind=args.input_format, num_features=width, columns=columns, dtype=dtype, missing=args.missing
+        name,
+        kind=args.input_format,
+        num_features=width,
+        feature_names=names,
+        columns=columns,
+        dtype=dtype,
+        missing=args.missing,
     )
 
 

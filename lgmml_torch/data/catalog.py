@@ -9,17 +9,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.data.examples import Examples, load_examples
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
 from lgmml_torch.data.source import FORMATS, Columns, PathLike, ReadOptions, cached, kind_of, open_file, sizes_file
 from lgmml_torch.ragged import RankingData
+
+if TYPE_CHECKING:
+    from lgmml_torch.data.examples import Examples
 
 VALIDATION_SHARE = 0.2  # of the training queries, where a data set has no validation part
 
@@ -88,6 +90,8 @@ def open_dataset(
 
 def open_examples(name: PathLike, data_dir: PathLike | None = None, **options: Any) -> Examples:
     """Load a query-by-example set, by a name in `CATALOG` or a folder; ``options`` are those of `load_examples`."""
+    from lgmml_torch.data.examples import load_examples  # other sets need nothing of it
+
     return load_examples(_locate(name, data_dir)[0], **options)
 
 

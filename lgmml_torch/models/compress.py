@@ -247,7 +247,10 @@ def compress(model: LGMML, tol: float, data: RankingData) -> Compressed:
         phi = Phi(model.phi.num_queries, len(order), mode="shared", init=gains[order]).to(model.phi.table.weight)
     else:
         phi = model.phi.select(chosen[order], gains[order])
-    small = type(model)(deepcopy(model.preprocess), metrics, phi, kernel=model.kernel, qids=model.qids)
+    names = model.feature_names
+    small = type(model)(
+        deepcopy(model.preprocess), metrics, phi, kernel=model.kernel, qids=model.qids, feature_names=names
+    )
     return _judged(model, small.eval().to(device), data)
 
 

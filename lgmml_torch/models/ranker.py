@@ -35,6 +35,7 @@ class LGMML(nn.Module):
         phi: the weights.
         kernel: κ, see `lgmml_torch.functional.score.kernel`.
         qids: ids of the training queries, in the order of Φ's rows; only for ``known_queries``.
+        feature_names: of the raw features, where they have names; tables to be scored are matched by them.
     """
 
     def __init__(
@@ -45,13 +46,18 @@ class LGMML(nn.Module):
         *,
         kernel: str = "paper",
         qids: tuple[Hashable, ...] = (),
+        feature_names: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
         check_choice("kernel", kernel, KERNELS)
         if phi.num_metrics != metrics.num_metrics:
             raise LGMMLError(f"`phi` must weigh {metrics.num_metrics} metrics, got {phi.num_metrics}")
         self.preprocess, self.metrics, self.phi = preprocess, metrics, phi
-        self.kernel, self.qids = kernel, qids
+        self.kernel, self.qids, self.feature_names = kernel, qids, feature_names
+        if feature_names is not None and preprocess.fitted and len(feature_names) != preprocess.num_features_in:
+            raise LGMMLError(
+                f"`feature_names` must name {preprocess.num_features_in} features, got {len(feature_names)}"
+            )
         self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
 
     @property
@@ -120,6 +126,7 @@ class LGMML(nn.Module):
         """
         check_shape("features", data.features, (None, self.num_features))
         check_offsets(data.offsets, data.num_documents)
+        self._check_names(data)
         device, dtype = self.metrics.scales.device, self.metrics.scales.dtype
         rows = self.known_rows(data.qids).to(device) if known_queries else None
         scores = torch.empty(data.num_documents, dtype=dtype, device="cpu")
@@ -142,6 +149,15 @@ class LGMML(nn.Module):
         """
         found: NDArray[Any] = data.in_caller_order(self.score(data, **options)).numpy()
         return found
+
+    def _check_names(self, data: RankingData) -> None:
+        """Features in another order would be scored as if they were the others."""
+        names = (self.feature_names, data.feature_names)
+        if None not in names and names[0] != names[1]:
+            raise LGMMLError(
+                f"`data` must have the features the model was trained on, in their order ({_some(names[0])}), "
+                f"got {_some(names[1])}"
+            )
 
     def _scores(
         self,
@@ -171,7 +187,14 @@ class LGMML(nn.Module):
         state = (self.preprocess, self.kernel, tensor_state(parts))
         if self._trimmed is None or self._trimmed[0] != state:  # kept: large sets come in many calls
             phi = self.phi.select(used)
-            small = LGMML(self.preprocess, self.metrics.select(used), phi, kernel=self.kernel, qids=self.qids)
+            small = LGMML(
+                self.preprocess,
+                self.metrics.select(used),
+                phi,
+                kernel=self.kernel,
+                qids=self.qids,
+                feature_names=self.feature_names,
+            )
             self._trimmed = (state, small, parts)
         return self._trimmed[1]
 
@@ -234,6 +257,7 @@ class LGMML(nn.Module):
             "phi": self.phi.spec(),
             "kernel": self.kernel,
             "dtype": str(self.metrics.scales.dtype).removeprefix("torch."),
+            "feature_names": None if self.feature_names is None else list(self.feature_names),
             "qids": [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids],
         }
 
@@ -246,6 +270,7 @@ class LGMML(nn.Module):
             Phi.from_spec(spec["phi"]),
             kernel=spec["kernel"],
             qids=tuple(spec["qids"]),
+            feature_names=None if spec.get("feature_names") is None else tuple(spec["feature_names"]),
         )
         return model.to(getattr(torch, spec["dtype"]))
 
@@ -264,3 +289,7 @@ class LGMML(nn.Module):
         model = cls.from_spec(spec)
         model.load_state_dict(tensors)
         return model.eval()
+
+
+def _some(names: tuple[str, ...] | None) -> str:
+    return ", ".join(list(names or ())[:3]) + (", …" if len(names or ()) > 3 else "")

@@ -129,7 +129,14 @@ class Prepared:
         train = self.splits["train"]
         start = {} if self.bank.phi is None else {"init": self.bank.phi}
         phi = make_phi(train.num_queries, self.bank.metrics.num_metrics, **start)
-        model = LGMML(self.preprocess, self.bank.metrics, phi, kernel=self.bank.kernel, qids=train.qids)
+        model = LGMML(
+            self.preprocess,
+            self.bank.metrics,
+            phi,
+            kernel=self.bank.kernel,
+            qids=train.qids,
+            feature_names=train.feature_names,
+        )
         return model.to(train.features.dtype).train()
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lgmml_torch.app import cli
+from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.letor import load_letor
 from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.evaluation.evaluate import evaluate
@@ -353,3 +354,24 @@ def test_as_a_process(tmp_path: Path, model_file: Path) -> None:
     done = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"lgmml: error: {tmp_path / 'none'}: no such file\n"
+
+
+def test_columns_of_a_table_are_matched_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names travel in the model file: a table with its columns in another order scores as before, not as if it were."""
+    data = small_data(seed=3, ids=False).replace(feature_names=("a", "b", "c", "d", "e"))
+    model = small_model(data=data)
+    model.feature_names = data.feature_names
+    model.save(tmp_path / "model.safetensors")
+    assert LGMML.load(tmp_path / "model.safetensors").feature_names == data.feature_names
+    X, qid = data.in_caller_order(data.features), data.in_caller_order(data.query_index)
+    lines = ["e,c,qid,a,b,d"] + [
+        f"{x[4]},{x[2]},{q},{x[0]},{x[1]},{x[3]}" for x, q in zip(X.tolist(), qid, strict=True)
+    ]
+    (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
+    lgmml("score", tmp_path / "model.safetensors", tmp_path / "new.csv", "-o", tmp_path / "scores.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), model.score_in_caller_order(data), rtol=1e-6)
+    (tmp_path / "bad.csv").write_text("a,b,c,d,f,qid\n1,2,3,4,5,1\n")
+    message = refused(capsys, "score", tmp_path / "model.safetensors", tmp_path / "bad.csv")
+    assert "column 'e' is missing, and the model was trained on no column 'f'" in message
+    with pytest.raises(LGMMLError, match="`data` must have the features the model was trained on, in their order"):
+        model.score(data.replace(feature_names=("b", "a", "c", "d", "e")))
