@@ -127,7 +127,7 @@ def map_distances(bank: Prepared, model: LGMML, *, folder: Path, dtype: torch.dt
     """Second stage: the distances of all parts in memory-mapped files."""
     cache = Cache(folder)
     for name, part in bank.splits.items():
-        bank.dists[name] = compute_distances(model, part, cache=cache, dtype=dtype)
+        bank.inputs[name] = compute_distances(model, part, cache=cache, dtype=dtype)
 
 
 def train_on_lists(

@@ -14,12 +14,13 @@ from hydra.utils import instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
-from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor
+from pytorch_lightning.callbacks import Callback, EarlyStopping, LearningRateMonitor, ProgressBar
 
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, quiet_lightning, rehearse
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ def make_recipe(cfg: DictConfig) -> Recipe:
             loss=build(cfg.loss),
             loader=OmegaConf.to_container(cfg.loader, resolve=True),  # type: ignore[arg-type]
             optimizer=build(cfg.optimizer),
-            step_size=rule if callable(rule) else None,
+            step_size=rule,
+            dropout=Dropout(**cfg.dropout),
             deviation_penalty=cfg.deviation_penalty,
             keep=cfg.keep,
             preset=cfg.evaluation.preset,
@@ -111,7 +113,7 @@ def check_trainer(cfg: DictConfig) -> None:
     """
     try:
         with quiet_lightning():
-            build(cfg.trainer)(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+            build(cfg.trainer)(callbacks=make_callbacks(cfg, validated=True), logger=False, enable_checkpointing=False)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise ConfigError(f"`trainer`: {' '.join(str(error).split())}") from error
 
@@ -123,7 +125,12 @@ def make_loggers(cfg: DictConfig, **place: str) -> list[Any]:
 
 
 def make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
-    """The configured callbacks; watching the step needs a logger, and stopping early needs validation."""
+    """The configured callbacks that have something to do.
+
+    Watching the step needs a logger, stopping early needs validation, and a bar may be switched off.
+    """
     made = [build(part) for part in cfg.callbacks.values() if part]
-    idle = (() if cfg.logger else (LearningRateMonitor,)) + (() if validated else (EarlyStopping,))
+    idle: tuple[type[Callback], ...] = () if cfg.logger else (LearningRateMonitor,)
+    idle += () if validated else (EarlyStopping,)
+    idle += () if cfg.trainer.get("enable_progress_bar", True) else (ProgressBar,)
     return [item for item in made if not isinstance(item, idle)]

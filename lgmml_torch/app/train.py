@@ -28,6 +28,7 @@ from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import bank_curve
+from lgmml_torch.training.distances import compute_distances
 from lgmml_torch.training.ideal import ideal_scores
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.stages import Prepared, Recipe, Trained, prepare, quiet_lightning, train_phi
@@ -138,7 +139,8 @@ def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared) -> list[Eval
             for policy in policies:
                 found.append(evaluate(model, splits[name], split=f"{name}: unseen queries", policy=policy, **options))
     if cfg.evaluation.ideal and "test" in splits:
-        data, dists = splits["test"], prepared.dists["test"]
+        data = splits["test"]
+        dists = compute_distances(model, data) if prepared.bank.trained else prepared.inputs["test"]
         start = model.phi.table.weight.detach().mean(0)
         scores = ideal_scores(dists, data, start, kernel=model.kernel, seed=cfg.seed)
         found.append(evaluate_scores(scores, data, split="test: ideal Φ (upper bound)", policy="ideal", **options))

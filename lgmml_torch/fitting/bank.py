@@ -32,12 +32,14 @@ class Bank:
         kernel: κ, see `lgmml_torch.functional.score.kernel`; a score of these metrics means nothing under another.
         phi: ``(K,)`` weights Φ₀ ≥ 0 shared by all queries, in the order of the columns; None when the fit has none.
         history: how the fit went, primitives only.
+        trained: whether anchors, factors and scales are a start that gradients go on from, together with Φ.
     """
 
     metrics: LocalMetrics
     kernel: str = "paper"
     phi: Tensor | None = None
     history: dict[str, Any] = field(default_factory=dict)
+    trained: bool = False
 
     def __post_init__(self) -> None:
         check_choice("kernel", self.kernel, KERNELS)

@@ -28,6 +28,7 @@ from lgmml_torch.functional.distance import (
 from lgmml_torch.functional.score import kernel as kappa_of
 
 TINY = 1e-12  # under a root that is differentiated
+LEAST_SCALE = 1e-4
 
 
 def tensor_state(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
@@ -96,8 +97,8 @@ class MetricBlock(nn.Module):
         return self.factors @ self.factors.mT
 
     def train_metrics_(self, trained: bool = True) -> None:
-        """Turn anchors and factors into parameters, or back into buffers; names and values stay as they are."""
-        for name in ("anchors", "factors"):
+        """Turn anchors, factors and scales into parameters, or back into buffers; names and values stay."""
+        for name in ("anchors", "factors", "scales"):
             value = getattr(self, name).detach()
             delattr(self, name)
             if trained:
@@ -257,14 +258,20 @@ class LocalMetrics(nn.Module):
         return out
 
     def train_metrics_(self, trained: bool = True) -> None:
-        """Turn anchors and factors of all blocks into parameters, or back into buffers."""
+        """Turn anchors, factors and scales of all blocks into parameters, or back into buffers."""
         for block in self.iter_blocks():
             block.train_metrics_(trained)
 
     @property
     def trained(self) -> bool:
-        """Whether anchors and factors are parameters."""
+        """Whether anchors, factors and scales are parameters."""
         return any(True for _ in self.parameters())
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Scales that a step has moved to zero or below go back to a small positive number."""
+        for block in self.iter_blocks():
+            block.scales.clamp_(min=LEAST_SCALE)
 
     def traced(
         self,

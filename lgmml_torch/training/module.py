@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lgmml_torch.checks import LGMMLError, check_positive
+from lgmml_torch.checks import LGMMLError, check_positive, check_unit_interval
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel, score, tie_equal_rows
@@ -20,12 +20,23 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION, check_header
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids
-from lgmml_torch.training.batches import TrainingBatch
+from lgmml_torch.training.batches import TrainingBatch, mixed_seed
 from lgmml_torch.training.losses import Loss, LossValue, Warp, build_loss
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DEFAULT_OPTIMIZER: OptimizerFactory = partial(torch.optim.SGD, lr=0.001)
 SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
+
+
+class Horizon(NamedTuple):
+    """How far training goes: what a rule for the step size may depend on."""
+
+    queries: int
+    updates: int  # single updates in all: batches times their size
+
+
+StepSize = Callable[[int, Horizon], float]
+"""Factor on the learning rate after so many single updates."""
 
 
 def constant() -> None:
@@ -36,19 +47,55 @@ def constant() -> None:
 class Logistic:
     """μ_t = 1/(1 + exp(t/(100·Q))): half at the start, then falling within a few hundred updates per query.
 
-    >>> Logistic(num_queries=10)(0)
+    >>> Logistic()(0, Horizon(queries=10, updates=100))
     0.5
     """
 
-    num_queries: int
-
-    def __post_init__(self) -> None:
-        check_positive("num_queries", self.num_queries)
-
-    def __call__(self, updates: int) -> float:
+    def __call__(self, updates: int, horizon: Horizon) -> float:
         """The factor after so many single updates."""
         # exp overflows beyond 709; the step is zero in any float long before.
-        return 1 / (1 + math.exp(min(updates / (100 * self.num_queries), 700.0)))
+        return 1 / (1 + math.exp(min(updates / (100 * horizon.queries), 700.0)))
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """A rise along half a cosine over the share ``warmup`` of all updates, then a fall along the other half to zero.
+
+    >>> rule, horizon = OneCycle(warmup=0.25, start=0.0), Horizon(queries=10, updates=100)
+    >>> [round(rule(t, horizon), 3) for t in (0, 25, 100)]
+    [0.0, 1.0, 0.0]
+    """
+
+    warmup: float = 0.15
+    start: float = 0.04
+
+    def __post_init__(self) -> None:
+        check_unit_interval("warmup", self.warmup)
+        check_unit_interval("start", self.start)
+
+    def __call__(self, updates: int, horizon: Horizon) -> float:
+        """The factor after so many single updates."""
+        done = min(1.0, updates / max(1, horizon.updates))
+        if done < self.warmup:
+            return self.start + (1 - self.start) * (1 - math.cos(math.pi * done / self.warmup)) / 2
+        return (1 + math.cos(math.pi * (done - self.warmup) / max(1e-9, 1 - self.warmup))) / 2
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Shares of features and of metrics that a training batch does without; only metrics that are trained have use.
+
+    Attributes:
+        features: of each document, drawn for itself.
+        metrics: of each document's kernel values.
+    """
+
+    features: float = 0.0
+    metrics: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("features", "metrics"):
+            check_unit_interval(name, getattr(self, name))
 
 
 class Lists(NamedTuple):
@@ -57,7 +104,7 @@ class Lists(NamedTuple):
     labels: Tensor  # (N,)
     offsets: Tensor  # (Q+1,)
     order: Tensor  # (N,)
-    dists: Tensor  # (N, K)
+    inputs: Tensor  # (N, K) distances, or (N, D) preprocessed features where the metrics are trained
 
 
 class DivergedError(LGMMLError):
@@ -65,7 +112,9 @@ class DivergedError(LGMMLError):
 
 
 class LGMMLModule(pl.LightningModule):
-    """Φ over precomputed distances; after every step Φ ← max(Φ, 0).
+    """Φ over precomputed distances, or Φ and the metrics over preprocessed features; after every step Φ ← max(Φ, 0).
+
+    Whether metrics are trained is the model's own: `LocalMetrics.train_metrics_` makes parameters of them.
 
     Args:
         model_spec: from `LGMML.spec`; builds the model again in ``load_from_checkpoint``.
@@ -73,7 +122,9 @@ class LGMMLModule(pl.LightningModule):
         loss: what is minimised, or its `Loss.spec`; sampled WARP when None.
         deviation_penalty: weight of ½‖deviation‖² per tuple (or list), for a shared Φ with deviations.
         optimizer: called with the parameters; `DEFAULT_OPTIMIZER` when None.
-        step_size: factor on the optimizer's learning rate after so many single updates; constant when None.
+        step_size: how the optimizer's learning rate rises and falls; constant when None.
+        dropout: for trained metrics.
+        seed: of what is dropped.
         preset: metric definitions, see `lgmml_torch.functional.ranking.presets`.
     """
 
@@ -85,8 +136,10 @@ class LGMMLModule(pl.LightningModule):
         loss: Loss | Mapping[str, Any] | None = None,
         deviation_penalty: float = 0.0,
         optimizer: OptimizerFactory | None = None,
-        step_size: Callable[[int], float] | None = None,
+        step_size: StepSize | None = None,
+        dropout: Dropout | None = None,
         preset: str = "default",
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_positive("deviation_penalty", deviation_penalty, zero=True)
@@ -96,6 +149,8 @@ class LGMMLModule(pl.LightningModule):
         self.model = LGMML.from_spec(model_spec) if model is None else model
         self.deviation_penalty = deviation_penalty
         self._optimizer, self._step_size = optimizer or DEFAULT_OPTIMIZER, step_size
+        self.dropout, self.seed = dropout or Dropout(), seed
+        self.trains_metrics = self.model.metrics.trained  # inputs are features then, also when training is over
         self._data: dict[str, tuple[RankingData, Tensor]] = {}
         self._placed: dict[str, Lists] = {}
         self._moved: Tensor | None = None  # rows of Φ that the coming step moves; None: any
@@ -107,16 +162,17 @@ class LGMMLModule(pl.LightningModule):
         self,
         split: str,
         data: RankingData,
-        dists: Tensor,  # (N, K)
+        inputs: Tensor,  # (N, K) distances; (N, D) preprocessed features where the metrics are trained
     ) -> None:
-        """Give the module the labels and distances of a split (``"train"``, ``"valid"`` or ``"test"``)."""
-        self._data[split] = (data, dists)
+        """Give the module the labels and inputs of a split (``"train"``, ``"valid"`` or ``"test"``)."""
+        self._data[split] = (data, inputs)
         self._placed.pop(split, None)
 
     def on_fit_start(self) -> None:
         """Let Φ look at the training lists."""
-        lists = self.lists("train")
-        self.model.summarize(lists.dists, lists.offsets)
+        if self.model.phi.needs_summaries:
+            lists = self.lists("train")
+            self.model.summarize(self._distances(lists.inputs), lists.offsets)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """Loss of one batch."""
@@ -140,8 +196,7 @@ class LGMMLModule(pl.LightningModule):
 
     def batch_loss(self, batch: TrainingBatch) -> LossValue:
         """The loss of a batch, differentiable in Φ."""
-        dists = self.lists("train").dists
-        kappa = kernel(dists[batch.rows].to(self.model.phi.table.weight.dtype), self.model.kernel)
+        kappa = self._batch_kappa(self.lists("train").inputs[batch.rows])
         owner = segment_ids(batch.list_offsets)
 
         def scores(places: Tensor | None) -> Tensor:
@@ -152,6 +207,26 @@ class LGMMLModule(pl.LightningModule):
             return -(kappa[places] * rows).sum(dim=1)
 
         return self.loss(batch, scores)
+
+    def _batch_kappa(
+        self,
+        inputs: Tensor,  # (M, K) or (M, D)
+    ) -> Tensor:  # (M, K)
+        """κ of a training batch; what is dropped is a function of the seed, the step and the process alone."""
+        inputs = inputs.to(self.model.phi.table.weight.dtype)
+        if not self.trains_metrics:
+            return kernel(inputs, self.model.kernel)
+        draws = torch.Generator(inputs.device).manual_seed(mixed_seed(self.seed, self.global_step, self.global_rank))
+        kept = _dropped(inputs, self.dropout.features, draws)
+        return _dropped(kernel(self.model.metrics.traced(kept), self.model.kernel), self.dropout.metrics, draws)
+
+    @torch.no_grad()
+    def _distances(
+        self,
+        inputs: Tensor,  # (M, K) or (M, D)
+    ) -> Tensor:  # (M, K)
+        found: Tensor = self.model.metrics(inputs) if self.trains_metrics else inputs
+        return found.to(self.model.phi.table.weight.dtype)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the size of the gradient, and note which rows of Φ the step will move."""
@@ -170,6 +245,8 @@ class LGMMLModule(pl.LightningModule):
         """A step, then Φ ← max(Φ, 0) on every row that it may have moved."""
         super().optimizer_step(*args, **kwargs)
         self.model.phi.project_(self._moved)
+        if self.model.metrics.trained:
+            self.model.metrics.project_()
 
     def validation_step(self, block: Tensor, batch_idx: int) -> None:
         """Rank whole lists of unseen queries."""
@@ -202,7 +279,7 @@ class LGMMLModule(pl.LightningModule):
         lists = self.lists(split)
         start, stop = int(lists.offsets[first]), int(lists.offsets[last])
         offsets = lists.offsets[first : last + 1] - start
-        kappa = kernel(lists.dists[start:stop].to(self.model.phi.table.weight.dtype), self.model.kernel)
+        kappa = kernel(self._distances(lists.inputs[start:stop]), self.model.kernel)
         rows = torch.arange(first, last, device=kappa.device) if known else None
         scores = score(kappa, self.model.weights(kappa, offsets, rows=rows), offsets)
         return tie_equal_rows(scores, self._data[split][0].features[start:stop], offsets)
@@ -213,8 +290,13 @@ class LGMMLModule(pl.LightningModule):
         optimizer = make_optimizer(self._optimizer, parameters, sparse=self.model.phi.sparse)
         if self._step_size is None:
             return optimizer
-        rule, per_step = self._step_size, self.trainer.datamodule.batches.batch_size * self.trainer.world_size  # type: ignore[attr-defined]
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rule(step * per_step))
+        rule, batches = self._step_size, self.trainer.datamodule.batches  # type: ignore[attr-defined]
+        per_step = batches.batch_size * self.trainer.world_size
+        # Counted here: Lightning's own estimate would set the loader up before a checkpoint says where it stands.
+        epoch = max(1, batches.batches_per_epoch // self.trainer.world_size)
+        steps = self.trainer.max_steps if self.trainer.max_steps > 0 else (self.trainer.max_epochs or 1) * epoch
+        horizon = Horizon(len(batches.offsets) - 1, steps * per_step)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rule(step * per_step, horizon))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -247,11 +329,11 @@ class LGMMLModule(pl.LightningModule):
     def lists(self, name: str) -> Lists:
         """A split where the module is: moved there when it is first asked for; raw features stay where they are."""
         if name not in self._data:
-            raise LGMMLError(f"the module has no {name!r} distances; call attach({name!r}, data, dists) first")
+            raise LGMMLError(f"the module has no {name!r} lists; call attach({name!r}, data, inputs) first")
         placed = self._placed.get(name)
-        if placed is None or placed.dists.device != self.device:
-            data, dists = self._data[name]
-            placed = Lists(*(x.to(self.device) for x in (data.labels, data.offsets, data.order, dists)))
+        if placed is None or placed.inputs.device != self.device:
+            data, inputs = self._data[name]
+            placed = Lists(*(x.to(self.device) for x in (data.labels, data.offsets, data.order, inputs)))
             self._placed[name] = placed
         return placed
 
@@ -268,3 +350,15 @@ def make_optimizer(
     if sparse and not isinstance(optimizer, SPARSE_OPTIMIZERS):
         raise LGMMLError(f"{type(optimizer).__name__} takes no sparse gradients: set phi.sparse=false, or use SGD")
     return optimizer
+
+
+def _dropped(
+    values: Tensor,  # (M, ...)
+    share: float,
+    generator: torch.Generator,
+) -> Tensor:  # (M, ...)
+    """The values with a share of them set to zero, the others raised so that the mean stays."""
+    if not share:
+        return values
+    kept = torch.rand(values.shape, generator=generator, device=values.device) >= share
+    return values * kept / (1 - share)

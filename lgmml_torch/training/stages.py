@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,14 @@ from lgmml_torch.training.callbacks import KeepCheckpoints
 from lgmml_torch.training.datamodule import RankingDataModule
 from lgmml_torch.training.distances import compute_distances
 from lgmml_torch.training.losses import Loss, Warp
-from lgmml_torch.training.module import DEFAULT_OPTIMIZER, LGMMLModule, OptimizerFactory, make_optimizer
+from lgmml_torch.training.module import (
+    DEFAULT_OPTIMIZER,
+    Dropout,
+    LGMMLModule,
+    OptimizerFactory,
+    StepSize,
+    make_optimizer,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +61,8 @@ class PhiSettings:
         loss: what is minimised.
         loader: settings of `RankingDataModule`.
         optimizer: see `LGMMLModule`.
-        step_size: called with the number of training queries, gives the rule of `LGMMLModule`; constant when None.
+        step_size: see `LGMMLModule`.
+        dropout: see `LGMMLModule`.
         deviation_penalty: see `LGMMLModule`.
         keep: weights to come back with: ``"best"`` by validation NDCG@10, or ``"last"``.
         preset: metric definitions of the curves.
@@ -63,7 +72,8 @@ class PhiSettings:
     loss: Loss = field(default_factory=Warp)
     loader: Mapping[str, Any] = field(default_factory=dict)
     optimizer: OptimizerFactory = DEFAULT_OPTIMIZER
-    step_size: Callable[[int], Callable[[int], float]] | None = None
+    step_size: StepSize | None = None
+    dropout: Dropout = field(default_factory=Dropout)
     deviation_penalty: float = 0.0
     keep: str = "best"
     preset: str = "default"
@@ -117,21 +127,32 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Preprocessing and metrics, fitted, and the distances of every split so far: all that training Φ needs."""
+    """Preprocessing and metrics, fitted, and what training needs of every split.
+
+    Attributes:
+        preprocess: fitted.
+        bank: fitted, or the start of one that is trained.
+        splits: raw lists.
+        inputs: of the splits so far: distances, or preprocessed features where the metrics are trained.
+    """
 
     preprocess: Preprocess
     bank: Bank
     splits: Mapping[str, RankingData]
-    dists: dict[str, Tensor] = field(default_factory=dict)
+    inputs: dict[str, Tensor] = field(default_factory=dict)
 
     def model(self, make_phi: MakePhi) -> LGMML:
         """A ranker with fresh weights: the bank's own Φ₀ where it has one."""
         train = self.splits["train"]
         start = {} if self.bank.phi is None else {"init": self.bank.phi}
         phi = make_phi(train.num_queries, self.bank.metrics.num_metrics, **start)
+        metrics = self.bank.metrics
+        if self.bank.trained:  # on a copy: the bank may be the start of several models
+            metrics = deepcopy(metrics)
+            metrics.train_metrics_()
         model = LGMML(
             self.preprocess,
-            self.bank.metrics,
+            metrics,
             phi,
             kernel=self.bank.kernel,
             qids=train.qids,
@@ -197,14 +218,16 @@ def prepare(splits: Mapping[str, RankingData], recipe: Recipe, on_round: OnRound
     return Prepared(preprocess, bank, dict(splits))
 
 
-def add_distances(
-    prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None
-) -> None:
-    """Distances of every split that has none yet, kept in ``dtype``; see `compute_distances`."""
+def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None) -> None:
+    """What training needs of every split that has nothing yet: distances, kept in ``dtype``, or features."""
     for name, data in prepared.splits.items():
-        if name not in prepared.dists:
-            with progress_bar(f"distances, {name}", total=data.num_documents) as report:
-                prepared.dists[name] = compute_distances(model, data, cache=cache, dtype=dtype, progress=report)
+        if name in prepared.inputs:
+            continue
+        if prepared.bank.trained:
+            prepared.inputs[name] = prepared.preprocess(data.features.to(model.metrics.scales), data.offsets)
+            continue
+        with progress_bar(f"distances, {name}", total=data.num_documents) as report:
+            prepared.inputs[name] = compute_distances(model, data, cache=cache, dtype=dtype, progress=report)
 
 
 def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Trained:
@@ -231,26 +254,28 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     if file.exists() or (lightning.is_global_zero and lightning.max_epochs):
         _, tensors = read_model(file)
         module.model.load_state_dict(tensors)
+    module.model.metrics.train_metrics_(False)
     module.model.eval()
     return Trained(module, keeper, lightning)
 
 
 def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) -> LGMMLModule:
-    """The Lightning module of a fresh model, with the distances of every split attached."""
+    """The Lightning module of a fresh model, with what it needs of every split attached."""
     model, settings = prepared.model(recipe.make_phi), recipe.phi
-    add_distances(prepared, model, cache, settings.distances)
-    rule = None if settings.step_size is None else settings.step_size(prepared.splits["train"].num_queries)
+    add_inputs(prepared, model, cache, settings.distances)
     module = LGMMLModule(
         model.spec(),
         model,
         loss=settings.loss,
         deviation_penalty=settings.deviation_penalty,
         optimizer=settings.optimizer,
-        step_size=rule,
+        step_size=settings.step_size,
+        dropout=settings.dropout,
         preset=settings.preset,
+        seed=recipe.seed,
     )
     for name, data in prepared.splits.items():
-        module.attach(name, data, prepared.dists[name])
+        module.attach(name, data, prepared.inputs[name])
     return module
 
 

@@ -151,7 +151,7 @@ def test_metrics_become_parameters_and_buffers_again_under_the_same_names() -> N
     expected = bank(x)
     bank.train_metrics_()
     assert sorted(bank.state_dict()) == sorted(before)
-    assert {name for name, _ in bank.named_parameters()} == {"blocks.0.anchors", "blocks.0.factors"}
+    assert {name for name, _ in bank.named_parameters()} == {"blocks.0.anchors", "blocks.0.factors", "blocks.0.scales"}
     assert torch.equal(bank(x), expected)
     with torch.no_grad():
         bank.iter_blocks()[0].factors.mul_(2)

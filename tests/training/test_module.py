@@ -13,7 +13,7 @@ from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.module import DivergedError, LGMMLModule
-from lgmml_torch.training.stages import add_distances
+from lgmml_torch.training.stages import add_inputs
 from tests.reference.warp import warp_phi_gradient
 from tests.training import tiny
 
@@ -25,10 +25,10 @@ def make_module(mode: str, dtype: torch.dtype = torch.float32, **options) -> LGM
     model = found.model(lambda queries, metrics: Phi(queries, metrics, mode=mode, **options))
     with torch.no_grad():
         model.phi.table.weight.uniform_(0.2, 2, generator=torch.Generator().manual_seed(2))
-    add_distances(found, model)
+    add_inputs(found, model)
     module = LGMMLModule(model.spec(), model, loss=Warp(margin=0.3))
     for name, data in found.splits.items():
-        module.attach(name, data, found.dists[name])
+        module.attach(name, data, found.inputs[name])
     module.on_fit_start()
     return module
 
@@ -149,6 +149,6 @@ def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_checkpoint(tm
 def test_missing_distances_are_named() -> None:
     module = make_module("shared")
     module._data.pop("valid")
-    with pytest.raises(LGMMLError, match="the module has no 'valid' distances"):
+    with pytest.raises(LGMMLError, match="the module has no 'valid' lists"):
         module.block_scores("valid", 0, 1)
     assert issubclass(DivergedError, LGMMLError)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import torch
 
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.fitting.sampled import fit_sampled
+from lgmml_torch.fitting.trained import start_trained
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import RemoveConstant, Standardize
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.losses import Loss, Warp
+from lgmml_torch.training.losses import Loss, Softmax, Warp
+from lgmml_torch.training.module import Dropout, OneCycle
 from lgmml_torch.training.stages import PhiSettings, Prepared, Recipe, Surroundings, Trained, prepare, train_phi
 
 
@@ -29,7 +32,22 @@ def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:
     return data.split((0.5, 0.25, 0.25), seed=0)
 
 
+def trained_recipe(loader: dict[str, Any] | None = None, **phi: Any) -> Recipe:
+    """Metrics that are trained, too, with everything random that training has."""
+    settings = PhiSettings(
+        loader={"batch_size": 3, **(loader or {})},
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        step_size=OneCycle(),
+        dropout=Dropout(0.2, 0.2),
+        **{**phi, "loss": Softmax()},
+    )
+    fit_bank = partial(start_trained, num_metrics=6, rank=2)
+    return Recipe(lambda: Chain([RemoveConstant(), Standardize()]), fit_bank, partial(Phi, mode="shared"), settings)
+
+
 def recipe(mode: str = "per_query", loader: dict[str, Any] | None = None, **phi: Any) -> Recipe:
+    if mode == "trained":
+        return trained_recipe(loader, **phi)
     rate = 0.1 if mode == "per_query" else 0.01
     return Recipe(
         preprocess=lambda: Chain([RemoveConstant(), Standardize()]),
@@ -45,8 +63,8 @@ def recipe(mode: str = "per_query", loader: dict[str, Any] | None = None, **phi:
     )
 
 
-def prepared(dtype: torch.dtype = torch.float32) -> Prepared:
-    return prepare(dict(zip(("train", "valid", "test"), splits(dtype), strict=True)), recipe())
+def prepared(dtype: torch.dtype = torch.float32, mode: str = "per_query") -> Prepared:
+    return prepare(dict(zip(("train", "valid", "test"), splits(dtype), strict=True)), recipe(mode))
 
 
 class DieAt(pl.Callback):
@@ -83,7 +101,7 @@ def train(
         every_n_steps=2,
     )
     settings = recipe(mode, {"num_workers": workers, "batching": batching}, loss=loss or Warp(), **phi)
-    return train_phi(found or prepared(dtype), settings, around)
+    return train_phi(found or prepared(dtype, mode), settings, around)
 
 
 def main() -> None:
@@ -111,7 +129,7 @@ def main() -> None:
     found = trainer.test(module, trainer.datamodule, verbose=False)[0]
     counted, curve = module.counts["test"], trained.keeper.curve
     if trainer.is_global_zero:
-        content = {"phi": module.model.phi.state_dict(), "test": found, "curve": curve, "counted": counted}
+        content = {"phi": module.model.state_dict(), "test": found, "curve": curve, "counted": counted}
         torch.save(content, options.result)
 
 

@@ -1,0 +1,123 @@
+"""The start of trained metrics: low-rank metrics over all features, whose anchors and factors gradients then move.
+
+The builder hands back a `Bank` that is marked to be trained; the Lightning stage trains it whole, behind the loss seam.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import DataError, check_choice, check_positive, check_unit_interval
+from lgmml_torch.fitting.bank import Bank, OnRound, checked_by
+from lgmml_torch.functional.gmml import scatter_matrices
+from lgmml_torch.functional.regions import Regions, sample_regions
+from lgmml_torch.functional.score import KERNELS
+from lgmml_torch.functional.spd import cholesky_jittered
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import segment_min
+
+SCALE_DOCUMENTS = 2000  # the mean distance of more of them is the same
+START_WEIGHT = 4.0  # Φ₀ = 4/√K: scores of a spread that a softmax can work with
+
+
+def check_settings(**settings: Any) -> None:
+    """Refuse what `start_trained` cannot work with."""
+    check_choice("start", settings.get("start", "random"), STARTS)
+    check_choice("kernel", settings.get("kernel", "paper"), KERNELS)
+    for name in ("num_metrics", "rank", "pool"):
+        check_positive(name, settings.get(name, 1))
+    check_unit_interval("lam", settings.get("lam", 0.1))
+
+
+@checked_by(check_settings)
+def start_trained(
+    data: RankingData,
+    valid: RankingData | None = None,
+    *,
+    num_metrics: int = 128,
+    rank: int = 8,
+    start: str = "random",
+    pool: int = 16,
+    lam: float = 0.1,
+    kernel: str = "paper",
+    seed: int = 0,
+    on_round: OnRound | None = None,
+) -> Bank:
+    r"""K metrics of rank R, anchored at relevant documents, to be trained by gradient.
+
+    .. math:: d_r(x) = \lVert W_r^\top (x - a_r) \rVert / s_r
+
+    with anchors :math:`a_r` drawn among the documents above the lowest label of their query, scales :math:`s_r` such
+    that the mean distance is 1, where the paper's kernel turns, and :math:`\Phi_0 = 4/\sqrt{K}`.
+
+    Args:
+        data: training queries, features preprocessed.
+        valid: not looked at.
+        num_metrics: K.
+        rank: R, at most the number of features.
+        start: ``"random"`` factors, normal with variance 1/(D·R); or ``"ratio"``: of regions of ``pool`` queries, the R
+            directions with the largest ratio of dissimilar to similar scatter.
+        pool: queries of a region, for ``"ratio"``.
+        lam: regularisation of a region's similar scatter, relative to its trace, for ``"ratio"``.
+        kernel: κ of the score.
+        seed: of all draws.
+        on_round: not called; there is nothing to wait for.
+
+    Raises:
+        DataError: when no query has a document above its lowest label.
+    """
+    check_settings(num_metrics=num_metrics, rank=rank, start=start, pool=pool, lam=lam, kernel=kernel)
+    generator = torch.Generator().manual_seed(seed)
+    lowest = segment_min(data.labels, data.offsets)[data.query_index]
+    relevant = (data.labels > lowest).nonzero()[:, 0]
+    if not len(relevant):
+        raise DataError("`data` must have a query with documents of different labels, got none")
+    anchors = data.features[relevant[torch.randint(len(relevant), (num_metrics,), generator=generator)]].clone()
+    rank = min(rank, data.num_features)
+    factors = STARTS[start](data, (num_metrics, data.num_features, rank), pool, lam, generator).to(anchors)
+    metrics = LocalMetrics([MetricBlock(anchors, factors)], num_features=data.num_features)
+    some = torch.randperm(data.num_documents, generator=generator)[:SCALE_DOCUMENTS].sort().values
+    means = metrics(data.features[some]).mean(0)
+    metrics.set_scales(torch.where(means > 0, means, torch.ones_like(means)))
+    phi = anchors.new_full((num_metrics,), START_WEIGHT / num_metrics**0.5)
+    return Bank(metrics, kernel, phi, {"start": start, "rank": rank}, trained=True)
+
+
+Shape = tuple[int, int, int]
+
+
+def _random(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
+    drawn: Tensor = torch.randn(shape, generator=generator) / math.sqrt(shape[1] * shape[2])
+    return drawn
+
+
+def _ratio(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
+    """Leading generalised eigenvectors of (dissimilar, similar) scatter of each region, of length 1 in the latter."""
+    regions = sample_regions(data.labels, data.offsets, shape[0], pool=pool, generator=generator)
+    found = _leading(data.features, regions, shape[2], lam)
+    return found[torch.arange(shape[0]) % len(found)]  # fewer regions than metrics serve several times
+
+
+def _leading(features: Tensor, regions: Regions, rank: int, lam: float) -> Tensor:  # (K, D, R)
+    similar, dissimilar = scatter_matrices(
+        features, regions.positives, regions.positive_offsets, regions.negatives, regions.negative_offsets
+    )
+    scale = (similar + dissimilar).diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] / 2
+    L = cholesky_jittered(similar + lam * scale * torch.eye(similar.shape[-1], dtype=similar.dtype), name="similar")
+    half = torch.linalg.solve_triangular(L, dissimilar, upper=False)
+    whitened = torch.linalg.solve_triangular(L, half.mT, upper=False)
+    vectors = torch.linalg.eigh((whitened + whitened.mT) / 2).eigenvectors[..., -rank:].flip(-1)
+    directions: Tensor = torch.linalg.solve_triangular(L.mT, vectors, upper=True)
+    return directions
+
+
+STARTS: dict[str, Callable[[RankingData, Shape, int, float, torch.Generator], Tensor]] = {
+    "random": _random,
+    "ratio": _ratio,
+}
