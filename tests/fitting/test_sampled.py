@@ -233,6 +233,15 @@ class TestMedians:
         torch.testing.assert_close(block_of(some).scales, whole, rtol=0.1, atol=0)
         assert not torch.equal(block_of(some).scales, whole)
 
+    def test_these_come_from_everywhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first half of the lists lies near, the second far: medians of the first rows would be near."""
+        data = lists(6, queries=60)
+        data = data.replace(features=data.features + 1000.0 * (data.query_index[:, None] >= 30))
+        monkeypatch.setattr(sampled, "MEDIAN_DOCUMENTS", 101)
+        bank = fit_sampled(data, num_metrics=3, bandwidth=1.0)
+        below = (bank.metrics(data.features) < 1).double().mean(0)
+        torch.testing.assert_close(below, torch.full_like(below, 0.5), rtol=0, atol=0.15)
+
 
 class TestPrior:
     def test_eigh_and_cholesky_give_the_same_bank(self) -> None:
