@@ -193,6 +193,9 @@ class TestWholeBank:
         ("override", "message"),
         [
             ("local_metrics.kernel=cosine", "`kernel` must be one of 'paper', 'distance', 'rbf', got 'cosine'"),
+            ("local_metrics.method=svd", "`method` must be one of 'cholesky', 'eigh', got 'svd'"),
+            ("local_metrics=sampled local_metrics.method=svd", "`method` must be one of 'cholesky', 'eigh', got 'svd'"),
+            ("local_metrics=sampled local_metrics.prior=globl", "`prior` must be one of 'identity', 'global'"),
             ("phi.policy=knn", "`policy` must be one of 'shared', 'ones', got 'knn'"),
             ("evaluation.metrics=[ndgc@10]", "got 'ndgc@10'; did you mean 'ndcg'"),
             ("evaluation.preset=letor5", "`preset` must be one of .*; did you mean 'letor4'"),
@@ -204,7 +207,7 @@ class TestWholeBank:
         ],
     )
     def test_what_cannot_be_honoured_is_refused_before_a_fit(self, override: str, message: str) -> None:
-        cfg = load_config([override, "data.num_queries=-1"])  # whoever gets as far as the data fails there
+        cfg = load_config([*override.split(), "data.num_queries=-1"])  # whoever gets as far as the data fails there
         with pytest.raises(LGMMLError, match=message):
             train(cfg)
 

@@ -1,30 +1,37 @@
-"""What the documentation says must work: its Python runs, its commands compose, its links lead somewhere."""
+"""What the documentation says must work: its Python and its commands run, its links lead somewhere."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import re
-import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lgmml_torch.app.cli import build_parser
 from lgmml_torch.app.config import check_overrides
 from lgmml_torch.functional.ranking.presets import PRESETS
+from tests.documented import (
+    FENCE,
+    ROOT,
+    Command,
+    blocks,
+    commands,
+    make_targets,
+    provide,
+    tiny,
+    write_datasets,
+)
 
-ROOT = Path(__file__).parent.parent
 PAGES = ["../README.md", "method.md", "metrics.md", "data.md", "configuration.md", "troubleshooting.md"]
-RESULTS = ["performance.md", "quality.md", "results.md"]  # their Python needs a trained model
-
-
-def blocks(page: str, language: str) -> list[str]:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def commands() -> list[str]:
-    lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
-    return [line for line in lines if line.startswith(("python train.py", "lgmml "))]
+RESULTS = ["performance.md", "quality.md", "results.md", "architecture.md"]  # their Python needs a trained model
+COMMANDS = commands([*PAGES, *RESULTS])
+RUN = [command for command in COMMANDS if command.kind in ("train", "lgmml")]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
@@ -35,15 +42,94 @@ def test_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Mo
         exec(compile(block, page, "exec"), names)
 
 
-@pytest.mark.parametrize("command", commands())
-def test_commands_are_accepted(command: str) -> None:
-    words = shlex.split(command)
-    if words[0] == "lgmml":
-        build_parser().parse_args(words[1:])
-        return
-    if any("optuna" in word for word in words):
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS])
+def test_every_block_says_what_it_is(page: str) -> None:
+    """A block without a language is one that no test looks at."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert {label for label, _ in FENCE.findall(text)} <= {"bash", "python", "math", "text", "yaml", "csv"}
+    assert text.count("\n```") == 2 * len(FENCE.findall(text))
+
+
+def test_every_command_is_covered() -> None:
+    """Each is one of the kinds that the tests below accept and run; the README's are all there."""
+    assert [str(command) for command in COMMANDS if command.kind is None] == []
+    readme = [command for command in COMMANDS if command.page == "../README.md"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^(?:python|lgmml|make|export|pip|git|cd) .*$", text, flags=re.MULTILINE)
+    assert len(readme) == len(lines) >= 13
+    assert {command.kind for command in readme} == {"train", "lgmml", "make", "export"}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_commands_are_accepted(command: Command) -> None:
+    words = command.words
+    if command.kind == "lgmml":
+        if words[1] != "train":
+            build_parser().parse_args(words[1:])
+    elif command.kind == "make":
+        assert set(words[1:]) <= make_targets()
+    elif command.kind == "module":
+        assert importlib.util.find_spec(words[2]) is not None
+    elif command.kind == "export":
+        assert words[1].partition("=")[0] in ("LGMML_DATA", "LGMML_CACHE")
+    else:
+        need_optuna(command)
+        check_overrides([word for word in words if "=" in word])
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS])
+def test_commands_in_the_text_exist(page: str) -> None:
+    text = re.sub(FENCE, "", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    for target in re.findall(r"`make ([\w-]+)[^`]*`", text):
+        assert target in make_targets(), target
+    for module in re.findall(r"`python -m ([\w.]+)[^`]*`", text):
+        assert importlib.util.find_spec(module) is not None, module
+    for words in re.findall(r"`(?:python train\.py|lgmml train) ([^`…]*)`", text):
+        check_overrides([word for word in words.split() if "=" in word])
+
+
+def need_optuna(command: Command) -> None:
+    if any("optuna" in word for word in command.words):
         pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    check_overrides([word for word in words if "=" in word])
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[Command, dict[str, Any]]:
+    """Every command run once, in the order of the pages: some go on from what an earlier one has left."""
+    folder = tmp_path_factory.mktemp("documented")
+    write_datasets(folder / "datasets")
+    todo = []
+    for command in RUN:
+        provide(command, folder)
+        words = list(command.words)
+        todo.append([*words[:2], *tiny(command.words)] if command.kind == "train" else words)
+    (folder / "todo.json").write_text(json.dumps(todo))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "LGMML_DATA": str(folder / "datasets"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.documented", "todo.json", "results.json"],
+        capture_output=True, text=True, cwd=folder, env=environment, timeout=560, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "results.json").read_text())
+    return dict(zip(RUN, found, strict=True))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("documented commands")
+@pytest.mark.parametrize("command", RUN, ids=str)
+def test_commands_run(command: Command, outcomes: dict[Command, dict[str, Any]]) -> None:
+    need_optuna(command)
+    outcome = outcomes[command]
+    assert outcome["code"] == 0, outcome["told"]
+    if command.kind == "train" and not any(word.startswith("--") for word in command.words):
+        assert "model, report and logs are in" in outcome["told"]
+    elif "--output" not in command.words:
+        assert outcome["told"].strip()
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RESULTS])

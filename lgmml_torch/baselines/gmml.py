@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -29,16 +29,32 @@ log = logging.getLogger(__name__)
 
 
 class GlobalGMML(MetricSystem):
-    """One metric from all training pairs (query, relevant) and (query, other); ``t`` and ``lam`` may be lists."""
+    """One metric for all queries; ``t`` and ``lam`` may be lists.
+
+    ``pairs="all"`` takes every training pair (query, relevant) and (query, other). ``"region"`` is the paper's m = 1:
+    the pairs of one sampled region, that of ``LocalGMML(1)`` with the same ``seed``.
+    """
 
     name = "GMML"
 
-    def __init__(self, t: float | Sequence[float] = 0.5, lam: float | Sequence[float] = 0.1) -> None:
-        self.t, self.lam = t, lam
+    def __init__(
+        self,
+        t: float | Sequence[float] = 0.5,
+        lam: float | Sequence[float] = 0.1,
+        *,
+        pairs: str = "all",
+        seed: int = 0,
+    ) -> None:
+        check_choice("pairs", pairs, ("all", "region"))
+        self.t, self.lam, self.pairs, self.seed = t, lam, pairs, seed
 
     def fit(self, train: ExampleSet, valid: ExampleSet | None = None) -> Self:
         """Closed form for every combination of settings; ``valid`` decides between several."""
-        similar, dissimilar = pair_means(_usable(train))
+        data = _usable(train)
+        if self.pairs == "all":
+            similar, dissimilar = pair_means(data)
+        else:
+            _, (similar,), (dissimilar,) = sampled_regions(data, 1, seed=self.seed)
         self.chosen, self.factor = choose(
             list(grid_points(t=self.t, lam=self.lam)),
             lambda point: gmml(similar, dissimilar, **point).factor,
@@ -56,11 +72,12 @@ class LocationBank:
     scales: Tensor  # (K,)
     rho: float
     valid_map: float
+    normalise: bool = True
 
     def weights(self, queries: Tensor) -> Tensor:  # (Q, K)
         """w_r(q)."""
         dists = local_distances(queries, self.anchors, self.factors)
-        return location_weights(dists, self.scales, self.rho)
+        return location_weights(dists, self.scales, self.rho, normalise=self.normalise)
 
     def distances(self, queries: Tensor, database: Tensor) -> Tensor:  # (Q, N) squared
         """(q−x)ᵀM(q)(q−x)."""
@@ -79,6 +96,8 @@ class LocalGMML(ExampleSystem):
     - ``"kmeans"``: k-means of the training queries; the pairs are those of the queries in the cell, the anchor its
       centre.
 
+    ``weights``: ``"softmax"``, or the paper's ``"exponential"``, which ranks the same as long as nothing underflows.
+
     ``num_regions``, ``t``, ``lam`` and ``rho`` given as lists are chosen by validation MAP. ρ=0 is the plain mean of
     the metrics. After ``fit``: ``bank``, ``chosen`` (with ``rho``), ``num_regions_used``.
     """
@@ -93,11 +112,13 @@ class LocalGMML(ExampleSystem):
         t: float | Sequence[float] = 0.5,
         lam: float | Sequence[float] = 0.1,
         rho: float | Sequence[float] = (0.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
+        weights: str = "softmax",
         seed: int = 0,
     ) -> None:
         check_choice("regions", regions, ("sampled", "kmeans"))
+        check_choice("weights", weights, ("softmax", "exponential"))
         self.num_regions, self.regions, self.t, self.lam, self.rho = num_regions, regions, t, lam, rho
-        self.seed = seed
+        self.weights, self.seed = weights, seed
 
     def fit(self, train: ExampleSet, valid: ExampleSet | None = None) -> Self:
         """Closed-form metrics for every region, then ρ on validation."""
@@ -116,9 +137,10 @@ class LocalGMML(ExampleSystem):
             scales = median_scales(local_distances(data.queries, anchors, factors))
 
             def at(setting: Mapping[str, Any]) -> LocationBank:
-                bank = LocationBank(anchors, factors, scales, setting["rho"], float("nan"))
+                softmax = self.weights == "softmax"
+                bank = LocationBank(anchors, factors, scales, setting["rho"], float("nan"), softmax)
                 value = float("nan") if valid is None else mean_average_precision(bank.distances, valid)
-                return LocationBank(anchors, factors, scales, setting["rho"], value)
+                return replace(bank, valid_map=value)
 
             return choose(list(grid_points(rho=self.rho)), at, quality)[1]
 

@@ -44,6 +44,13 @@ def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
 
+OWN_LABELS = "Φ fitted to each list's own labels"
+OWN_LABELS_NOTE = (
+    f"*{OWN_LABELS}*: how much of the ranking the metrics can express. Optimistic, because a new list has no labels, "
+    "and no bound, because the best Φ is searched for: never a result.\n\n"
+)
+
+
 def run_markdown(
     evaluations: Sequence[Evaluation], curve: Mapping[int, float], best_epoch: int, name: str = "run"
 ) -> str:
@@ -52,7 +59,8 @@ def run_markdown(
     validation = "\n".join(["| epoch | validation NDCG@10 |", "|---:|---:|", *lines])
     if not curve:
         validation = f"No validation queries: the weights of the last epoch ({best_epoch}) were kept."
-    return f"# {name}\n\n{evaluation_markdown(evaluations)}\n## Validation\n\n{validation}\n"
+    note = OWN_LABELS_NOTE if any(e.split.endswith(OWN_LABELS) for e in evaluations) else ""
+    return f"# {name}\n\n{evaluation_markdown(evaluations)}\n{note}## Validation\n\n{validation}\n"
 
 
 def _header(evaluations: Sequence[Evaluation]) -> list[str]:

@@ -6,6 +6,7 @@ lies: M(q) = Σᵣ w_r(q)·M_r, one M_r per anchor.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from lgmml_torch.checks import (
     DataError,
     LGMMLError,
+    NumericsWarning,
     check_choice,
     check_finite,
     check_offsets,
@@ -226,19 +228,38 @@ def location_weights(
     dists: Tensor,  # (Q, K) distances of the queries to the anchors (roots)
     scales: Tensor,  # (K,) medians of the training distances
     rho: float,
+    *,
+    normalise: bool = True,
 ) -> Tensor:  # (Q, K)
     """w_r(q) = softmax over r of −(ρ/2)·d_r(q)/median(d_r).
 
     ρ=0 weighs all metrics alike; ρ→∞ leaves the one whose anchor is nearest. Normalised in the exponent, so it does
-    not underflow far from all anchors.
+    not underflow far from all anchors. ``normalise=False`` gives the exponentials as they are (Eq.
+    smooth_weight_function), a factor for each query that changes no ranking, until they underflow: that is warned of.
 
     >>> location_weights(torch.tensor([[1e4, 1e4 + 2.0]]), torch.ones(2), rho=1.0)
     tensor([[0.7311, 0.2689]])
+    >>> location_weights(torch.tensor([[0.0, 2.0]]), torch.ones(2), rho=1.0, normalise=False)
+    tensor([[1.0000, 0.3679]])
     """
     check_positive("rho", rho, zero=True)
     if not bool((scales > 0).all()):
         raise LGMMLError(f"`scales` must be positive, got {float(scales.min())}")
-    return torch.softmax(-(rho / 2) * (dists / scales), dim=1)
+    exponents = -(rho / 2) * (dists / scales)
+    if normalise:
+        return torch.softmax(exponents, dim=1)
+    weights = exponents.exp()
+    # Below the smallest normal number digits go missing, soon all of them.
+    lost = weights.amax(1) < torch.finfo(weights.dtype).tiny if weights.shape[1] else weights.new_zeros(0).bool()
+    if bool(lost.any()):
+        warnings.warn(
+            f"the weights of {int(lost.sum())} of {len(lost)} queries underflow (largest exponent down to "
+            f"{float(exponents.amax(1).min()):.4g} in {weights.dtype}): their order is arbitrary; use softmax weights "
+            "or a smaller rho",
+            NumericsWarning,
+            stacklevel=2,
+        )
+    return weights
 
 
 def location_distances(

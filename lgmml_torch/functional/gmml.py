@@ -109,6 +109,37 @@ def scatter_matrices(
     return region_scatter(features, positive, negative, reduction)
 
 
+def pooled_scatter(
+    features: Tensor,  # (N, D)
+    positives: Tensor,  # (P,)
+    positive_offsets: Tensor,  # (K+1,)
+    negatives: Tensor,  # (M,)
+    negative_offsets: Tensor,  # (K+1,)
+    *,
+    max_bytes: int = 2**29,
+) -> tuple[Tensor, Tensor]:  # (D, D), (D, D) float64
+    """One Ssim and one Ddis for all regions: the mean over all their pairs, each pair within its region.
+
+    A region counts by its pairs, so it is not the mean of `scatter_matrices`; no two regions are ever compared.
+
+    Raises:
+        LGMMLError: As `scatter_matrices`.
+
+    >>> X, every = torch.tensor([[0.0], [2.0], [5.0], [7.0]]), torch.tensor([0, 1, 2])
+    >>> pooled_scatter(X, torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)[1]  # of 2² and 2², not of 5² or 7²
+    tensor([[4.]], dtype=torch.float64)
+    """
+    sides = check_sides(features, positives, positive_offsets, None, negatives, negative_offsets, None)
+    dim = features.shape[1]
+    sums = torch.zeros(2, dim, dim, dtype=torch.float64, device=features.device)
+    for start, stop in _steps(sides, dim, max_bytes):
+        part = region_scatter(features, sides[0].part(start, stop), sides[1].part(start, stop), "sum")
+        sums += torch.stack([scatter.sum(0) for scatter in part])
+    n_pos, n_neg = (side.offsets.diff().double() for side in sides)
+    similar, dissimilar = (n_pos * (n_pos - 1)).sum(), (n_pos * n_neg).sum()
+    return sums[0] / similar.clamp_min(1), sums[1] / dissimilar.clamp_min(1)
+
+
 def check_sides(
     features: Tensor,
     positives: Tensor,
@@ -287,6 +318,7 @@ def gmml_bank(
     positive_weights: Tensor | None = None,  # (P,)
     negative_weights: Tensor | None = None,  # (M,)
     reduction: str = "mean",
+    method: str = "cholesky",
     max_bytes: int = 2**29,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:  # (K, D, D)
@@ -308,6 +340,7 @@ def gmml_bank(
         positive_weights: At least 0; all 1 when not given.
         negative_weights: At least 0; all 1 when not given.
         reduction: ``"mean"`` over pairs, or ``"sum"``.
+        method: ``"cholesky"`` or ``"eigh"``, see `lgmml_torch.functional.spd.geometric_mean`.
         max_bytes: Bound on temporary memory.
         progress: Called with (regions done, K) after each step.
 
@@ -323,6 +356,7 @@ def gmml_bank(
     """
     check_unit_interval("t", t)
     check_choice("reduction", reduction, REDUCTIONS)
+    check_choice("method", method, METHODS)
     _check_lam(lam)
     sides = check_sides(
         features, positives, positive_offsets, positive_weights, negatives, negative_offsets, negative_weights
@@ -335,8 +369,9 @@ def gmml_bank(
         S, D = region_scatter(features, positive, negative, reduction, first=start)
         members = torch.arange(start, stop, device=features.device)
         S, D = _regularise(S, D, lam, relative, towards, members)
-        F = stacked_factor(S, D, t, invert_first=True, dtype=out.dtype, names=("S", "D"), members=members)
-        out[start:stop] = F
+        out[start:stop] = stacked_factor(
+            S, D, t, invert_first=True, method=method, dtype=out.dtype, names=("S", "D"), members=members
+        )
         if progress is not None:
             progress(stop, count)
     return out

@@ -69,7 +69,14 @@ def test_a_run_leaves_everything_behind(default_run: RunResult) -> None:
 
 def test_three_kinds_of_number_stay_apart(default_run: RunResult) -> None:
     kinds = [evaluation.split for evaluation in default_run.evaluations]
-    assert kinds == ["training queries", "valid: unseen queries", "test: unseen queries", "test: ideal Φ (upper bound)"]
+    own = "test: Φ fitted to each list's own labels"
+    assert kinds == ["training queries", "valid: unseen queries", "test: unseen queries", own]
+    unseen, fitted = default_run.evaluations[2:]
+    assert fitted.means["ndcg@10"] >= unseen.means["ndcg@10"]
+    report = (default_run.folder / "report.md").read_text()
+    assert own in report
+    assert "Optimistic" in report
+    assert "bound" not in report.replace("no bound", "")
     for evaluation in default_run.evaluations:
         assert evaluation.seed == 0
         assert evaluation.counted["ndcg@10"] + evaluation.skipped["ndcg@10"] == len(evaluation.qids)

@@ -5,7 +5,7 @@ import torch
 
 from lgmml_torch.baselines.gmml import GlobalGMML, LocalGMML, kmeans_regions, pair_means, sampled_regions
 from lgmml_torch.baselines.simple import Euclidean, RandomDistances
-from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
 from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.functional.gmml import gmml
 from tests.reference import examples as synthetic
@@ -74,6 +74,31 @@ def test_one_kmeans_region_is_the_global_metric() -> None:
     assert torch.allclose(local.distances(test.queries, test.database), expected, atol=1e-6)
 
 
+def test_one_region_is_the_papers_global_metric() -> None:
+    data, test = small_set(), small_set(1)
+    for seed in (0, 3):
+        whole = GlobalGMML(t=0.4, pairs="region", seed=seed).fit(data)
+        local = LocalGMML(1, t=0.4, rho=0.0, seed=seed).fit(data)
+        assert torch.allclose(whole.metric, local.bank.factors[0] @ local.bank.factors[0].mT)
+        expected = local.distances(test.queries, test.database)
+        assert torch.allclose(whole.distances(test.queries, test.database), expected, atol=1e-6)
+    assert not torch.allclose(whole.metric, GlobalGMML(t=0.4).fit(data).metric, rtol=0.01)
+    assert not torch.allclose(whole.metric, GlobalGMML(t=0.4, pairs="region", seed=0).fit(data).metric, rtol=0.01)
+
+
+def test_exponential_weights_rank_as_softmax_weights_until_they_underflow() -> None:
+    train, _, test = synthetic.synthetic_splits(4, seed=0)
+    for rho in (0.0, 10.0):
+        soft, plain = (LocalGMML(4, rho=rho, weights=kind).fit(train) for kind in ("softmax", "exponential"))
+        far, near = (system.distances(test.queries, test.database) for system in (soft, plain))
+        assert torch.equal(far.argsort(1), near.argsort(1))
+        assert torch.allclose(*(d / d.mean(1, keepdim=True) for d in (far, near)), rtol=1e-6)
+        assert not soft.bank.weights(test.queries).sum(1).isclose(plain.bank.weights(test.queries).sum(1)).any()
+    lost = LocalGMML(4, rho=3000.0, weights="exponential").fit(train)
+    with pytest.warns(NumericsWarning, match="queries underflow"):
+        assert bool((lost.distances(test.queries, test.database) == 0).all(1).any())
+
+
 @pytest.mark.parametrize("regions", ["sampled", "kmeans"])
 def test_rho_and_other_settings_are_chosen_on_validation(regions: str) -> None:
     train, valid, test = synthetic.synthetic_splits(4, seed=0)
@@ -114,6 +139,10 @@ def test_errors_name_argument_rule_and_value() -> None:
     data = small_set()
     with pytest.raises(LGMMLError, match="`regions` must be one of 'sampled', 'kmeans', got 'random'"):
         LocalGMML(regions="random")
+    with pytest.raises(LGMMLError, match="`weights` must be one of 'softmax', 'exponential', got 'plain'"):
+        LocalGMML(weights="plain")
+    with pytest.raises(LGMMLError, match="`pairs` must be one of 'all', 'region', got 'some'"):
+        GlobalGMML(pairs="some")
     with pytest.raises(LGMMLError, match="`num_regions` must be positive, got 0"):
         LocalGMML(0, rho=1.0).fit(data)
     with pytest.raises(LGMMLError, match="`valid` must be given to choose among 7 combinations"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
 from lgmml_torch.functional.examples import (
     ExampleSet,
     evaluate_examples,
@@ -135,6 +135,39 @@ def test_location_weights_limits() -> None:
     expected = [math.exp(-d / m) for d, m in ((3, 1), (1, 2), (2, 4))]
     found = location_weights(dists[:1], torch.tensor([1.0, 2.0, 4.0]), 2.0)[0]
     assert found.tolist() == pytest.approx([e / sum(expected) for e in expected])
+
+
+def test_exponential_weights_are_proportional_to_softmax_weights(generator: torch.Generator) -> None:
+    dists, scales = 3 * torch.rand(6, 4, generator=generator), torch.rand(4, generator=generator) + 0.5
+    for rho in (0.0, 1.0, 7.0):
+        plain = location_weights(dists, scales, rho, normalise=False)
+        expected = [[math.exp(-rho / 2 * float(d / s)) for d, s in zip(row, scales, strict=True)] for row in dists]
+        torch.testing.assert_close(plain, torch.tensor(expected))
+        torch.testing.assert_close(plain / plain.sum(1, keepdim=True), location_weights(dists, scales, rho))
+
+
+def test_exponential_weights_underflow_at_1e_70_and_say_so() -> None:
+    """−(ρ/2)·d = −161.2 is a weight of 1e-70: a number in float64, zero in float32, and none of softmax's concern."""
+    near, far = [0.5, 1.0, 1.5], [161.18, 161.68, 162.18]
+    dists = torch.tensor([near, far], dtype=torch.float64)
+    ones = torch.ones(3)
+    double = location_weights(dists, ones.double(), 2.0, normalise=False)
+    assert float(double[1, 0]) == pytest.approx(1e-70, rel=0.01)
+    with pytest.warns(NumericsWarning, match=r"the weights of 1 of 2 queries underflow .* -161\.2 in torch.float32"):
+        single = location_weights(dists.float(), ones, 2.0, normalise=False)
+    assert single[1].tolist() == [0.0, 0.0, 0.0]
+    x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+    factors = torch.randn(3, 2, 2, generator=torch.Generator().manual_seed(1))
+    kept, lost = location_weights(dists.float(), ones, 2.0), single
+    assert len(location_distances(x[:2], x, factors, kept)[1].unique()) == 5
+    assert location_distances(x[:2], x, factors, lost)[1].tolist() == [0.0] * 5  # nothing is left to rank by
+    with pytest.warns(NumericsWarning, match=r"1 of 2 queries underflow"):
+        location_weights(5 * dists, ones.double(), 2.0, normalise=False)  # float64 only puts it off
+
+
+def test_no_metrics_and_no_queries_have_no_weights() -> None:
+    assert location_weights(torch.zeros(0, 3), torch.ones(3), 1.0, normalise=False).shape == (0, 3)
+    assert location_weights(torch.zeros(2, 0), torch.ones(0), 1.0, normalise=False).shape == (2, 0)
 
 
 def test_weighted_scatter_equals_the_sum_over_pairs(generator: torch.Generator) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, NotSPDError, NumericsWarning
-from lgmml_torch.functional.gmml import gmml, gmml_bank, scatter_matrices
+from lgmml_torch.functional.gmml import gmml, gmml_bank, pooled_scatter, scatter_matrices
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import gmml as reference
 from tests.reference.spd import random_spd, relative_error
@@ -143,6 +143,25 @@ def test_bank_equals_gmml_of_the_scatters(reduction: str) -> None:
         assert_close(F @ F.mT, want, 1e-12)
         assert steps[-1] == (4, 4)
         assert len(steps) == {1: 4, 7_000: 2, 2**29: 1}[max_bytes]
+
+
+def test_both_methods_give_one_bank() -> None:
+    args = regions(3)
+    cholesky, eigh = (gmml_bank(*args, t=0.3, method=method) for method in ("cholesky", "eigh"))
+    assert_close(cholesky @ cholesky.mT, eigh @ eigh.mT, 1e-11)
+    assert not torch.equal(cholesky, eigh)
+    with pytest.raises(LGMMLError, match="`method` must be one of 'cholesky', 'eigh', got 'svd'"):
+        gmml_bank(*args, method="svd")
+
+
+def test_pooled_scatter_is_the_mean_over_all_pairs_of_all_regions() -> None:
+    args = regions(7, positives=(3, 1, 6, 2), negatives=(4, 7, 1, 2))
+    sums = loop(args, "sum", None, None)
+    want = sums[0].sum(0) / (6 + 0 + 30 + 2), sums[1].sum(0) / (12 + 7 + 6 + 4)
+    for max_bytes in (1, 2**29):
+        got = pooled_scatter(*args, max_bytes=max_bytes)
+        assert_close(got[0], want[0])
+        assert_close(got[1], want[1])
 
 
 def test_gmml_solves_the_riccati_equation() -> None:

@@ -13,6 +13,7 @@ from lgmml_torch.checks import LGMMLError, check_choice, check_positive, check_u
 from lgmml_torch.functional.distance import subspace_distances
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.functional.score import kernel as kappa_of
+from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
 METRIC_KINDS = ("gmml", "gmml-pooled", "identity")
@@ -35,6 +36,7 @@ class BoostConfig:
         metric: ``"gmml"`` (pairs within queries), ``"gmml-pooled"`` (pairs of all queries) or ``"identity"``.
         lam: λ, regularisation of both scatters relative to their trace.
         t: weight on the geodesic from S⁻¹ to D.
+        method: how the geometric mean is computed, ``"cholesky"`` or ``"eigh"``.
         ridge: of the Newton system, relative to the total Hessian.
         min_deviation: kernels that vary less over the documents are rejected.
         subsample: share of the queries a round looks at.
@@ -62,6 +64,7 @@ class BoostConfig:
     metric: str = "gmml"
     lam: float = 0.1
     t: float = 0.5
+    method: str = "cholesky"
     ridge: float = 0.05
     min_deviation: float = 0.01
     subsample: float = 0.7
@@ -82,6 +85,7 @@ class BoostConfig:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check_choice("kernel", self.kernel, KERNELS)
         check_choice("metric", self.metric, METRIC_KINDS)
+        check_choice("method", self.method, METHODS)
         check_unit_interval("t", self.t)
         check_unit_interval("subsample", self.subsample)
         for name in (

@@ -259,4 +259,5 @@ def subspace_factors(
     lists = offsets if config.metric == "gmml" else offsets[[0, -1]]
     S, D = (scatter.double() for scatter in list_scatter(values, positive, negative, lists))
     least = LEAST_SCATTER * eye.double()
-    return gmml((S + S.mT) / 2 + least, (D + D.mT) / 2 + least, config.t, lam=config.lam).factor.to(values.dtype)
+    S, D = (S + S.mT) / 2 + least, (D + D.mT) / 2 + least
+    return gmml(S, D, config.t, lam=config.lam, method=config.method).factor.to(values.dtype)

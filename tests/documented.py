@@ -1,0 +1,209 @@
+"""The commands of the documentation: found in its pages, made small, given the files they name, and run in one process.
+
+python -m tests.documented COMMANDS RESULTS: run a list of commands (JSON) in the working folder, one after the other.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import runpy
+import shlex
+import sys
+import time
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lgmml_torch.app import cli
+from lgmml_torch.data.generated import letor_like
+from lgmml_torch.data.write import save_letor, save_lightgbm
+from lgmml_torch.ragged import RankingData
+from tests.doors import FEATURES, small_model
+
+ROOT = Path(__file__).parent.parent
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, and where it stands."""
+
+    page: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page.removeprefix('../')}: {shlex.join(self.words)}"
+
+    @property
+    def kind(self) -> str | None:
+        """What sort of command it is; None for one that nobody checks."""
+        for kind, start in KINDS.items():
+            if self.words[: len(start)] == start:
+                return kind
+        return None
+
+
+KINDS = {
+    "train": ("python", "train.py"),
+    "module": ("python", "-m"),
+    "lgmml": ("lgmml",),
+    "make": ("make",),
+    "export": ("export",),
+}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return [body for label, body in FENCE.findall(text) if label == language]
+
+
+def parse(block: str) -> list[tuple[str, ...]]:
+    """The commands of a block: comments left out, lines ending in a backslash joined, && and ; taken apart.
+
+    >>> parse("make a && make b  # both\\nlgmml score m \\\\\\n  'new file.txt'; make c")
+    [('make', 'a'), ('make', 'b'), ('lgmml', 'score', 'm', 'new file.txt'), ('make', 'c')]
+    """
+    found: list[tuple[str, ...]] = []
+    for line in block.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if word in ("&&", ";"):
+                found += [tuple(words)] if words else []
+                words = []
+            else:
+                words.append(word)
+    return found
+
+
+def commands(pages: list[str]) -> list[Command]:
+    """All commands in the shell blocks of some pages, in their order."""
+    return [Command(page, words) for page in pages for block in blocks(page, "bash") for words in parse(block)]
+
+
+def make_targets() -> set[str]:
+    """What the Makefile can make."""
+    return set(re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
+TINY = {
+    "trainer.max_epochs": "1", "trainer.accelerator": "cpu", "trainer.enable_progress_bar": "false",
+    "trainer.devices": "1", "callbacks": "quiet", "logger": "none", "loader.num_workers": "0", "threads": "1",
+    "evaluation.ideal": "false", "paths.cache_dir": "cache",
+}  # fmt: skip
+TINY_GENERATED = {"data.num_queries": "24", "data.num_features": "5"}
+ALWAYS = ("trainer.devices",)  # processes are started by other tests
+
+
+def tiny(words: tuple[str, ...]) -> list[str]:
+    """A training command with the smallest settings that still do everything; what it sets itself stays."""
+    given = dict(word.lstrip("+").split("=", 1) for word in words[2:] if "=" in word)
+    sizes = {**TINY, **({} if "data" in given else TINY_GENERATED)}
+    paper = given.get("experiment", "").startswith("paper") or given.get("local_metrics") in ("sampled", "extrapolated")
+    sizes["local_metrics.num_metrics" if paper else "local_metrics.rounds"] = "3"
+    if paper:  # which has callbacks of its own
+        del sizes["callbacks"]
+        sizes["callbacks.progress"] = "null"
+    added = [f"{key}={value}" for key, value in sizes.items() if key not in given or key in ALWAYS]
+    kept = [word for word in words[2:] if word.split("=")[0] not in ALWAYS]
+    end = next((i for i, word in enumerate(kept) if word.startswith("--")), len(kept))  # settings stand together
+    return [*kept[:end], *added, *kept[end:]]
+
+
+def lists(seed: int, qid: str | None = None) -> RankingData:
+    """A few lists of the small model's width; the first has nine documents and, if wanted, a given id."""
+    g = torch.Generator().manual_seed(seed)
+    names = [qid or "7"] * 9 + ["8"] * 4 + ["9"] * 5
+    X = torch.rand(len(names), FEATURES, generator=g)
+    return RankingData.from_arrays(X, torch.arange(len(names)) % 3, qid=names)
+
+
+def write_data(data: RankingData, file: Path) -> None:
+    """In the format the name asks for."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    X, y = data.in_caller_order(data.features).numpy(), data.in_caller_order(data.labels).numpy()
+    qid = [data.qids[query] for query in data.in_caller_order(data.query_index).tolist()]
+    if file.suffix == ".npz":
+        np.savez(file, X=X, y=y, qid=qid)
+    elif file.suffix == ".csv":
+        rows = [f"{q},{label},{','.join(map(str, row))}\n" for q, label, row in zip(qid, y, X, strict=True)]
+        file.write_text("qid,label," + ",".join(f"f{i}" for i in range(X.shape[1])) + "\n" + "".join(rows))
+    else:
+        save_letor(data, file)
+
+
+def provide(command: Command, folder: Path) -> None:
+    """Make the model and data files that a command of `lgmml` names, and the folders that one of `train.py` does."""
+    if command.kind == "lgmml":
+        words = [word for word in command.words[2:] if not word.startswith("-")]
+        qid = command.words[command.words.index("--qid") + 1] if "--qid" in command.words else None
+        results = {command.words[i + 1] for i, word in enumerate(command.words) if word in ("-o", "--output", "--json")}
+        for word in words:
+            file = folder / word
+            if word.endswith((".safetensors", ".ckpt")):
+                small_model(mode="per_query").save(file.with_suffix(".safetensors"))
+                file.with_suffix(".safetensors").rename(file)
+            elif word.endswith((".txt", ".gz", ".csv", ".npz")) and word not in results and (qid or not file.exists()):
+                write_data(lists(0, qid), file)
+    for word in command.words:
+        key, _, value = word.partition("=")
+        if key == "data.name" and "/" in value:
+            write_parts(folder / value)
+
+
+def write_parts(folder: Path) -> None:
+    """A folder with train.txt, vali.txt and test.txt."""
+    for seed, name in enumerate(("train", "vali", "test")):
+        write_data(letor_like(8, FEATURES, num_documents=80, seed=seed), folder / f"{name}.txt")
+
+
+def write_datasets(folder: Path) -> None:
+    """Tiny data in the layouts of the data sets the commands name: what a user has below LGMML_DATA."""
+    for name in ("mq2008", "ohsumed"):
+        for fold in range(1, 6):
+            write_parts(folder / name / f"Fold{fold}")
+    (folder / "lgbm-rank").mkdir(parents=True)
+    for seed, part in enumerate(("train", "test")):
+        save_lightgbm(letor_like(15, FEATURES, num_documents=150, seed=seed), folder / "lgbm-rank" / f"rank.{part}")
+
+
+def run(words: list[str]) -> tuple[int, str]:
+    """One command in this process: its exit code and what it wrote."""
+    told = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    code = 0
+    with redirect_stdout(told), redirect_stderr(told):
+        try:
+            if words[0] == "lgmml":
+                code = cli.main(words[1:])
+            else:
+                sys.argv = [str(ROOT / "train.py"), *words[2:]]
+                runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+    told.seek(0)
+    return code, told.read()
+
+
+def main() -> None:
+    todo, results = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    found = []
+    for words in todo:
+        start = time.perf_counter()
+        code, told = run(words)
+        found.append({"code": code, "told": told[-4000:], "seconds": time.perf_counter() - start})
+        results.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
