@@ -158,7 +158,7 @@ class LGMMLModule(pl.LightningModule):
         grads = [
             p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in self.parameters() if p.grad is not None
         ]
-        norm = torch.stack([grad.norm() for grad in grads]).norm()
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
         self.log("train/gradient_norm", norm, on_step=True, on_epoch=False)
         self._moved = None
         gradient = self.model.phi.table.weight.grad

@@ -72,6 +72,7 @@ def train(
     batching: str = "lists",
     loss: Loss | None = None,
     found: Prepared | None = None,
+    loader: dict[str, Any] | None = None,
     trainer: dict[str, Any] | None = None,
     **phi: Any,
 ) -> Trained:
@@ -82,7 +83,9 @@ def train(
         resume=folder / "last.ckpt" if resume else None,
         every_n_steps=2,
     )
-    settings = recipe(mode, {"num_workers": workers, "batching": batching}, loss=loss or Warp(), **phi)
+    settings = recipe(
+        mode, {"num_workers": workers, "batching": batching, **(loader or {})}, loss=loss or Warp(), **phi
+    )
     return train_phi(found or prepared(dtype), settings, around)
 
 
