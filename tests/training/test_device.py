@@ -16,6 +16,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from torch import Tensor
 
+from lgmml_torch.estimator import ACCELERATORS, LGMMLRanker
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.ranker import LGMML
@@ -298,3 +299,18 @@ class TestLightning:
             assert_features_stayed(found)
         assert got == pytest.approx(expected)
         assert module.device.type == "cpu"
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_an_estimator_predicts_where_it_was_fitted(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny.splits()[0]
+    lists = data.offsets.diff()
+    given = {"X": data.features.numpy(), "qid": torch.arange(len(lists)).repeat_interleave(lists).numpy()}
+    ranker = LGMMLRanker(bank="sampled", num_metrics=4, epochs=epochs, phi="per_query", policy="knn", random_state=0)
+    expected = ranker.fit(y=data.labels.numpy(), **given).predict(**given)
+    monkeypatch.setitem(ACCELERATORS, "cuda", Pretended())
+    monkeypatch.setitem(QUIET, "strategy", SingleDeviceStrategy(device=DEVICE))
+    with pretend():
+        ranker.set_params(device="cuda").fit(y=data.labels.numpy(), **given)
+        assert ranker.model_.metrics.scales.device == DEVICE
+        assert ranker.predict(**given) == pytest.approx(expected, rel=1e-5)
