@@ -132,9 +132,9 @@ class LGMMLModule(pl.LightningModule):
                 "kept. A smaller learning rate usually helps"
             )
         terms = max(1, found.terms)
-        self.log("train/loss", total.detach() / terms, on_step=True, on_epoch=True, prog_bar=True, batch_size=terms)
+        self._log_curve("train/loss", total.detach() / terms, terms, prog_bar=True)
         for name, value in found.facts.items():
-            self.log(f"train/{name}", value, on_step=True, on_epoch=True, batch_size=terms)
+            self._log_curve(f"train/{name}", value, terms)
         # Processes average their gradients; a batch loss is a sum.
         return total * self.trainer.world_size
 
@@ -238,10 +238,18 @@ class LGMMLModule(pl.LightningModule):
             tie_order=lists.order[start:stop],
         )
 
+    def _log_curve(self, name: str, value: Tensor, terms: int, *, prog_bar: bool = False) -> None:
+        """A number of each step, of this process alone, and its mean over an epoch, of all processes."""
+        self.log(f"{name}_step", value, on_step=True, on_epoch=False, prog_bar=prog_bar)
+        self.log(
+            f"{name}_epoch", value, on_step=False, on_epoch=True, prog_bar=prog_bar, batch_size=terms, sync_dist=True
+        )
+
     def _log_metrics(self, prefix: str, metrics: RankingMetrics) -> None:
         self.counts[prefix] = {name: found.counted for name, found in metrics.summary().items()}
         for name, value in metrics.compute().items():
-            self.log(f"{prefix}/{name}", value, prog_bar=name == "ndcg@10")
+            # All processes have the same value by now; Lightning is told to average so that it does not warn.
+            self.log(f"{prefix}/{name}", value, prog_bar=name == "ndcg@10", sync_dist=True)
         metrics.reset()
 
     def lists(self, name: str) -> Lists:

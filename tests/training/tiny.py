@@ -1,6 +1,7 @@
 """A small problem and its trained model, for tests; also run as a program that tests kill and resume.
 
 python -m tests.training.tiny FOLDER RESULT [--resume] [--workers N] [--die-at STEP] [--devices N] [--mode MODE]
+    [--dense] [--deviations] [--optimizer NAME] [--momentum M] [--accumulate N] [--epochs N] [--rate R]
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,18 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import RemoveConstant, Standardize
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.callbacks import Story
 from lgmml_torch.training.losses import Loss, Warp
-from lgmml_torch.training.stages import PhiSettings, Prepared, Recipe, Surroundings, Trained, prepare, train_phi
+from lgmml_torch.training.stages import (
+    PhiSettings,
+    Prepared,
+    Recipe,
+    Surroundings,
+    Trained,
+    prepare,
+    quiet_lightning,
+    train_phi,
+)
 
 
 def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:
@@ -29,14 +41,20 @@ def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:
     return data.split((0.5, 0.25, 0.25), seed=0)
 
 
-def recipe(mode: str = "per_query", loader: dict[str, Any] | None = None, **phi: Any) -> Recipe:
+def recipe(
+    mode: str = "per_query",
+    loader: dict[str, Any] | None = None,
+    *,
+    sparse: bool | None = None,
+    deviations: bool = False,
+    **phi: Any,
+) -> Recipe:
     rate = 0.1 if mode == "per_query" else 0.01
+    rows = {"mode": mode, "sparse": mode == "per_query" if sparse is None else sparse, "deviations": deviations}
     return Recipe(
         preprocess=lambda: Chain([RemoveConstant(), Standardize()]),
         fit_bank=lambda data, valid=None, *, seed=0, on_round=None: fit_sampled(data, valid, num_metrics=6, seed=seed),
-        make_phi=lambda queries, metrics, **start: Phi(
-            queries, metrics, mode=mode, sparse=mode == "per_query", **start
-        ),
+        make_phi=lambda queries, metrics, **start: Phi(queries, metrics, **rows, **start),
         phi=PhiSettings(
             loader={"batch_size": 3, **(loader or {})},
             optimizer=phi.pop("optimizer", lambda parameters: torch.optim.SGD(parameters, lr=rate)),
@@ -98,20 +116,33 @@ def main() -> None:
     parser.add_argument("--die-at", type=int)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--mode", default="per_query")
+    parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--deviations", action="store_true")
+    parser.add_argument("--optimizer", default="SGD")
+    parser.add_argument("--momentum", type=float)
+    parser.add_argument("--rate", type=float, default=0.1)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     extra = {"devices": options.devices, "strategy": "ddp"} if options.devices > 1 else {}
+    remembered = {} if options.momentum is None else {"momentum": options.momentum}
     trained = train(
         options.folder,
         mode=options.mode,
+        sparse=False if options.dense else None,
+        deviations=options.deviations,
+        optimizer=partial(getattr(torch.optim, options.optimizer), lr=options.rate, **remembered),
         workers=options.workers,
+        epochs=options.epochs,
         resume=options.resume,
         keep="last",
-        callbacks=() if options.die_at is None else (DieAt(options.die_at),),
-        trainer=extra,
+        callbacks=(Story(pictures=False), *(() if options.die_at is None else (DieAt(options.die_at),))),
+        trainer={"accumulate_grad_batches": options.accumulate, **extra},
     )
     module, trainer = trained.module, trained.trainer
-    found = trainer.test(module, trainer.datamodule, verbose=False)[0]
+    with quiet_lightning():
+        found = trainer.test(module, trainer.datamodule, verbose=False)[0]
     counted, curve = module.counts["test"], trained.keeper.curve
     if trainer.is_global_zero:
         content = {"phi": module.model.phi.state_dict(), "test": found, "curve": curve, "counted": counted}
