@@ -132,9 +132,12 @@ class LGMMLModule(pl.LightningModule):
                 "kept. A smaller learning rate usually helps"
             )
         terms = max(1, found.terms)
-        self._log_curve("train/loss", total.detach() / terms, terms, prog_bar=True)
-        for name, value in found.facts.items():
-            self._log_curve(f"train/{name}", value, terms)
+        curves = {"loss": total.detach() / terms, **found.facts}
+        for name, value in curves.items():  # of all processes: three numbers cost less than a second call for the epoch
+            shown = name == "loss"
+            self.log(
+                f"train/{name}", value, on_step=True, on_epoch=True, prog_bar=shown, batch_size=terms, sync_dist=True
+            )
         # Processes average their gradients; a batch loss is a sum.
         return total * self.trainer.world_size
 
@@ -238,13 +241,6 @@ class LGMMLModule(pl.LightningModule):
             tie_order=lists.order[start:stop],
         )
 
-    def _log_curve(self, name: str, value: Tensor, terms: int, *, prog_bar: bool = False) -> None:
-        """A number of each step, of this process alone, and its mean over an epoch, of all processes."""
-        self.log(f"{name}_step", value, on_step=True, on_epoch=False, prog_bar=prog_bar)
-        self.log(
-            f"{name}_epoch", value, on_step=False, on_epoch=True, prog_bar=prog_bar, batch_size=terms, sync_dist=True
-        )
-
     def _log_metrics(self, prefix: str, metrics: RankingMetrics) -> None:
         self.counts[prefix] = {name: found.counted for name, found in metrics.summary().items()}
         for name, value in metrics.compute().items():
@@ -270,9 +266,17 @@ def make_optimizer(
     """The optimizer, if it suits the gradients.
 
     Raises:
-        LGMMLError: gradients are sparse, and it takes none of that kind.
+        LGMMLError: it, or its weight decay, takes no gradients of that kind.
     """
     optimizer = factory(parameters)
+    name = type(optimizer).__name__
     if sparse and not isinstance(optimizer, SPARSE_OPTIMIZERS):
-        raise LGMMLError(f"{type(optimizer).__name__} takes no sparse gradients: set phi.sparse=false, or use SGD")
+        raise LGMMLError(f"{name} takes no sparse gradients: set phi.sparse=false, or use SGD")
+    if not sparse and isinstance(optimizer, torch.optim.SparseAdam):
+        raise LGMMLError(f"{name} takes sparse gradients only: set phi.sparse=true, or use Adam")
+    decay = max(group.get("weight_decay") or 0.0 for group in optimizer.param_groups)
+    if sparse and decay:
+        raise LGMMLError(
+            f"`weight_decay` must be 0 with sparse gradients, got {decay}: set phi.sparse=false to have it"
+        )
     return optimizer

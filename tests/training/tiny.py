@@ -1,7 +1,8 @@
 """A small problem and its trained model, for tests; also run as a program that tests kill and resume.
 
 python -m tests.training.tiny FOLDER RESULT [--resume] [--workers N] [--die-at STEP] [--devices N] [--mode MODE]
-    [--dense] [--deviations] [--optimizer NAME] [--momentum M] [--accumulate N] [--epochs N] [--rate R]
+    [--dense] [--deviations] [--optimizer NAME] [--momentum M] [--accumulate N] [--epochs N]
+    [--rate R] [--init PHI]
 """
 
 from __future__ import annotations
@@ -47,14 +48,16 @@ def recipe(
     *,
     sparse: bool | None = None,
     deviations: bool = False,
+    init: float = 1.0,
     **phi: Any,
 ) -> Recipe:
     rate = 0.1 if mode == "per_query" else 0.01
-    rows = {"mode": mode, "sparse": mode == "per_query" if sparse is None else sparse, "deviations": deviations}
+    sparse = mode == "per_query" if sparse is None else sparse
+    rows = {"mode": mode, "sparse": sparse, "deviations": deviations, "init": init}
     return Recipe(
         preprocess=lambda: Chain([RemoveConstant(), Standardize()]),
         fit_bank=lambda data, valid=None, *, seed=0, on_round=None: fit_sampled(data, valid, num_metrics=6, seed=seed),
-        make_phi=lambda queries, metrics, **start: Phi(queries, metrics, **rows, **start),
+        make_phi=partial(Phi, **rows),
         phi=PhiSettings(
             loader={"batch_size": 3, **(loader or {})},
             optimizer=phi.pop("optimizer", lambda parameters: torch.optim.SGD(parameters, lr=rate)),
@@ -84,6 +87,7 @@ def train(
     mode: str = "per_query",
     workers: int = 0,
     epochs: int = 3,
+    every_n_steps: int = 2,
     callbacks: tuple[pl.Callback, ...] = (),
     resume: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -99,7 +103,7 @@ def train(
         trainer={"max_epochs": epochs, "accelerator": "cpu", **(trainer or {})},
         callbacks=callbacks,
         resume=folder / "last.ckpt" if resume else None,
-        every_n_steps=2,
+        every_n_steps=every_n_steps,
     )
     settings = recipe(
         mode, {"num_workers": workers, "batching": batching, **(loader or {})}, loss=loss or Warp(), **phi
@@ -121,6 +125,7 @@ def main() -> None:
     parser.add_argument("--optimizer", default="SGD")
     parser.add_argument("--momentum", type=float)
     parser.add_argument("--rate", type=float, default=0.1)
+    parser.add_argument("--init", type=float, default=1.0)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
@@ -132,6 +137,7 @@ def main() -> None:
         mode=options.mode,
         sparse=False if options.dense else None,
         deviations=options.deviations,
+        init=options.init,
         optimizer=partial(getattr(torch.optim, options.optimizer), lr=options.rate, **remembered),
         workers=options.workers,
         epochs=options.epochs,
