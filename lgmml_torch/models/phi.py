@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -188,15 +189,19 @@ class Phi(nn.Module):
         if self.deviation is not None:
             torch.maximum(self.deviation.weight, -table, out=self.deviation.weight.data)
 
+    @torch.no_grad()
     def check(self) -> None:
-        """Require weights that are finite and at least 0.
+        """Require weights that are finite and at least 0, each query's own (base and deviation together) included.
 
         Raises:
             LGMMLError: when one is not.
         """
-        low = self.table.weight.detach().min() if self.table.weight.numel() else torch.zeros(())
-        if not bool(low >= 0):  # NaN is caught, too: it is the minimum as soon as there is one
-            raise LGMMLError(f"weights Φ must be at least 0, got {float(low)}")
+        base = self.table.weight
+        for weights in (base,) if self.deviation is None else (base, base + self.deviation.weight):
+            # Both bounds are NaN as soon as one weight is.
+            low, high = (float(bound) for bound in weights.aminmax()) if weights.numel() else (0.0, 0.0)
+            if not (low >= 0 and math.isfinite(high)):
+                raise LGMMLError(f"weights Φ must be finite and at least 0, got {high if low >= 0 else low}")
 
     @torch.no_grad()
     def select(

@@ -275,7 +275,12 @@ class LGMML(nn.Module):
         return model.to(getattr(torch, spec["dtype"]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to one file: tensors and primitives only, atomically."""
+        """Write the model to one file: tensors and primitives only, atomically.
+
+        Raises:
+            LGMMLError: weights Φ that are negative or not finite; nothing is written then.
+        """
+        self.phi.check()
         write_model(path, self.spec(), self.state_dict())
 
     @classmethod

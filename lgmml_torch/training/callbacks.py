@@ -109,12 +109,12 @@ class Story(Callback):
         self._tuples += len(batch.queries)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tuples per second, and what has become of Φ."""
+        """Tuples per second of all processes, and what has become of Φ."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
-        pl_module.log("train/tuples_per_second", self._tuples / seconds)
+        pl_module.log("train/tuples_per_second", self._tuples / seconds, reduce_fx="sum", sync_dist=True)
         phi = cast(LGMMLModule, pl_module).model.phi.table.weight.detach()
-        pl_module.log("phi/share_zero", (phi == 0).float().mean())
-        pl_module.log("phi/mean", phi.mean())
+        pl_module.log("phi/share_zero", (phi == 0).float().mean(), sync_dist=True)
+        pl_module.log("phi/mean", phi.mean(), sync_dist=True)
         for writer in _writers(trainer):
             writer.add_histogram("phi/values", phi, trainer.global_step)
 

@@ -188,9 +188,12 @@ class LGMMLModule(pl.LightningModule):
                 "kept. A smaller learning rate usually helps"
             )
         terms = max(1, found.terms)
-        self.log("train/loss", total.detach() / terms, on_step=True, on_epoch=True, prog_bar=True, batch_size=terms)
-        for name, value in found.facts.items():
-            self.log(f"train/{name}", value, on_step=True, on_epoch=True, batch_size=terms)
+        curves = {"loss": total.detach() / terms, **found.facts}
+        for name, value in curves.items():  # of all processes: three numbers cost less than a second call for the epoch
+            shown = name == "loss"
+            self.log(
+                f"train/{name}", value, on_step=True, on_epoch=True, prog_bar=shown, batch_size=terms, sync_dist=True
+            )
         # Processes average their gradients; a batch loss is a sum.
         return total * self.trainer.world_size
 
@@ -233,7 +236,7 @@ class LGMMLModule(pl.LightningModule):
         grads = [
             p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in self.parameters() if p.grad is not None
         ]
-        norm = torch.stack([grad.norm() for grad in grads]).norm()
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
         self.log("train/gradient_norm", norm, on_step=True, on_epoch=False)
         self._moved = None
         gradient = self.model.phi.table.weight.grad
@@ -323,7 +326,8 @@ class LGMMLModule(pl.LightningModule):
     def _log_metrics(self, prefix: str, metrics: RankingMetrics) -> None:
         self.counts[prefix] = {name: found.counted for name, found in metrics.summary().items()}
         for name, value in metrics.compute().items():
-            self.log(f"{prefix}/{name}", value, prog_bar=name == "ndcg@10")
+            # All processes have the same value by now; Lightning is told to average so that it does not warn.
+            self.log(f"{prefix}/{name}", value, prog_bar=name == "ndcg@10", sync_dist=True)
         metrics.reset()
 
     def lists(self, name: str) -> Lists:
@@ -344,11 +348,19 @@ def make_optimizer(
     """The optimizer, if it suits the gradients.
 
     Raises:
-        LGMMLError: gradients are sparse, and it takes none of that kind.
+        LGMMLError: it, or its weight decay, takes no gradients of that kind.
     """
     optimizer = factory(parameters)
+    name = type(optimizer).__name__
     if sparse and not isinstance(optimizer, SPARSE_OPTIMIZERS):
-        raise LGMMLError(f"{type(optimizer).__name__} takes no sparse gradients: set phi.sparse=false, or use SGD")
+        raise LGMMLError(f"{name} takes no sparse gradients: set phi.sparse=false, or use SGD")
+    if not sparse and isinstance(optimizer, torch.optim.SparseAdam):
+        raise LGMMLError(f"{name} takes sparse gradients only: set phi.sparse=true, or use Adam")
+    decay = max(group.get("weight_decay") or 0.0 for group in optimizer.param_groups)
+    if sparse and decay:
+        raise LGMMLError(
+            f"`weight_decay` must be 0 with sparse gradients, got {decay}: set phi.sparse=false to have it"
+        )
     return optimizer
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.training.tiny", *map(str, arguments)]
+    command = [sys.executable, "-W", "default", "-m", "tests.training.tiny", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -74,3 +74,12 @@ def test_trained_metrics_resume_to_the_same_bits(processes: int, tmp_path: Path)
     assert resumed["curve"] == whole["curve"]
     for name, value in whole["phi"].items():
         torch.testing.assert_close(resumed["phi"][name], value, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.slow
+def test_two_processes_are_given_no_advice(tmp_path: Path) -> None:
+    """What is logged at the end of an epoch is of all processes, so Lightning has nothing to recommend."""
+    done = run(tmp_path / "run", tmp_path / "two.pt", "--devices", 2, "--epochs", 1)
+    assert done.returncode == 0, done.stderr
+    assert "sync_dist" not in done.stdout + done.stderr
+    assert "Warning" not in done.stdout + done.stderr, done.stderr

@@ -1,6 +1,8 @@
 """A small problem and its trained model, for tests; also run as a program that tests kill and resume.
 
 python -m tests.training.tiny FOLDER RESULT [--resume] [--workers N] [--die-at STEP] [--devices N] [--mode MODE]
+    [--dense] [--deviations] [--optimizer NAME] [--momentum M] [--accumulate N] [--epochs N]
+    [--rate R] [--init PHI]
 """
 
 from __future__ import annotations
@@ -22,9 +24,19 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import RemoveConstant, Standardize
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.callbacks import Story
 from lgmml_torch.training.losses import Loss, Softmax, Warp
 from lgmml_torch.training.module import Dropout, OneCycle
-from lgmml_torch.training.stages import PhiSettings, Prepared, Recipe, Surroundings, Trained, prepare, train_phi
+from lgmml_torch.training.stages import (
+    PhiSettings,
+    Prepared,
+    Recipe,
+    Surroundings,
+    Trained,
+    prepare,
+    quiet_lightning,
+    train_phi,
+)
 
 
 def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:
@@ -36,25 +48,32 @@ def trained_recipe(loader: dict[str, Any] | None = None, **phi: Any) -> Recipe:
     """Metrics that are trained, too, with everything random that training has."""
     settings = PhiSettings(
         loader={"batch_size": 3, **(loader or {})},
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         step_size=OneCycle(),
         dropout=Dropout(0.2, 0.2),
-        **{**phi, "loss": Softmax()},
+        **{**phi, "loss": Softmax(), "optimizer": partial(torch.optim.AdamW, lr=0.01)},
     )
     fit_bank = partial(start_trained, num_metrics=6, rank=2)
     return Recipe(lambda: Chain([RemoveConstant(), Standardize()]), fit_bank, partial(Phi, mode="shared"), settings)
 
 
-def recipe(mode: str = "per_query", loader: dict[str, Any] | None = None, **phi: Any) -> Recipe:
+def recipe(
+    mode: str = "per_query",
+    loader: dict[str, Any] | None = None,
+    *,
+    sparse: bool | None = None,
+    deviations: bool = False,
+    init: float = 1.0,
+    **phi: Any,
+) -> Recipe:
     if mode == "trained":
         return trained_recipe(loader, **phi)
     rate = 0.1 if mode == "per_query" else 0.01
+    sparse = mode == "per_query" if sparse is None else sparse
+    rows = {"mode": mode, "sparse": sparse, "deviations": deviations, "init": init}
     return Recipe(
         preprocess=lambda: Chain([RemoveConstant(), Standardize()]),
         fit_bank=lambda data, valid=None, *, seed=0, on_round=None: fit_sampled(data, valid, num_metrics=6, seed=seed),
-        make_phi=lambda queries, metrics, **start: Phi(
-            queries, metrics, mode=mode, sparse=mode == "per_query", **start
-        ),
+        make_phi=partial(Phi, **rows),
         phi=PhiSettings(
             loader={"batch_size": 3, **(loader or {})},
             optimizer=phi.pop("optimizer", lambda parameters: torch.optim.SGD(parameters, lr=rate)),
@@ -84,12 +103,14 @@ def train(
     mode: str = "per_query",
     workers: int = 0,
     epochs: int = 3,
+    every_n_steps: int = 2,
     callbacks: tuple[pl.Callback, ...] = (),
     resume: bool = False,
     dtype: torch.dtype = torch.float32,
     batching: str = "lists",
     loss: Loss | None = None,
     found: Prepared | None = None,
+    loader: dict[str, Any] | None = None,
     trainer: dict[str, Any] | None = None,
     **phi: Any,
 ) -> Trained:
@@ -98,9 +119,11 @@ def train(
         trainer={"max_epochs": epochs, "accelerator": "cpu", **(trainer or {})},
         callbacks=callbacks,
         resume=folder / "last.ckpt" if resume else None,
-        every_n_steps=2,
+        every_n_steps=every_n_steps,
     )
-    settings = recipe(mode, {"num_workers": workers, "batching": batching}, loss=loss or Warp(), **phi)
+    settings = recipe(
+        mode, {"num_workers": workers, "batching": batching, **(loader or {})}, loss=loss or Warp(), **phi
+    )
     return train_phi(found or prepared(dtype, mode), settings, around)
 
 
@@ -113,20 +136,35 @@ def main() -> None:
     parser.add_argument("--die-at", type=int)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--mode", default="per_query")
+    parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--deviations", action="store_true")
+    parser.add_argument("--optimizer", default="SGD")
+    parser.add_argument("--momentum", type=float)
+    parser.add_argument("--rate", type=float, default=0.1)
+    parser.add_argument("--init", type=float, default=1.0)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     extra = {"devices": options.devices, "strategy": "ddp"} if options.devices > 1 else {}
+    remembered = {} if options.momentum is None else {"momentum": options.momentum}
     trained = train(
         options.folder,
         mode=options.mode,
+        sparse=False if options.dense else None,
+        deviations=options.deviations,
+        init=options.init,
+        optimizer=partial(getattr(torch.optim, options.optimizer), lr=options.rate, **remembered),
         workers=options.workers,
+        epochs=options.epochs,
         resume=options.resume,
         keep="last",
-        callbacks=() if options.die_at is None else (DieAt(options.die_at),),
-        trainer=extra,
+        callbacks=(Story(pictures=False), *(() if options.die_at is None else (DieAt(options.die_at),))),
+        trainer={"accumulate_grad_batches": options.accumulate, **extra},
     )
     module, trainer = trained.module, trained.trainer
-    found = trainer.test(module, trainer.datamodule, verbose=False)[0]
+    with quiet_lightning():
+        found = trainer.test(module, trainer.datamodule, verbose=False)[0]
     counted, curve = module.counts["test"], trained.keeper.curve
     if trainer.is_global_zero:
         content = {"phi": module.model.state_dict(), "test": found, "curve": curve, "counted": counted}
