@@ -168,6 +168,22 @@ def bars_picture(
     bars = len(groups) * len(systems)
     figure = Figure(figsize=(max(6.0, 0.62 * bars + 2.2), 4.2), layout="constrained")
     axis = figure.subplots()
+    _draw_bars(axis, groups, systems, log_y=log_y, digits=digits)
+    axis.set_ylabel(y)
+    figure.legend(loc="outside lower center", ncols=min(6, len(systems)), fontsize=9)
+    if title or note:
+        figure.suptitle("\n".join(text for text in (title, note) if text), fontsize=10)
+    return figure
+
+
+def _draw_bars(
+    axis: Axes,
+    groups: Sequence[str],
+    systems: Mapping[str, Sequence[tuple[float, float, float]]],
+    *,
+    log_y: bool,
+    digits: int,
+) -> None:
     width = 0.84 / max(1, len(systems))
     for index, (label, values) in enumerate(systems.items()):
         place = np.arange(len(groups)) + (index - (len(systems) - 1) / 2) * width
@@ -182,20 +198,15 @@ def bars_picture(
             top = value + above if value >= 0 else max(0.0, value + above)
             text = f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}" if log_y else f"{value:.{digits}f}"
             axis.annotate(
-                text, (x, top), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7,
+                text, (x, top), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8,
             )  # fmt: skip
     axis.set_xticks(range(len(groups)), groups)
-    axis.set_ylabel(y)
     axis.grid(axis="y", alpha=0.3, zorder=0)
     axis.margins(y=0.12)
     if log_y:
         _log_scale(axis)
     else:
         axis.axhline(0, color="#222222", linewidth=0.8)
-    figure.legend(loc="outside lower center", ncols=min(6, len(systems)), fontsize=9)
-    if title or note:
-        figure.suptitle("\n".join(text for text in (title, note) if text), fontsize=10)
-    return figure
 
 
 @dataclass(frozen=True)
@@ -277,7 +288,7 @@ def differences_picture(
             axis.plot([low, high], [place, place], color=colour, linewidth=1.6)
             axis.plot([mean], [place], "o", color=colour, markersize=4)
         axis.set_title(name, fontsize=9)
-        axis.tick_params(labelsize=7)
+        axis.tick_params(labelsize=8)
         axis.locator_params(axis="x", nbins=4)
         axis.grid(axis="x", linewidth=0.3)
     axes[0].set_yticks(range(len(names)), names, fontsize=8)
@@ -286,12 +297,41 @@ def differences_picture(
     return figure
 
 
+def noise_picture(
+    groups: Sequence[str],
+    losses: Mapping[str, Sequence[Interval]],  # system → by group
+    extra: Sequence[Interval],  # by group
+    *,
+    title: str,
+) -> Figure:
+    """Above, what each system loses, with its interval; below, the first one's loss minus the second one's, paired."""
+    figure = Figure(figsize=(1.2 * len(groups) + 1.6, 6.0), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
+    bars = {label: [(m, m - low, high - m) for m, low, high in found] for label, found in losses.items()}
+    _draw_bars(above, groups, bars, log_y=False, digits=3)
+    above.set_ylabel("loss of NDCG@10")
+    mean, low, high = np.array(extra).T
+    place = np.arange(len(groups))
+    style: dict[str, Any] = {"fmt": "o", "color": "#222222", "capsize": 3, "markersize": 5, "linewidth": 1.4}
+    below.errorbar(place, mean, yerr=[mean - low, high - mean], **style)
+    below.axhline(0, color="#222222", linewidth=0.8)
+    first, second = losses
+    below.set_ylabel("difference of losses")
+    below.set_title(f"{first} minus {second}: below zero, the first loses less", fontsize=10)
+    below.grid(axis="y", alpha=0.3)
+    for axis in (above, below):
+        axis.tick_params(axis="x", labelbottom=True, labelsize=9)
+    figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
+    figure.suptitle(f"{title}\nerror bars: 95% bootstrap over queries, paired per query", fontsize=10)
+    return figure
+
+
 GREYS, RELEVANT = "#b8bec6", ("#f0b95b", "#c8502d")  # label 0; labels 1 and 2
 LINES = ("#1f4e79", "#2a7f62")
 
 
 def overview_picture(data: RankingData, bank: Bank, history: Mapping[str, Any], chance: float) -> Figure:
-    """Left, local metrics in the plane; right, the validation curve of boosting beside a random order's NDCG@10."""
+    """Left, local metrics in the plane; right, the curves of boosting beside a random order's NDCG@10."""
     figure = Figure(figsize=(11, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
     draw_metrics(left, data, bank)
