@@ -375,25 +375,27 @@ def draw_metrics(axis: Axes, data: RankingData, bank: Bank) -> None:
 
 
 def draw_curve(axis: Axes, history: Mapping[str, Any], chance: float) -> None:
-    """NDCG@10 by round of boosting, and the round that is kept."""
+    """NDCG@10 of training, validation and test queries by round of boosting, and the round that is kept."""
     best = history["best_round"]
-    axis.plot(history["rounds"], history["train_ndcg"], color="#9aa5b1", linewidth=1.6)
-    axis.plot(history["rounds"], history["valid_ndcg"], color=LINES[0], linewidth=2.2)
-    value = history["valid_ndcg"][history["rounds"].index(best)]
+    place = history["rounds"].index(best)
+    curves = {
+        "train_ndcg": ("training queries", "#9aa5b1", 1.6),
+        "valid_ndcg": ("validation queries, which choose the round", LINES[0], 2.0),
+        "test_ndcg": ("test queries, which choose nothing", LINES[1], 2.0),
+    }
+    for name, (label, colour, width) in curves.items():
+        axis.plot(history["rounds"], history[name], color=colour, linewidth=width, label=label)
+        edge: dict[str, Any] = {"edgecolors": RELEVANT[1], "linewidths": 1.4, "zorder": 4}
+        axis.scatter([best], [history[name][place]], s=40, color=colour, **edge)
     axis.axhline(chance, color="#9aa5b1", linestyle=":", linewidth=1.2)
     axis.axvline(best, color=RELEVANT[1], linestyle="--", linewidth=1.2)
-    axis.scatter([best], [value], s=46, color=RELEVANT[1], zorder=4)
-    last = history["rounds"][-1]
-    axis.annotate("training queries", (last, history["train_ndcg"][-1]), xytext=(-4, -12), ha="right", fontsize=9,
-                  textcoords="offset points", color="#6d7884")  # fmt: skip
-    axis.annotate("unseen validation queries", (best, value), xytext=(-10, -24), ha="right",
-                  textcoords="offset points", fontsize=9, color=LINES[0])  # fmt: skip
-    axis.annotate("random order", (last, chance), xytext=(-4, 5), ha="right", textcoords="offset points", fontsize=9,
-                  color="#6d7884")  # fmt: skip
+    axis.annotate("random order, test queries", (history["rounds"][0], chance), xytext=(0, 5), ha="left",
+                  textcoords="offset points", fontsize=9, color="#6d7884")  # fmt: skip
     axis.annotate(f"kept: round {best}", (best, chance), xytext=(-6, 24), ha="right", textcoords="offset points",
                   fontsize=9, color=RELEVANT[1])  # fmt: skip
     axis.set_xlabel("boosting round")
     axis.set_ylabel("NDCG@10")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_title("Metrics are added while unseen queries gain", fontsize=11)
+    axis.legend(fontsize=9, framealpha=1, edgecolor="white", loc="center right", bbox_to_anchor=(1.0, 0.38))
+    axis.set_title("Metrics are added while validation queries gain", fontsize=11)

@@ -187,4 +187,24 @@ def test_wrong_settings_are_one_sentence() -> None:
 def test_picture_of_the_readme_has_both_panels() -> None:
     figure = picture(queries=20, rounds=3)
     assert isinstance(figure, Figure)
-    assert [axis.get_title()[:5] for axis in figure.axes] == ["Each ", "Metri"]
+    left, right = figure.axes
+    assert left.get_title().startswith("Each region")
+    assert right.get_title() == "Metrics are added while validation queries gain"
+    curves = {line.get_label(): line for line in right.get_lines() if not line.get_label().startswith("_")}
+    assert list(curves) == [
+        "training queries", "validation queries, which choose the round", "test queries, which choose nothing",
+    ]  # fmt: skip
+    (training, validation, test) = (list(line.get_ydata()) for line in curves.values())
+    assert len(training) == len(validation) == len(test)
+    assert test != validation
+    assert (right.get_xlabel(), right.get_ylabel()) == ("boosting round", "NDCG@10")
+
+
+def test_the_test_curve_of_the_readme_is_that_of_the_bank() -> None:
+    history, chance = fit_curve(20, 10)
+    fold = RankingFold(**generated_splits(20, 20, noise=0.8, seed=3)).prepared(list_rank_features())
+    bank = fit_boosted(fold.train, fold.valid, rounds=10, patience=10, seed=0)
+    kept = history["test_ndcg"][history["rounds"].index(history["best_round"])]
+    scores = score(bank.metrics(fold.test.features), bank.phi[None], fold.test.offsets, kernel=bank.kernel)
+    assert kept == pytest.approx(mean_ndcg(scores, fold.test))
+    assert 0 < chance < 1
