@@ -1,20 +1,23 @@
 """The picture of the README, from generated data: ``python -m research.picture``.
 
-Left, two local metrics in two dimensions, as the sampled way of fitting builds them; right, the validation curve of the
-boosted way on a small generated set.
+Left, two local metrics in two dimensions, as the sampled way of fitting builds them; right, the boosted way on a small
+generated set: curves of training queries, of validation queries, which choose the round, and of test queries, which
+choose nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from lgmml_torch import RankingData, fit_boosted, fit_sampled, list_rank_features, ndcg
+from lgmml_torch import RankingData, fit_boosted, fit_sampled, list_rank_features
 from lgmml_torch.data.catalog import generated_splits
-from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.fitting.boosted.fit import RoundInfo
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.plots import save_figure
 from research.plots import Figure, overview_picture
 from research.protocol import RankingFold
@@ -35,22 +38,29 @@ def two_queries(documents: int = 170, seed: int = 3) -> RankingData:
     return RankingData.from_arrays(np.concatenate(points), np.concatenate(labels), group=[documents, documents])
 
 
-def fit_curve(queries: int, rounds: int) -> tuple[Bank, float]:
-    """A boosted bank on generated lists, and NDCG@10 of a random order of its validation lists."""
+def fit_curve(queries: int, rounds: int) -> tuple[dict[str, Any], float]:
+    """The history of boosting on generated lists, with their test lists, and NDCG@10 of a random order of these."""
     fold = RankingFold(**generated_splits(queries, 20, noise=0.8, seed=3)).prepared(list_rank_features())
-    valid = fold.valid
+    test = fold.test
     generator = torch.Generator().manual_seed(0)
-    draws = [torch.rand(valid.num_documents, generator=generator) for _ in range(20)]
-    chance = float(np.mean([float(ndcg(scores, valid.labels, valid.offsets, k=10)) for scores in draws]))
-    return fit_boosted(fold.train, valid, rounds=rounds, patience=rounds, seed=0), chance
+    draws = [torch.rand(test.num_documents, generator=generator) for _ in range(20)]
+    chance = float(np.mean([mean_ndcg(scores, test) for scores in draws]))
+    seen: list[RoundInfo] = []
+    settings: dict[str, Any] = {"rounds": rounds, "patience": rounds, "seed": 0}
+    bank = fit_boosted(fold.train, fold.valid, on_round=lambda _, info: seen.append(info), **settings)
+    learners = seen[-1].state.learners  # of all rounds; the bank ends with the round that validation chose
+    kernels = learners.kernels(test.features, bank.kernel)
+    kept = [learners.rounds <= number for number in bank.history["rounds"]]
+    curve = [mean_ndcg(-(kernels[:, some] @ learners.phi[some]), test) for some in kept]
+    return {**bank.history, "test_ndcg": curve}, chance
 
 
 def picture(queries: int = 120, rounds: int = 150) -> Figure:
     """Both panels."""
     plane = two_queries()
     bank = fit_sampled(plane, num_metrics=2, lam=0.05, bandwidth=1.0, seed=0)
-    boosted, chance = fit_curve(queries, rounds)
-    return overview_picture(plane, bank, boosted.history, chance)
+    history, chance = fit_curve(queries, rounds)
+    return overview_picture(plane, bank, history, chance)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The pictures of research, all of them: lines, bars, stages, differences, and the two panels of the README."""
+"""The pictures of research: lines, bars, stages, differences, and the two panels of the README; times are in speed/."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ LOOKS = {
     "random": ("#bbbbbb", "."), "Euclidean": ("#777777", "X"), "linear": ("#997755", "P"), "GBRT": ("#ccaa22", "D"),
     "λ-MART": ("#aa3377", "s"), "MLR": ("#cc7788", "v"), "R-MLR": ("#ee6677", "s"), "GMML": ("#228833", "D"),
     "L-GMML as published": ("#66bbee", "v"), "L-GMML boosted": ("#332288", "^"), "L-GMML": ("#2b5c99", "o"),
-    "boosted L-GMML": ("#332288", "^"), "LightGBM": ("#aa3377", "s"),
+    "boosted L-GMML": ("#332288", "^"), "LightGBM": ("#aa3377", "s"), "XGBoost": ("#cc6633", "D"),
+    "ours": ("#2b5c99", "o"), "ours, boosted": ("#332288", "^"),
     "train": ("#2b5c99", "o"), "valid": ("#66bbee", "v"), "test": ("#ccaa22", "D"),
 }  # fmt: skip
 
@@ -167,6 +168,22 @@ def bars_picture(
     bars = len(groups) * len(systems)
     figure = Figure(figsize=(max(6.0, 0.62 * bars + 2.2), 4.2), layout="constrained")
     axis = figure.subplots()
+    _draw_bars(axis, groups, systems, log_y=log_y, digits=digits)
+    axis.set_ylabel(y)
+    figure.legend(loc="outside lower center", ncols=min(6, len(systems)), fontsize=9)
+    if title or note:
+        figure.suptitle("\n".join(text for text in (title, note) if text), fontsize=10)
+    return figure
+
+
+def _draw_bars(
+    axis: Axes,
+    groups: Sequence[str],
+    systems: Mapping[str, Sequence[tuple[float, float, float]]],
+    *,
+    log_y: bool,
+    digits: int,
+) -> None:
     width = 0.84 / max(1, len(systems))
     for index, (label, values) in enumerate(systems.items()):
         place = np.arange(len(groups)) + (index - (len(systems) - 1) / 2) * width
@@ -181,20 +198,15 @@ def bars_picture(
             top = value + above if value >= 0 else max(0.0, value + above)
             text = f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}" if log_y else f"{value:.{digits}f}"
             axis.annotate(
-                text, (x, top), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7,
+                text, (x, top), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8,
             )  # fmt: skip
     axis.set_xticks(range(len(groups)), groups)
-    axis.set_ylabel(y)
     axis.grid(axis="y", alpha=0.3, zorder=0)
     axis.margins(y=0.12)
     if log_y:
         _log_scale(axis)
     else:
         axis.axhline(0, color="#222222", linewidth=0.8)
-    figure.legend(loc="outside lower center", ncols=min(6, len(systems)), fontsize=9)
-    if title or note:
-        figure.suptitle("\n".join(text for text in (title, note) if text), fontsize=10)
-    return figure
 
 
 @dataclass(frozen=True)
@@ -248,87 +260,6 @@ def pipeline_picture(boxes: Sequence[Box], arrows: Sequence[tuple[int, int, str]
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 
 
-def stages_picture(
-    runs: Mapping[str, Mapping[str, float]],  # run → stage → seconds
-) -> Figure:
-    """One bar for each run, the stages one after the other.
-
-    >>> stages_picture({"small": {"metrics": 2.0, "distances": 1.0}}).axes[0].get_xlabel()
-    'seconds'
-    """
-    figure = Figure(figsize=(8, 1.2 + 0.6 * len(runs)), layout="constrained")
-    axis = figure.subplots()
-    stages = list(dict.fromkeys(stage for seconds in runs.values() for stage in seconds))
-    start = np.zeros(len(runs))
-    for number, stage in enumerate(stages):
-        width = np.array([seconds.get(stage, 0.0) for seconds in runs.values()])
-        axis.barh(list(runs), width, left=start, label=stage, color=COLOURS[number % len(COLOURS)])
-        start += width
-    axis.set_xlabel("seconds")
-    axis.legend(ncols=len(stages), fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
-    return figure
-
-
-def scaling_picture(
-    seconds: Mapping[str, Mapping[int, Mapping[str, float]]],  # size → value → stage → seconds
-    exponents: Mapping[str, Mapping[str, float]],  # size → stage
-) -> Figure:
-    """Seconds of each stage over each size, both logarithmic, with the fitted exponent in the legend.
-
-    >>> points = {"documents": {10: {"all": 1.0}, 20: {"all": 2.0}}}
-    >>> len(scaling_picture(points, {"documents": {"all": 1.0}}).axes)
-    1
-    """
-    figure = Figure(figsize=(4.4 * len(seconds), 4.2), layout="constrained")
-    for axis, (size, points) in zip(np.atleast_1d(figure.subplots(1, len(seconds))), seconds.items(), strict=True):
-        for number, (stage, exponent) in enumerate(exponents[size].items()):
-            values = [found[stage] for found in points.values()]
-            style = {"color": "black", "linewidth": 2} if stage == "all" else {"color": COLOURS[number % len(COLOURS)]}
-            axis.loglog(list(points), values, marker="o", markersize=4, label=f"{stage}: {exponent:.2f}", **style)
-        axis.set_xlabel(size)
-        axis.set_ylabel("seconds")
-        axis.set_xticks(list(points), [f"{value:,}" for value in points], minor=False)
-        axis.minorticks_off()
-        axis.set_yticks(_marks(points))
-        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.legend(title="exponents", fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
-    return figure
-
-
-def _marks(points: Mapping[int, Mapping[str, float]]) -> list[float]:
-    """1, 2 and 5 times powers of ten within the seconds shown."""
-    values = [seconds for found in points.values() for seconds in found.values()]
-    steps = [digit * 10.0**power for power in range(-4, 6) for digit in (1, 2, 5)]
-    return [step for step in steps if 0.8 * min(values) <= step <= 1.25 * max(values)]
-
-
-def ratios_picture(
-    values: Mapping[str, float],
-    *,
-    unit: str,
-    title: str = "",
-) -> Figure:
-    """Horizontal bars with their values, the first one as the yardstick of the others.
-
-    >>> bars = ratios_picture({"ours": 1.0, "theirs": 4.0}, unit="seconds")
-    >>> [text.get_text() for text in bars.axes[0].texts]
-    [' 1', ' 4 (4x)']
-    """
-    figure = Figure(figsize=(8, 1.0 + 0.4 * len(values)), layout="constrained")
-    axis = figure.subplots()
-    axis.barh(list(values), list(values.values()), color=[COLOURS[0], *[COLOURS[1]] * (len(values) - 1)])
-    first = next(iter(values.values()))
-    for place, value in enumerate(values.values()):
-        ratio = f" ({value / first:.3g}x)" if place else ""
-        shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        axis.text(value, place, f" {shown}{ratio}", va="center", fontsize=8)
-    axis.set_xlim(0, 1.25 * max(values.values()))
-    axis.invert_yaxis()
-    axis.set_xlabel(unit)
-    axis.set_title(title, fontsize=10)
-    return figure
-
-
 Interval = tuple[float, float, float]  # mean, low, high
 
 
@@ -357,7 +288,7 @@ def differences_picture(
             axis.plot([low, high], [place, place], color=colour, linewidth=1.6)
             axis.plot([mean], [place], "o", color=colour, markersize=4)
         axis.set_title(name, fontsize=9)
-        axis.tick_params(labelsize=7)
+        axis.tick_params(labelsize=8)
         axis.locator_params(axis="x", nbins=4)
         axis.grid(axis="x", linewidth=0.3)
     axes[0].set_yticks(range(len(names)), names, fontsize=8)
@@ -366,12 +297,41 @@ def differences_picture(
     return figure
 
 
+def noise_picture(
+    groups: Sequence[str],
+    losses: Mapping[str, Sequence[Interval]],  # system → by group
+    extra: Sequence[Interval],  # by group
+    *,
+    title: str,
+) -> Figure:
+    """Above, what each system loses, with its interval; below, the first one's loss minus the second one's, paired."""
+    figure = Figure(figsize=(1.2 * len(groups) + 1.6, 6.0), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
+    bars = {label: [(m, m - low, high - m) for m, low, high in found] for label, found in losses.items()}
+    _draw_bars(above, groups, bars, log_y=False, digits=3)
+    above.set_ylabel("loss of NDCG@10")
+    mean, low, high = np.array(extra).T
+    place = np.arange(len(groups))
+    style: dict[str, Any] = {"fmt": "o", "color": "#222222", "capsize": 3, "markersize": 5, "linewidth": 1.4}
+    below.errorbar(place, mean, yerr=[mean - low, high - mean], **style)
+    below.axhline(0, color="#222222", linewidth=0.8)
+    first, second = losses
+    below.set_ylabel("difference of losses")
+    below.set_title(f"{first} minus {second}: below zero, the first loses less", fontsize=10)
+    below.grid(axis="y", alpha=0.3)
+    for axis in (above, below):
+        axis.tick_params(axis="x", labelbottom=True, labelsize=9)
+    figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
+    figure.suptitle(f"{title}\nerror bars: 95% bootstrap over queries, paired per query", fontsize=10)
+    return figure
+
+
 GREYS, RELEVANT = "#b8bec6", ("#f0b95b", "#c8502d")  # label 0; labels 1 and 2
 LINES = ("#1f4e79", "#2a7f62")
 
 
 def overview_picture(data: RankingData, bank: Bank, history: Mapping[str, Any], chance: float) -> Figure:
-    """Left, local metrics in the plane; right, the validation curve of boosting beside a random order's NDCG@10."""
+    """Left, local metrics in the plane; right, the curves of boosting beside a random order's NDCG@10."""
     figure = Figure(figsize=(11, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
     draw_metrics(left, data, bank)
@@ -415,25 +375,27 @@ def draw_metrics(axis: Axes, data: RankingData, bank: Bank) -> None:
 
 
 def draw_curve(axis: Axes, history: Mapping[str, Any], chance: float) -> None:
-    """NDCG@10 by round of boosting, and the round that is kept."""
+    """NDCG@10 of training, validation and test queries by round of boosting, and the round that is kept."""
     best = history["best_round"]
-    axis.plot(history["rounds"], history["train_ndcg"], color="#9aa5b1", linewidth=1.6)
-    axis.plot(history["rounds"], history["valid_ndcg"], color=LINES[0], linewidth=2.2)
-    value = history["valid_ndcg"][history["rounds"].index(best)]
+    place = history["rounds"].index(best)
+    curves = {
+        "train_ndcg": ("training queries", "#9aa5b1", 1.6),
+        "valid_ndcg": ("validation queries, which choose the round", LINES[0], 2.0),
+        "test_ndcg": ("test queries, which choose nothing", LINES[1], 2.0),
+    }
+    for name, (label, colour, width) in curves.items():
+        axis.plot(history["rounds"], history[name], color=colour, linewidth=width, label=label)
+        edge: dict[str, Any] = {"edgecolors": RELEVANT[1], "linewidths": 1.4, "zorder": 4}
+        axis.scatter([best], [history[name][place]], s=40, color=colour, **edge)
     axis.axhline(chance, color="#9aa5b1", linestyle=":", linewidth=1.2)
     axis.axvline(best, color=RELEVANT[1], linestyle="--", linewidth=1.2)
-    axis.scatter([best], [value], s=46, color=RELEVANT[1], zorder=4)
-    last = history["rounds"][-1]
-    axis.annotate("training queries", (last, history["train_ndcg"][-1]), xytext=(-4, -12), ha="right", fontsize=9,
-                  textcoords="offset points", color="#6d7884")  # fmt: skip
-    axis.annotate("unseen validation queries", (best, value), xytext=(-10, -24), ha="right",
-                  textcoords="offset points", fontsize=9, color=LINES[0])  # fmt: skip
-    axis.annotate("random order", (last, chance), xytext=(-4, 5), ha="right", textcoords="offset points", fontsize=9,
-                  color="#6d7884")  # fmt: skip
+    axis.annotate("random order, test queries", (history["rounds"][0], chance), xytext=(0, 5), ha="left",
+                  textcoords="offset points", fontsize=9, color="#6d7884")  # fmt: skip
     axis.annotate(f"kept: round {best}", (best, chance), xytext=(-6, 24), ha="right", textcoords="offset points",
                   fontsize=9, color=RELEVANT[1])  # fmt: skip
     axis.set_xlabel("boosting round")
     axis.set_ylabel("NDCG@10")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_title("Metrics are added while unseen queries gain", fontsize=11)
+    axis.legend(fontsize=9, framealpha=1, edgecolor="white", loc="center right", bbox_to_anchor=(1.0, 0.38))
+    axis.set_title("Metrics are added while validation queries gain", fontsize=11)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_positive
 from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_examples
-from lgmml_torch.data.examples import Examples, digits_examples, synthetic_classes
+from lgmml_torch.data.examples import SYNTHETIC_CONDITION, Examples, digits_examples, synthetic_classes
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import load_agreed, load_lightgbm
 from lgmml_torch.functional.examples import ExampleSet
@@ -32,6 +32,7 @@ ONE_SPLIT = ("yahoo1", "yahoo2")
 NUM_FOLDS = 5
 TOY = "toy"  # generated, for tests
 NOISES = ("normal", "permuted")
+CONDITION_TEXT = f"covariances of condition number {SYNTHETIC_CONDITION:,.0f}"  # of Synthetic-C, beside its figures
 
 
 class Noise(NamedTuple):
@@ -117,14 +118,23 @@ def _sizes_in_file(data: RankingData) -> Tensor:  # (Q,)
 
 
 @lru_cache(maxsize=4)
-def example_fold(name: str, fold: int, data_dir: str | None = None, *, dim: int = 20, points: int = 40) -> ExampleFold:
+def example_fold(
+    name: str,
+    fold: int,
+    data_dir: str | None = None,
+    *,
+    dim: int = 20,
+    points: int = 40,
+    condition: float = SYNTHETIC_CONDITION,
+) -> ExampleFold:
     """Fold number ``fold``, from 0, of ``digits``, ``digits-N`` (N items), ``synthetic-C`` or a folder like CAL10K's.
 
     Digits are cut 40/30/30 by class into database, validation and test queries, anew in each fold. Synthetic-C is drawn
-    anew: half of the points are the database, a quarter validation queries, a quarter test queries.
+    anew: half of the points are the database, a quarter validation queries, a quarter test queries; ``dim``, ``points``
+    and ``condition`` (of its covariances) are for it alone.
     """
     if match := re.fullmatch(r"synthetic-(\d+)", name):
-        return _halved(synthetic_classes(int(match[1]), dim, points, seed=fold), seed=fold)
+        return _halved(synthetic_classes(int(match[1]), dim, points, seed=fold, condition=condition), seed=fold)
     if match := re.fullmatch(r"digits(?:-(\d+))?", name):
         whole = digits_examples(queries=0.6, seed=fold)
         return _halved(_smaller(whole, int(match[1]), seed=fold) if match[1] else whole, seed=fold)
@@ -198,7 +208,7 @@ def split_name(name: str) -> str:
     if name in ONE_SPLIT:
         return "official split"
     if name.startswith("synthetic-"):
-        return "drawn anew per fold; database 50%, validation 25%, test 25%"
+        return f"drawn anew per fold, {CONDITION_TEXT}; database 50%, validation 25%, test 25%"
     if name.startswith("digits"):
         return "drawn anew per fold; database 40%, validation 30%, test 30%"
     return "five folds over all queries, one fixed permutation, 60/20/20"

@@ -3,7 +3,7 @@
 Run with ``python -m research.quality``; data sets are looked for below ``LGMML_DATA``. Every fit is stored when it is
 done, so a run that was stopped goes on; several processes may share the work with ``--only``. ``--stage choices``
 selects settings on validation queries and scores no test query; ``--stage report`` only writes the page from what is
-stored.
+stored, ``--stage pictures`` only draws the pictures again from the values of every query in research/results.
 ``research/quality/protocol.md`` says what is selected where.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from research.protocol import NUM_FOLDS
-from research.quality.report import write_report
+from research.quality.report import draw_again, write_report
 from research.quality.work import SETS, TIMED_FOLDS, Plan, choice_job, fit_job, growth_job, time_job
 from research.store import Store
 from research.systems import MAIN_SEEDS, SYSTEMS, find_system
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sets", nargs="+", metavar="SET", help=f"of: {', '.join(SETS)}")
     parser.add_argument("--folds", nargs="+", type=int, help="from 0")
     parser.add_argument("--seeds", type=int, default=MAIN_SEEDS, help="at most; most systems have three (default: 10)")
-    parser.add_argument("--stage", choices=("choices", "all", "report"), default="all")
+    parser.add_argument("--stage", choices=("choices", "all", "report", "pictures"), default="all")
     parser.add_argument("--split", choices=("test", "valid"), default="test", help="valid: score no test query")
     parser.add_argument("--store", type=Path, help="where finished fits are kept (default: outputs/quality)")
     parser.add_argument("--out", type=Path, help="root for research/results and docs (default: the repository)")
@@ -76,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log.setLevel(logging.INFO)
     torch.set_num_threads(1)
     plan = make_plan(args)
+    if args.stage == "pictures":
+        draw_again(plan, root=args.out or ROOT)
+        return
     store = Store(args.store or ROOT / "outputs" / "quality")
     run(plan, store, stage=args.stage, times=args.only is None or "times" in args.only)
     complete = plan.quick or (plan.sets == SETS and plan.folds == tuple(range(NUM_FOLDS)))

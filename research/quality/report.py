@@ -12,7 +12,7 @@ import numpy as np
 from lgmml_torch.files import replacing, write_text
 from lgmml_torch.functional.significance import Interval
 from lgmml_torch.plots import save_figure
-from research.plots import bars_picture, differences_picture
+from research.plots import Figure, differences_picture, noise_picture
 from research.protocol import NOISES
 from research.quality.tables import (
     DEFAULT,
@@ -25,15 +25,21 @@ from research.quality.tables import (
     collect,
     compare_rows,
     noise_losses,
+    read_table,
     time_ratios,
     verdicts,
 )
 from research.quality.work import Plan, choice_job, fit_job, growth_job
-from research.stats import gains, markdown, over_folds, signed
+from research.stats import gain, gains, interval, markdown, over_folds, signed
 from research.store import Store, machine_facts, to_json
 from research.systems import ROWS, find_system
 
 NOISE_TITLE = "Three times as many features, two thirds of them noise"
+NOISE_CAPTION = (
+    "_Above: the loss of each system, clean minus noisy, and its 95% interval over queries; below: what boosted L-GMML "
+    "loses beyond LightGBM, query by query; where an interval crosses the line, nothing is decided._"
+)
+GAP_CAPTION = "_Grey intervals hold zero: not decided; red lies below LightGBM with list ranks, green above._"
 PROTOCOL = Path(__file__).with_name("protocol.md")
 NOTES = Path(__file__).with_name("notes.md")  # how to read the full run's figures
 TITLES = {"mq2008": "MQ2008", "ohsumed": "OHSUMED", "lgbm-rank": "LightGBM sample", "mslr-sample": "MSLR sample"}
@@ -66,6 +72,13 @@ def write_report(plan: Plan, store: Store, *, root: Path) -> dict[str, Any]:
     return content
 
 
+def draw_again(plan: Plan, *, root: Path) -> None:
+    """Both pictures from the stored values of every query; nothing else is written."""
+    name = "quality-quick" if plan.quick else "quality"
+    table = read_table(root / "research" / "results" / f"{name}-per-query.npz")
+    _draw(plan, table, root / "docs" / "images", name)
+
+
 def _draw(plan: Plan, table: Table, images: Path, name: str) -> tuple[bool, bool]:
     """The pictures of differences and of noise, and which of them there are."""
     against = {row: compare_rows(table, row, TREES, plan.sets) for row in ROWS if row not in (TREES, "random")}
@@ -74,13 +87,10 @@ def _draw(plan: Plan, table: Table, images: Path, name: str) -> tuple[bool, bool
         reference = _plain(ROWS[TREES])
         picture = differences_picture(shown, reference=reference, sets=[*(_title(s) for s in plan.sets), "mean"])
         save_figure(picture, images / f"{name}-differences.png", dpi=90)
-    losses = _losses(table, plan.sets)
-    places = list(dict.fromkeys(place for found in losses.values() for place in found))
-    if places:
-        bars = {system: [(found.get(place, np.nan), 0.0, 0.0) for place in places] for system, found in losses.items()}
-        picture = bars_picture(places, bars, y="loss of NDCG@10", digits=3, title=NOISE_TITLE)
-        save_figure(picture, images / f"{name}-noise.png", dpi=90)
-    return bool(shown), bool(places)
+    noise = _noise(table, plan.sets)
+    if noise is not None:
+        save_figure(noise, images / f"{name}-noise.png", dpi=100)
+    return bool(shown), noise is not None
 
 
 def _content(
@@ -165,9 +175,10 @@ def _page(
         _pairs_table(table, sets),
     ]
     if shown:
-        parts.append(f"![Differences to LightGBM with list ranks](images/{name}-differences.png)")
+        parts += [f"![Differences to LightGBM with list ranks](images/{name}-differences.png)", GAP_CAPTION]
     if noisy:
-        parts += ["## Noise", _noise_table(table, sets), f"![Loss with noise](images/{name}-noise.png)"]
+        picture = f"![Loss with noise, with intervals](images/{name}-noise.png)"
+        parts += ["## Noise", _noise_table(table, sets), picture, NOISE_CAPTION]
     if times:
         parts += ["## Times", _times_table(times)]
     if growth:
@@ -211,17 +222,20 @@ def _gap_cells(found: Mapping[str, Interval], sets: Sequence[str]) -> list[str]:
     return [signed(found[name]) if name in found else "" for name in [*sets, "mean"]]
 
 
-def _losses(table: Table, sets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Mean loss by system, then by set and kind of noise."""
-    pairs = {"boosted L-GMML": (DEFAULT, NOISY_DEFAULT), _plain(ROWS[TREES]): (TREES, NOISY_TREES)}
-    return {
-        label: {
-            f"{_title(name)}, {kind}": float(values.nanmean())
-            for kind in NOISES
-            for name, values in noise_losses(table, clean, noisy, kind, sets).items()
-        }
-        for label, (clean, noisy) in pairs.items()
-    }
+def _noise(table: Table, sets: Sequence[str]) -> Figure | None:
+    """What noise costs both systems on the sets both were run on, by kind of noise; None when there is no such set."""
+    groups: list[str] = []
+    losses: dict[str, list[tuple[float, float, float]]] = {"boosted L-GMML": [], _plain(ROWS[TREES]): []}
+    extra = []
+    for kind in NOISES:
+        ours = noise_losses(table, DEFAULT, NOISY_DEFAULT, kind, sets)
+        theirs = noise_losses(table, TREES, NOISY_TREES, kind, sets)
+        for name in [name for name in sets if name in ours and name in theirs]:
+            groups.append(f"{_title(name)}\n{kind} noise")
+            for found, values in zip(losses.values(), (ours[name], theirs[name]), strict=True):
+                found.append(_triple(interval(values)))
+            extra.append(_triple(gain(ours[name], theirs[name]).difference))
+    return noise_picture(groups, losses, extra, title=NOISE_TITLE) if groups else None
 
 
 def _noise_table(table: Table, sets: Sequence[str]) -> str:
@@ -272,7 +286,11 @@ def _plain(label: str) -> str:
 
 
 def _intervals(found: Mapping[str, Interval]) -> dict[str, tuple[float, float, float]]:
-    return {_title(name): (gap.mean, gap.low, gap.high) for name, gap in found.items()}
+    return {_title(name): _triple(gap) for name, gap in found.items()}
+
+
+def _triple(found: Interval) -> tuple[float, float, float]:
+    return found.mean, found.low, found.high
 
 
 def _numbers(found: Mapping[str, Interval]) -> dict[str, list[float]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,6 +101,20 @@ def noise_losses(table: Table, clean: str, noisy: str, kind: str, sets: Sequence
             seeds = min(len(a.values), len(b.values))
             found[name] = a.values[:seeds].mean(0) - b.values[:seeds].mean(0)
     return found
+
+
+RENAMED = {f"paper {policy}": f"published {policy}" for policy in ("ones", "mean", "knn")}  # since release 0.1
+
+
+def read_table(path: Path) -> Table:
+    """The values of every query and seed as a report left them; validation figures and seconds are not among them."""
+    table: Table = {}
+    with np.load(path) as arrays:
+        for key in arrays.files:
+            row, name, *noise = key.split("|")
+            values = torch.from_numpy(arrays[key]).double()
+            table[RENAMED.get(row, row), name, noise[0] if noise else None] = Row(values, (), math.nan)
+    return table
 
 
 def best_policy(table: Table, sets: Sequence[str]) -> str | None:

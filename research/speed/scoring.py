@@ -13,6 +13,7 @@ Run with ``python -m research.speed.scoring``. Settings follow as ``name=value``
     folds=5        of the real sets, for the NDCG that compression costs
     passes=5       of Φ over all lists, in training our model
     threads=1      cores
+    draw=0         1: measure nothing, draw the pictures of the stored result again
 
 On the WEB10K shape our K metrics have full rank; on MQ2008 and the MSLR sample there are as many metrics as usable
 training queries, and the target is about the smallest tolerance; the others show what more would cost. The real sets
@@ -21,6 +22,7 @@ are looked for below LGMML_DATA and left out with a word when they are not there
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import tempfile
@@ -39,16 +41,17 @@ from lgmml_torch.models.compress import Compressed
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.plots import save_figure
 from lgmml_torch.ragged import RankingData
-from research.plots import ratios_picture
+from research.plots import Figure
 from research.protocol import ranking_fold
 from research.speed.harness import RESULTS, parse, print_table, save_result, time_interleaved
+from research.speed.plots import ratios_picture
 from research.speed.race import FAST, TREES
 from research.speed.scale import SHAPES, generate, train
 from research.stats import target_word
 
 DEFAULTS: dict[str, Any] = {
     "parts": "all", "fraction": 0.1, "metrics": 500, "trees": 5000, "grow": 10_000, "documents": 8192,
-    "tols": "0.005,0.01,0.02,0.05", "rounds": 5, "folds": 5, "threads": 1, "passes": 5,
+    "tols": "0.005,0.01,0.02,0.05", "rounds": 5, "folds": 5, "threads": 1, "passes": 5, "draw": False,
 }  # fmt: skip
 REAL = ("mq2008", "mslr-sample")
 FASTER_FULL, FASTER_SMALL, LOST = 1.5, 10.0, 0.002
@@ -177,8 +180,20 @@ def show(name: str, found: dict[str, Any]) -> None:
     print(f"target{which}: {target_word(found['met'])}")
 
 
+def picture(name: str, found: dict[str, Any]) -> Figure:
+    """Microseconds of every ranker of one part: shades of one colour for ours, full rank and compressed."""
+    title = f"{name}: {found['metrics']} local metrics, {found['features']} features"
+    return ratios_picture(found["microseconds_per_document"], unit="µs per document", title=title)
+
+
 def main() -> None:
     settings = parse(sys.argv[1:], DEFAULTS, __doc__)
+    if settings.pop("draw"):
+        stored = json.loads((RESULTS / "scoring.json").read_text())
+        for part in ("web", *REAL):
+            if part in stored:
+                save_figure(picture(part, stored[part]), RESULTS / f"scoring-{part}.png", dpi=110)
+        return
     torch.set_num_threads(settings["threads"])
     wanted = ("web", *REAL) if settings["parts"] == "all" else tuple(settings["parts"].split(","))
     result: dict[str, Any] = {"settings": settings}
@@ -189,8 +204,7 @@ def main() -> None:
             print(f"{part} left out: {error}")
             continue
         show(part, result[part])
-        figure = ratios_picture(result[part]["microseconds_per_document"], unit="µs per document", title=part)
-        save_figure(figure, RESULTS / f"scoring-{part}.png")
+        save_figure(picture(part, result[part]), RESULTS / f"scoring-{part}.png", dpi=110)
     name = "scoring" if settings["parts"] == "all" else f"scoring-{'-'.join(wanted)}"
     print(f"saved {save_result(name, result).name}")
 

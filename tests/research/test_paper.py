@@ -17,7 +17,7 @@ from research.systems import NAMES
 EXPECTED = {
     "framework": (["framework"], ["framework"]),
     "datasets": (["datasets_ranking", "datasets_examples"], ["datasets"]),
-    "global_local": (["global_local"], ["global_local"]),
+    "global_local": (["global_local", "global_local_condition"], ["global_local", "global_local_condition"]),
     "num_metrics": (["num_metrics"], ["num_metrics"]),
     "dimension": (["dimension"], ["dimension"]),
     "by_example": (["by_example", "by_example_gains"], ["by_example", "by_example_time"]),
@@ -89,6 +89,26 @@ def test_second_run_computes_nothing_and_the_page_needs_no_more(results: Path) -
     assert (results / "toy" / "global_local" / "global_local.md").read_text() == first
     assert main(["page", *toy(results)]) == 0
     assert "Synthetic-10: local metrics gain over one global metric" in (results / "docs" / "results.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("experiments")
+def test_the_gain_stands_beside_the_condition_number_that_sets_it(results: Path) -> None:
+    outcome, _ = run_figure("global_local", [*toy(results), "conditions=[3000,10,300]"])
+    table = outcome.tables[1]
+    assert [row[0] for row in table.rows] == ["10", "300", "3,000"]
+    gains = [float(row[4].split()[0]) for row in table.rows]
+    assert gains[0] < 0.01 < gains[1]  # round classes: nothing to gain
+    assert {row[1] for row in table.rows} <= {1, 10}
+    default = next(row for row in outcome.tables[0].rows if row[:2] == ["synthetic-10", table.rows[-1][1]])
+    assert default[2:] == list(table.rows[-1][2:])  # the same work, counted once
+    axis = outcome.pictures["global_local_condition"].axes[0]
+    assert axis.get_xlabel() == "condition number of the classes' covariances"
+    assert axis.get_ylabel() == "MAP, test queries"
+    curves = [line for line in axis.get_lines() if len(line.get_xdata()) == 3]
+    assert len(curves) == len(axis.collections) == 2  # each with its band
+    for claim in outcome.claims[::2]:
+        assert "condition number 3,000, a number that sets the size of the gain" in claim.why
 
 
 @pytest.mark.slow

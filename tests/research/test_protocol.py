@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data.examples import Examples, random_splits, save_examples
+from lgmml_torch.data.examples import SYNTHETIC_CONDITION, Examples, random_splits, save_examples
 from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.models.preprocess.steps import Standardize
 from research.paper.jobs import ranking_job
@@ -37,6 +37,18 @@ def test_class_labels_are_found_again() -> None:
     found, queries = class_labels(data)
     assert torch.equal(queries[:, None] == found, asked[:, None] == rows)
     assert torch.equal(found[:, None] == found, rows[:, None] == rows)
+
+
+def test_the_condition_number_of_synthetic_classes_stretches_the_same_draw() -> None:
+    usual, same = example_fold("synthetic-3", 0), example_fold("synthetic-3", 0, condition=SYNTHETIC_CONDITION)
+    assert same.train.database.equal(usual.train.database)
+    spreads = [
+        example_fold("synthetic-3", 0, points=400, condition=condition).train.database[:200].T.cov()
+        for condition in (1.0, 100.0)
+    ]
+    round_one, stretched = (float(torch.linalg.cond(spread.double())) for spread in spreads)
+    assert round_one < 5 < 20 < stretched < 300
+    assert "condition number 3,000" in split_name("synthetic-3")
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("synthetic-3", (60, 30, 30)), ("digits-300", (103, 77, 77))])

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from lgmml_torch.functional.ranking.measures import mean_ndcg
+from research.plots import noise_picture
 from research.protocol import TOY, ranking_fold
 from research.quality.__main__ import main
-from research.quality.tables import Row, Verdict, collect, compare_rows, noise_losses, verdicts
+from research.quality.tables import Row, Verdict, collect, compare_rows, noise_losses, read_table, verdicts
 from research.quality.times import time_growth
 from research.quality.work import (
     CHOICES,
@@ -102,6 +103,30 @@ def test_only_whole_seeds_count(tmp_path: Path) -> None:
     assert float(loss.nanmean()) == pytest.approx(0.05)
 
 
+def test_the_picture_of_noise_has_intervals_and_the_paired_difference() -> None:
+    losses = {"boosted L-GMML": [(0.01, -0.01, 0.03)] * 2, "LightGBM": [(0.02, 0.01, 0.04), (0.0, -0.1, 0.1)]}
+    figure = noise_picture(["a", "b"], losses, [(-0.01, -0.02, 0.01), (0.01, -0.03, 0.02)], title="Noise")
+    above, below = figure.axes
+    assert len(above.patches) == 4
+    assert above.get_ylabel() == "loss of NDCG@10"
+    assert below.get_title().startswith("boosted L-GMML minus LightGBM")
+    assert len(above.containers) == 4  # bars and error bars of two systems
+    (bars,) = below.containers
+    ((low, high), _) = [segment[:, 1].tolist() for segment in bars.lines[2][0].get_segments()]
+    assert (low, high) == pytest.approx((-0.02, 0.01))
+    assert "95% bootstrap over queries" in figure.get_suptitle()
+
+
+def test_stored_values_are_read_back_under_todays_names(tmp_path: Path) -> None:
+    values = np.array([[0.5, np.nan]], dtype=np.float32)
+    np.savez(tmp_path / "stored.npz", **{"boosted|mq2008": values, "boosted noise|mq2008|normal": values / 2})
+    np.savez(tmp_path / "old.npz", **{"paper knn|mq2008": values})
+    table = read_table(tmp_path / "stored.npz")
+    assert set(table) == {("boosted", "mq2008", None), ("boosted noise", "mq2008", "normal")}
+    assert table["boosted noise", "mq2008", "normal"].mean == 0.25
+    assert set(read_table(tmp_path / "old.npz")) == {("published knn", "mq2008", None)}
+
+
 def test_targets_are_judged_by_their_means() -> None:
     def row(value: float) -> Row:
         return Row(torch.tensor([[value, value + 0.1]], dtype=torch.float64), (value,), 1.0)
@@ -151,5 +176,9 @@ def test_the_command_goes_from_data_to_page_and_does_nothing_twice(tmp_path: Pat
         assert word in page
     with np.load(tmp_path / "research" / "results" / "quality-quick-per-query.npz") as arrays:
         assert arrays[f"boosted|{TOY}"].shape == (1, 8)
-    for picture in ("differences", "noise"):
-        assert (tmp_path / "docs" / "images" / f"quality-quick-{picture}.png").stat().st_size > 1000
+    pictures = [tmp_path / "docs" / "images" / f"quality-quick-{name}.png" for name in ("differences", "noise")]
+    drawn = [picture.read_bytes() for picture in pictures]
+    for picture in pictures:
+        picture.unlink()
+    main(["--quick", "--sets", TOY, "--stage", "pictures", *places])
+    assert [picture.read_bytes() for picture in pictures] == drawn
