@@ -86,7 +86,8 @@ def score(
         )
     owner = None if len(rows) == 1 else segment_ids(offsets)
     # Lists of one length, as triplets are, need no row of Φ for each document: a batched product does.
-    alike = int(offsets[1]) if owner is not None and bool((offsets.diff() == offsets[1]).all()) else 0
+    sizes = offsets.diff()
+    alike = int(sizes[0]) if owner is not None and len(sizes) and bool((sizes == sizes[0]).all()) else 0
     step = max(1, chunk_entries // max(1, width))
     step = max(1, step // alike) * alike if alike else step
     parts = []

@@ -26,7 +26,7 @@ from lgmml_torch.training.datamodule import RankingDataModule
 from lgmml_torch.training.distances import compute_distances
 from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, Warp
 from lgmml_torch.training.module import LGMMLModule, OptimizerFactory
-from lgmml_torch.training.stages import QUIET, Prepared, Surroundings, add_distances, quiet_lightning, train_phi
+from lgmml_torch.training.stages import QUIET, Prepared, Surroundings, add_inputs, quiet_lightning, train_phi
 from tests.pretend import DEVICE, MOVED, PretendTensor, pretend
 from tests.training import tiny
 
@@ -51,7 +51,7 @@ def _device() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def found() -> Prepared:
     made = tiny.prepared()
-    add_distances(made, made.model(Phi))
+    add_inputs(made, made.model(Phi))
     return made
 
 
@@ -65,7 +65,7 @@ def make_model(found: Prepared, name: str) -> LGMML:
             for parameter in () if part is None else part.parameters():
                 parameter.uniform_(-0.1, 0.2, generator=draw)
     model.phi.project_()
-    model.summarize(found.dists["train"], found.splits["train"].offsets)
+    model.summarize(found.inputs["train"], found.splits["train"].offsets)
     return model
 
 
@@ -73,7 +73,7 @@ def make_module(found: Prepared, name: str, loss: Loss | None = None) -> LGMMLMo
     model = make_model(found, name)
     module = LGMMLModule(model.spec(), model, loss=loss)
     for split, data in found.splits.items():
-        module.attach(split, data, found.dists[split])
+        module.attach(split, data, found.inputs[split])
     return module
 
 
@@ -142,7 +142,7 @@ class TestModel:
         model, data = make_model(found, "shared").to(DEVICE), found.splits["valid"]
         for dtype in (None, torch.float16):
             got = compute_distances(model, data, dtype=dtype, documents_at_once=200)
-            assert torch.allclose(got.float(), found.dists["valid"], rtol=2e-3 if dtype else 1e-5)
+            assert torch.allclose(got.float(), found.inputs["valid"], rtol=2e-3 if dtype else 1e-5)
 
 
 @pytest.mark.usefixtures("_device")
@@ -187,7 +187,7 @@ class TestModule:
         MOVED.clear()
         lists = module.lists("train")
         assert all(isinstance(part, PretendTensor) for part in lists)
-        labels_and_order, offsets, dists = (data.num_documents,), (data.num_queries + 1,), found.dists["train"].shape
+        labels_and_order, offsets, dists = (data.num_documents,), (data.num_queries + 1,), found.inputs["train"].shape
         assert dict(MOVED) == {labels_and_order: 2, offsets: 1, tuple(dists): 1}
         assert module.lists("train") is lists
         module.cpu()
@@ -235,7 +235,7 @@ def assert_features_stayed(found: Prepared) -> None:
     width = found.splits["train"].num_features
     anchors = {tuple(block.anchors.shape) for block in found.bank.metrics.iter_blocks()}
     assert {shape for shape in MOVED if len(shape) == 2 and shape[1] == width} <= anchors
-    assert width != found.dists["train"].shape[1]
+    assert width != found.inputs["train"].shape[1]
 
 
 def evaluated(module: LGMMLModule, data: RankingDataModule, stage: str, **trainer: Any) -> dict[str, float]:
@@ -255,7 +255,7 @@ class TestLightning:
         here = tiny.train(tmp_path / "here", **settings)
         with pretend():
             there = tiny.train(tmp_path / "there", trainer=on_device(), **settings)
-            assert MOVED[tuple(found.dists["train"].shape)] == 1
+            assert MOVED[tuple(found.inputs["train"].shape)] == 1
             assert_features_stayed(found)
         assert there.keeper.curve == pytest.approx(here.keeper.curve)
         for key, value in here.model.phi.state_dict().items():
@@ -294,7 +294,7 @@ class TestLightning:
         expected = evaluated(module, data, stage, accelerator="cpu")
         with pretend():
             got = evaluated(module, data, stage, **on_device())
-            split = found.dists["valid" if stage == "validate" else "test"]
+            split = found.inputs["valid" if stage == "validate" else "test"]
             assert MOVED[tuple(split.shape)] == 1
             assert_features_stayed(found)
         assert got == pytest.approx(expected)
