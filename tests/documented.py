@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,8 @@ def tiny(words: tuple[str, ...]) -> list[str]:
     given = dict(word.lstrip("+").split("=", 1) for word in words[2:] if "=" in word)
     sizes = {**TINY, **({} if "data" in given else TINY_GENERATED)}
     paper = given.get("experiment", "").startswith("paper") or given.get("local_metrics") in ("sampled", "extrapolated")
-    sizes["local_metrics.num_metrics" if paper else "local_metrics.rounds"] = "3"
+    counted = paper or given.get("experiment") == "trained"
+    sizes["local_metrics.num_metrics" if counted else "local_metrics.rounds"] = "3"
     if paper:  # which has callbacks of its own
         del sizes["callbacks"]
         sizes["callbacks.progress"] = "null"
@@ -151,12 +153,40 @@ def provide(command: Command, folder: Path) -> None:
             if word.endswith((".safetensors", ".ckpt")):
                 small_model(mode="per_query").save(file.with_suffix(".safetensors"))
                 file.with_suffix(".safetensors").rename(file)
+            elif word.endswith(".parquet"):
+                options = dict(zip(command.words[3:], command.words[4:], strict=False))
+                write_table(file, qid=options.get("--qid-column", "qid"), text=[options.get("--drop-column", "")])
             elif word.endswith((".txt", ".gz", ".csv", ".npz")) and word not in results and (qid or not file.exists()):
                 write_data(lists(0, qid), file)
     for word in command.words:
         key, _, value = word.partition("=")
         if key == "data.name" and "/" in value:
             write_parts(folder / value)
+        if key == "data.path":
+            given = dict(word.split("=", 1) for word in command.words if "=" in word)
+            text = given.get("data.drop", "[]").strip("[]").split(",")
+            names = {name: given.get(f"data.{name}", name) for name in ("qid", "label")}
+            write_table(folder / value, **names, text=text, split=given.get("data.split"))
+
+
+def write_table(
+    file: Path, *, qid: str = "qid", label: str = "label", text: Sequence[str] = (), split: str | None = None
+) -> None:
+    """A table of sixteen lists with columns of these names; a gap in every column of a table with a split."""
+    import pandas as pd
+
+    data = letor_like(16, FEATURES, num_documents=160, seed=3)
+    frame = pd.DataFrame(data.features.numpy(), columns=[f"f{i}" for i in range(FEATURES)])
+    frame[qid], frame[label] = data.query_index.numpy(), data.labels.numpy()
+    for name in filter(None, text):
+        frame[name] = "some words"
+    if split is not None:
+        frame[split] = frame[qid].map(lambda query: ("train", "train", "valid", "test")[query % 4])
+        frame.loc[::17, "f0"] = None
+    if file.suffix == ".parquet":
+        frame.to_parquet(file)
+    else:
+        frame.to_csv(file, index=False)
 
 
 def write_parts(folder: Path) -> None:
@@ -171,6 +201,10 @@ def write_datasets(folder: Path) -> None:
         for fold in range(1, 6):
             write_parts(folder / name / f"Fold{fold}")
     (folder / "lgbm-rank").mkdir(parents=True)
+    (folder / "debian").mkdir()
+    for seed, part in enumerate(("train", "vali", "test")):
+        write_data(letor_like(15, FEATURES, num_documents=150, seed=seed), folder / "debian" / f"{part}.npz")
+    (folder / "debian" / "features.txt").write_text("".join(f"f{i}\n" for i in range(FEATURES)))
     for seed, part in enumerate(("train", "test")):
         save_lightgbm(letor_like(15, FEATURES, num_documents=150, seed=seed), folder / "lgbm-rank" / f"rank.{part}")
 
