@@ -30,14 +30,16 @@ class LossValue:
     """The loss of a batch.
 
     Attributes:
-        total: ``()`` sum over the batch, to be differentiated.
+        total: ``()`` over the batch, to be differentiated.
         terms: of how many terms it is the sum; logs show the mean.
         facts: further numbers worth a curve, by name.
+        summed: whether batches of several processes add up (a sum), or are averaged (a mean over lists).
     """
 
     total: Tensor
     terms: int
     facts: dict[str, Tensor] = field(default_factory=dict)
+    summed: bool = True
 
 
 class Loss(Protocol):
@@ -132,7 +134,7 @@ class Softmax(_Named):
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
         """One term for each list."""
         values = softmax_loss(score(None) / self.temperature, batch.labels, batch.list_offsets)
-        return LossValue((values * batch.list_weights).sum() / max(1, len(values)), 1)
+        return LossValue((values * batch.list_weights).sum() / max(1, len(values)), 1, summed=False)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class LambdaRank(_Named):
         labels = batch.labels.to(scores.dtype)
         gradients, _ = lambda_gradients(scores.detach(), labels, batch.list_offsets, **options)  # type: ignore[arg-type]
         weights = batch.list_weights.to(scores.dtype).repeat_interleave(batch.list_offsets.diff())
-        return LossValue(-(gradients * weights * scores).sum() / max(1, len(batch.lists)), 1)
+        return LossValue(-(gradients * weights * scores).sum() / max(1, len(batch.lists)), 1, summed=False)
 
 
 LOSSES: dict[str, type[Any]] = {loss.name: loss for loss in (Warp, Softmax, LambdaRank)}

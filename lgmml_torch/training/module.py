@@ -95,7 +95,8 @@ class Dropout:
 
     def __post_init__(self) -> None:
         for name in ("features", "metrics"):
-            check_unit_interval(name, getattr(self, name))
+            if not 0 <= getattr(self, name) < 1:
+                raise LGMMLError(f"`dropout.{name}` must be at least 0 and below 1, got {getattr(self, name)}")
 
 
 class Lists(NamedTuple):
@@ -176,7 +177,7 @@ class LGMMLModule(pl.LightningModule):
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """Loss of one batch."""
-        found = self.batch_loss(batch)
+        found = self.batch_loss(batch, batch_idx)
         total = found.total
         if self.deviation_penalty:
             total = total + self.deviation_penalty * self.model.phi.penalty(
@@ -194,12 +195,11 @@ class LGMMLModule(pl.LightningModule):
             self.log(
                 f"train/{name}", value, on_step=True, on_epoch=True, prog_bar=shown, batch_size=terms, sync_dist=True
             )
-        # Processes average their gradients; a batch loss is a sum.
-        return total * self.trainer.world_size
+        return total * self.trainer.world_size if found.summed else total  # processes average their gradients
 
-    def batch_loss(self, batch: TrainingBatch) -> LossValue:
-        """The loss of a batch, differentiable in Φ."""
-        kappa = self._batch_kappa(self.lists("train").inputs[batch.rows])
+    def batch_loss(self, batch: TrainingBatch, batch_idx: int = 0) -> LossValue:
+        """The loss of a batch, differentiable in all that is trained."""
+        kappa = self._batch_kappa(self.lists("train").inputs[batch.rows], batch_idx)
         owner = segment_ids(batch.list_offsets)
 
         def scores(places: Tensor | None) -> Tensor:
@@ -214,12 +214,14 @@ class LGMMLModule(pl.LightningModule):
     def _batch_kappa(
         self,
         inputs: Tensor,  # (M, K) or (M, D)
+        batch_idx: int,
     ) -> Tensor:  # (M, K)
-        """κ of a training batch; what is dropped is a function of the seed, the step and the process alone."""
+        """κ of a training batch; what is dropped is a function of the seed, the batch and the process alone."""
         inputs = inputs.to(self.model.phi.table.weight.dtype)
         if not self.trains_metrics:
             return kernel(inputs, self.model.kernel)
-        draws = torch.Generator(inputs.device).manual_seed(mixed_seed(self.seed, self.global_step, self.global_rank))
+        place = (self.global_step, batch_idx, self.global_rank)
+        draws = torch.Generator(inputs.device).manual_seed(mixed_seed(self.seed, *place))
         kept = _dropped(inputs, self.dropout.features, draws)
         return _dropped(kernel(self.model.metrics.traced(kept), self.model.kernel), self.dropout.metrics, draws)
 

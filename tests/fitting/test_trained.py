@@ -114,6 +114,8 @@ def test_the_same_seed_gives_the_same_model_and_dropout_has_an_effect(tmp_path: 
 
 
 def test_bad_settings_and_data_are_named() -> None:
+    with pytest.raises(LGMMLError, match=r"`dropout.metrics` must be at least 0 and below 1, got 1"):
+        Dropout(0.1, 1)
     with pytest.raises(LGMMLError, match="`start` must be one of 'random', 'ratio', got 'zero'"):
         start_trained(lists(5), start="zero")
     with pytest.raises(LGMMLError, match="`rank` must be positive, got 0"):

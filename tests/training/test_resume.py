@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from lgmml_torch.training.batches import TrainingBatches
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -83,3 +86,20 @@ def test_two_processes_are_given_no_advice(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "sync_dist" not in done.stdout + done.stderr
     assert "Warning" not in done.stdout + done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_mean_of_a_mean_loss(tmp_path: Path) -> None:
+    """Processes with the same lists train as one does: a loss that is a mean must not grow with their number."""
+    from lgmml_torch.training.losses import Softmax, Warp
+    from lgmml_torch.training.stages import make_module
+    from tests.training import tiny
+
+    for loss, factor in ((Softmax(), 1), (Warp(), 2)):
+        recipe = tiny.recipe("shared", loss=loss)
+        module = make_module(tiny.prepared(), recipe)
+        batch = TrainingBatches(tiny.splits()[0], batch_size=3, draws=loss.draws)[0, 0]
+        module.log = lambda *args, **options: None  # type: ignore[method-assign]
+        module._trainer = SimpleNamespace(world_size=2, global_step=0)  # type: ignore[assignment]
+        alone = module.batch_loss(batch).total
+        torch.testing.assert_close(module.training_step(batch, 0), factor * alone)
