@@ -28,6 +28,7 @@ from lgmml_torch.checks import (
     check_positive,
     check_shape,
 )
+from lgmml_torch.functional.low_rank import StackedFiller
 
 TileFiller = Callable[[Tensor, Tensor], None]
 """Fills ``tile (K, B)`` with the distances of ``rows (B, D)``."""
@@ -239,10 +240,11 @@ def _monomials(z: Tensor) -> Iterator[Tensor]:
 
 
 NORMS = ("mahalanobis", "trace")
-METHODS = ("factor", "quadratic", "auto")
+METHODS = ("factor", "quadratic", "stacked", "auto")
 # With fewer rows the table of the quadratic form costs more than it saves; with ranks below this share of D it saves
 # nothing.
 MANY_ROWS, HIGH_RANK = 2048, 0.55
+LOW_RANK = 0.25  # up to this share of D all factors together make one good product
 CHUNK_ROWS = 2048
 SUBSPACE_TILE = 1 << 17  # distances of one tile: its few copies stay in a core's second-level cache
 
@@ -289,9 +291,9 @@ def local_distances(
         anchors: One point for each metric.
         factors: One factor of each metric, ``M = F Fᵀ``; a low rank R makes the work proportionally smaller.
         norm: ``"mahalanobis"`` or ``"trace"``.
-        method: ``"factor"``, accurate to rounding, or ``"quadratic"``, within 1e-4 of the mean distance and up to
-            twice as fast for many rows and factors of full rank; only float32 features have the choice. ``"auto"``
-            takes the quadratic form where it is faster.
+        method: ``"factor"``, accurate to rounding; ``"quadratic"``, within 1e-4 of the mean distance and up to twice
+            as fast for many rows and factors of full rank (only float32 features have the choice); ``"stacked"``, one
+            product for all factors, for low ranks. ``"auto"`` takes the one that suits.
         chunk_rows: Rows in one tile; the default keeps a tile of usual width in a core's second-level cache.
         out: Where to write, a tensor or a (memory-mapped) array, of any floating dtype; made when not given.
 
@@ -354,14 +356,17 @@ def subspace_chunk(num_metrics: int) -> int:
     return max(128, SUBSPACE_TILE // max(1, num_metrics))
 
 
-def quadratic_pays(
+def full_method(
     features: Tensor,  # (N, D)
     factors: Tensor,  # (K, D, R)
     norm: str,
-) -> bool:
-    """Whether ``method="auto"`` takes the quadratic form: many float32 rows, and factors of high rank."""
+) -> str:
+    """What ``method="auto"`` takes: stacked factors of low rank, the quadratic form for many float32 rows otherwise."""
     rank = factors.shape[2] if norm == "mahalanobis" else factors.shape[1]
-    return features.dtype == torch.float32 and len(features) >= MANY_ROWS and rank >= HIGH_RANK * factors.shape[1]
+    if rank <= LOW_RANK * factors.shape[1]:
+        return "stacked"
+    many = features.dtype == torch.float32 and len(features) >= MANY_ROWS
+    return "quadratic" if many and rank >= HIGH_RANK * factors.shape[1] else "factor"
 
 
 def distance_filler(
@@ -378,7 +383,9 @@ def distance_filler(
     if support is not None:
         return subspace_filler(support, points, lenses)
     if method == "auto":
-        method = "quadratic" if quadratic_pays(like, factors, norm) else "factor"
+        method = full_method(like, factors, norm)
+    if method == "stacked":
+        return StackedFiller(points, lenses)
     if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:
         return quadratic_filler(points, lenses)
     return factor_filler(points, lenses)

@@ -20,14 +20,14 @@ from lgmml_torch.functional.distance import (
     TileFiller,
     distance_filler,
     fill_tiles,
+    full_method,
     norm_factors,
-    quadratic_pays,
     scaled_tiles,
     subspace_chunk,
 )
+from lgmml_torch.functional.low_rank import TINY, low_rank_distances
 from lgmml_torch.functional.score import kernel as kappa_of
 
-TINY = 1e-12  # under a root that is differentiated
 LEAST_SCALE = 1e-4
 
 
@@ -114,19 +114,15 @@ class MetricBlock(nn.Module):
     ) -> Tensor:  # (N, K)
         """`distances` that gradients flow through, to features, anchors and factors.
 
-        Metrics in all features are one product of the rows with all factors side by side. A document on its anchor has
-        a distance of 1e-6 instead of 0, where the root has no slope.
+        A document on its anchor has a distance of 1e-6 instead of 0, where the root has no slope.
         """
         lenses = norm_factors(self.factors, norm)
-        count, width, rank = lenses.shape
         if self.is_full:
-            centres = (self.anchors[:, None] @ lenses).reshape(-1)
-            image = features @ lenses.permute(1, 0, 2).reshape(width, -1) - centres
+            dists = low_rank_distances(features, self.anchors, lenses)
         else:
             gaps = features[:, self.support] - self.anchors  # (N, K, s)
-            image = torch.einsum("nks,ksr->nkr", gaps, lenses)
-        squares = image.view(len(features), count, rank).square().sum(dim=2)
-        return (squares + TINY).sqrt() / self.scales.to(squares)
+            dists = (torch.einsum("nks,ksr->nkr", gaps, lenses).square().sum(dim=2) + TINY).sqrt()
+        return dists / self.scales.to(dists)
 
     @torch.no_grad()
     def distances(
@@ -168,7 +164,7 @@ class MetricBlock(nn.Module):
     @torch.no_grad()
     def _filler(self, features: Tensor, norm: str) -> TileFiller:
         """What fills tiles of such features, kept until the metrics change: large sets come in many blocks."""
-        method = "quadratic" if self.is_full and quadratic_pays(features, self.factors, norm) else "factor"
+        method = full_method(features, self.factors, norm) if self.is_full else "factor"
         buffers = (self.support, self.anchors, self.factors)
         key = (features.dtype, features.device, norm, method, *tensor_state(buffers))
         if self._kept is None or self._kept[0] != key:

@@ -215,7 +215,9 @@ def prepare(splits: Mapping[str, RankingData], recipe: Recipe, on_round: OnRound
 
         bank = recipe.fit_bank(fitted, seen, seed=recipe.seed, on_round=tell)
     log.info("%d local metrics", bank.metrics.num_metrics)
-    return Prepared(preprocess, bank, dict(splits))
+    parts = {"train": fitted} if seen is None else {"train": fitted, "valid": seen}
+    inputs = {name: part.features for name, part in parts.items()} if bank.trained else {}
+    return Prepared(preprocess, bank, dict(splits), inputs)
 
 
 def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None) -> None:

@@ -257,7 +257,7 @@ def test_errors_name_argument_rule_and_value() -> None:
         local_distances(x, a, F[:1])
     with pytest.raises(LGMMLError, match=r"`norm` must be one of .*, got 'trac'; did you mean 'trace'"):
         local_distances(x, a, F, norm="trac")
-    with pytest.raises(LGMMLError, match=r"`method` must be one of 'factor', 'quadratic', 'auto', got 'fast'"):
+    with pytest.raises(LGMMLError, match=r"`method` must be one of 'factor', .* 'auto', got 'fast'"):
         local_distances(x, a, F, method="fast")
     with pytest.raises(LGMMLError, match=r"`out` must have shape \(4, 2\), got \(4, 3\)"):
         local_distances(x, a, F, out=torch.empty(4, 3))
