@@ -179,6 +179,30 @@ def mid_rank_knots(
     return values, middles
 
 
+def ramp_knots(
+    column: NDArray[np.floating],  # (N,)
+    count: int,
+) -> NDArray[np.floating]:  # (k,) rising, k at most count + 1
+    """Ends of at most ``count`` ramps: the distinct values where they are few, else quantiles and the commonest value.
+
+    Where one value takes more than its share of the sample, the quantiles are those of the other values.
+
+    >>> ramp_knots(np.array([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0]), 2)
+    array([0., 1., 3.])
+    """
+    values: NDArray[np.floating]
+    values, counts = np.unique(column, return_counts=True)
+    if len(values) <= count + 1:
+        return values
+    common = counts.argmax()
+    rest, extra = column, []
+    if counts[common] * count > len(column):
+        rest, extra = column[column != values[common]], [values[common]]
+    levels = np.linspace(0, 1, count + 1 - len(extra))
+    quantiles = np.quantile(rest, levels, method="lower")
+    return np.unique(np.append(quantiles, extra)).astype(column.dtype)
+
+
 def pad_knots(
     columns: Sequence[NDArray[np.floating]],
     dtype: torch.dtype,

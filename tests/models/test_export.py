@@ -15,7 +15,7 @@ from lgmml_torch.models.export import ListScorer, export_onnx
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
-from lgmml_torch.models.preprocess.compose import Chain, list_rank_features
+from lgmml_torch.models.preprocess.compose import Chain, all_views, list_rank_features
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
@@ -75,6 +75,7 @@ def session(model: LGMML, folder: Path, **options):
 PREPROCESSINGS = {
     "paper": lambda: Chain([Norm2()]),
     "list_rank": list_rank_features,
+    "all_views": all_views,
     "logs": lambda: Chain([SignedLog1p(), Standardize(), Clip(3.0)]),
     "lists": lambda: Chain([ListStandardize(), PCA(0.95)]),
     "min_max": lambda: Chain([Quantile(output="normal"), ListMinMax()]),

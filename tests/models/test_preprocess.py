@@ -12,7 +12,7 @@ from torch import Tensor
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.models.preprocess import base as preprocess_base
 from lgmml_torch.models.preprocess.base import Preprocess
-from lgmml_torch.models.preprocess.compose import STEPS, Chain, Concat, build_preprocess, list_rank_features
+from lgmml_torch.models.preprocess.compose import STEPS, Chain, Concat, all_views, build_preprocess, list_rank_features
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
@@ -21,6 +21,7 @@ from lgmml_torch.models.preprocess.steps import (
     ListStandardize,
     Norm2,
     Quantile,
+    Ramps,
     RemoveConstant,
     SignedLog1p,
     Standardize,
@@ -45,6 +46,8 @@ CASES = {
     "chain": lambda: Chain([SignedLog1p(), Standardize(), Clip()]),
     "concat": lambda: Concat([Quantile(), ListRank(), Chain([RemoveConstant(), PCA()])]),
     "list_rank_features": list_rank_features,
+    "ramps": lambda: Ramps(4),
+    "all_views": all_views,
 }
 every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -85,6 +88,8 @@ def test_steps_match_their_definitions(dtype: torch.dtype) -> None:
         Clip(0.5): np.clip(b, -0.5, 0.5),
         RemoveConstant(): b[:, [0, 1, 3, 4, 5]],
         Quantile(): reference.quantiles(a, b),
+        Ramps(3): reference.ramps(a, b, 3),
+        Ramps(7): reference.ramps(a, b, 7),
         ListRank(): reference.per_list(b, bounds, reference.rank_percentile),
         ListMinMax(): reference.per_list(b, bounds, reference.min_max),
         ListStandardize(): reference.per_list(b, bounds, reference.standard),
@@ -102,6 +107,26 @@ def test_rank_gauss_has_normal_quantiles_at_the_training_values() -> None:
     u = (torch.arange(99.0) + 0.5) / 99
     torch.testing.assert_close(z, torch.special.ndtri(u.clamp(0.1, 0.9)), atol=1e-5, rtol=1e-5)
     assert z[49] == 0
+
+
+def test_ramps_of_a_feature_add_up_to_where_it_lies() -> None:
+    """One for every ramp passed, and the rest of the way along the one it is on; each ramp knows its feature."""
+    x, offsets = lists()
+    ramps = Ramps(5).fit(x, offsets)
+    found = ramps(x, offsets)
+    sources = ramps.sources()
+    assert [source.feature for source in sources] == ramps.origin.tolist()
+    for feature in set(ramps.origin.tolist()):
+        own = found[:, ramps.origin == feature]
+        numbers = [int(source.view.removeprefix("ramp ")) for source in sources if source.feature == feature]
+        assert numbers == list(range(1, own.shape[1] + 1))
+        assert own.shape[1] <= 5
+        order = x[:, feature].argsort()
+        assert (own.sum(1)[order].diff() >= 0).all()
+        assert (own.min(), own.max()) == (0, 1)
+    assert 2 not in ramps.origin.tolist()  # the constant one has none
+    with pytest.raises(LGMMLError, match="must have a feature that varies, got 1 that do not"):
+        Ramps().fit(x[:, 2:3], offsets)
 
 
 @both_dtypes

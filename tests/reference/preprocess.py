@@ -43,6 +43,28 @@ def quantiles(train: Array, x: Array) -> Array:
     return np.stack([np.interp(x[:, j], *ecdf(train[:, j])) for j in range(x.shape[1])], axis=1)
 
 
+def ramp_ends(train: Array, count: int) -> list[float]:
+    """Distinct values where they are few; else quantiles, of all values but one that takes more than its share."""
+    distinct = sorted(set(train.tolist()))
+    if len(distinct) <= count + 1:
+        return distinct
+    shares = {value: float((train == value).mean()) for value in distinct}
+    common = max(distinct, key=lambda value: (shares[value], -value))
+    alone = shares[common] * count > 1
+    rest = sorted(value for value in train.tolist() if not (alone and value == common))
+    steps = count - alone
+    ends = {rest[int(np.floor(level * (len(rest) - 1)))] for level in np.linspace(0, 1, steps + 1)}
+    return sorted(ends | ({common} if alone else set()))
+
+
+def ramps(train: Array, x: Array, count: int) -> Array:
+    columns = []
+    for j in range(x.shape[1]):
+        for low, high in pairwise(ramp_ends(train[:, j], count)):
+            columns.append([min(1.0, max(0.0, (value - low) / (high - low))) for value in x[:, j]])
+    return np.array(columns).T
+
+
 def list_rank_features(
     train: Array, train_offsets: NDArray[np.int64], x: Array, offsets: NDArray[np.int64], limit: float = 5.0
 ) -> Array:

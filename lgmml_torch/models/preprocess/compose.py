@@ -28,6 +28,7 @@ from lgmml_torch.models.preprocess.steps import (
     ListStandardize,
     Norm2,
     Quantile,
+    Ramps,
     RemoveConstant,
     SignedLog1p,
     Standardize,
@@ -139,8 +140,8 @@ def _traced(source: Source, before: list[Source]) -> Source:
 STEPS: dict[str, type[Preprocess]] = {
     step.name: step
     for step in (
-        Norm2, Standardize, SignedLog1p, Clip, RemoveConstant, Quantile, ListRank, ListMinMax, ListStandardize, PCA,
-        Chain, Concat,
+        Norm2, Standardize, SignedLog1p, Clip, RemoveConstant, Quantile, Ramps, ListRank, ListMinMax, ListStandardize,
+        PCA, Chain, Concat,
     )
 }  # fmt: skip
 
@@ -175,3 +176,20 @@ def list_rank_features(*, max_knots: int = 1024, limit: float = 5.0) -> Chain:
     """
     views = Concat([Quantile(max_knots=max_knots), ListRank()])
     return Chain([RemoveConstant(), views, RemoveConstant(tolerance=1e-6), Standardize(), Clip(limit)])
+
+
+def all_views(*, max_knots: int = 1024, ramps: int = 6, limit: float = 5.0) -> Chain:
+    """Each feature's quantile, its rank and z-score within the list, and ramps: the map metrics are trained on.
+
+    Treated as those of `list_rank_features`. D features become at most (3 + ``ramps``)·D; without ramps 3·D.
+    """
+    views = [Quantile(max_knots=max_knots), ListRank(), Chain([ListStandardize(), Clip(limit)])]
+    return Chain(
+        [
+            RemoveConstant(),
+            Concat([*views, Ramps(ramps)] if ramps else views),
+            RemoveConstant(tolerance=1e-6),
+            Standardize(),
+            Clip(limit),
+        ]
+    )

@@ -16,9 +16,12 @@ from lgmml_torch.functional.features import (
     list_rank_percentiles,
     mid_rank_knots,
     pad_knots,
+    ramp_knots,
     row_blocks,
 )
 from lgmml_torch.models.preprocess.base import Preprocess, Source
+
+RAMP_ROWS = 100_000  # documents whose values the ends of ramps are taken from: more would move them by little
 
 
 class Norm2(Preprocess):
@@ -183,6 +186,63 @@ class Quantile(Preprocess):
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return interpolate_knots(features, self.knots, self.levels)
+
+
+class Ramps(Preprocess):
+    """Each feature as a few ramps, clip((x − low)/span, 0, 1), end to end between quantiles of its training values.
+
+    A linear function of the ramps is a piecewise linear function of the feature, so metrics of low rank see thresholds.
+    A value that most documents share is the end of a ramp, and the quantiles are those of the other values.
+
+    Args:
+        count: ramps of a feature at most; one of few distinct values has fewer.
+
+    >>> ramps = Ramps(2)
+    >>> ramps.fit_transform(torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 5]))[:, 0]
+    tensor([0.0000, 0.5000, 1.0000, 1.0000, 1.0000])
+    """
+
+    name = "ramps"
+    state = ("origin", "low", "span")
+    origin: Tensor  # (C,) long: the feature of each ramp
+    low: Tensor  # (C,)
+    span: Tensor  # (C,)
+
+    def __init__(self, count: int = 6) -> None:
+        check_positive("count", count)
+        super().__init__()
+        self.count = int(count)
+
+    @property
+    def num_features_out(self) -> int:
+        """Number of ramps."""
+        return len(self.origin) if self.fitted else self.num_features_in
+
+    def sources(self) -> list[Source]:
+        """Ramps of a feature are counted from 1."""
+        if not self.fitted:
+            return super().sources()
+        columns = self.origin.tolist()
+        return [Source(column, f"ramp {place + 1 - columns.index(column)}") for place, column in enumerate(columns)]
+
+    def arguments(self) -> dict[str, Any]:
+        """The number of ramps."""
+        return {"count": self.count}
+
+    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+        step = max(1, len(features) // RAMP_ROWS)
+        knots = [ramp_knots(column[::step].cpu().numpy(), self.count) for column in features.detach().unbind(1)]
+        counts = torch.tensor([len(knot) - 1 for knot in knots])
+        if not int(counts.sum()):
+            raise LGMMLError(f"`features` must have a feature that varies, got {len(knots)} that do not")
+        self.origin = torch.arange(len(knots)).repeat_interleave(counts).to(features.device)
+        low, high = (np.concatenate([knot[part] for knot in knots]) for part in (slice(-1), slice(1, None)))
+        self.low = torch.from_numpy(low).to(features)
+        self.span = torch.from_numpy(high - low).to(features)
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        raised = features.index_select(1, self.origin) - self.low.to(features.dtype)
+        return (raised / self.span.to(features.dtype)).clamp(0.0, 1.0)
 
 
 def _positive_or_one(scale: Tensor, dtype: torch.dtype) -> Tensor:
