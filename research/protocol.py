@@ -92,6 +92,23 @@ def ranking_fold(name: str, fold: int, data_dir: str | None = None, *, noise: No
     return RankingFold(*(whole.select(torch.from_numpy(queries)) for queries in (train, valid, test)))
 
 
+LARGE = ("debian", "moby")  # one split each; smaller training sets are drawn from it
+
+
+@lru_cache(maxsize=2)
+def large_fold(name: str, queries: int | None = None, draw: int = 0, data_dir: str | None = None) -> RankingFold:
+    """A large set's own split, its training part cut to so many queries; ``draw`` says which."""
+    check_choice("name", name, LARGE)
+    if queries is None:
+        parts = open_dataset(name, data_dir, progress=False)
+        return RankingFold(parts["train"], parts["valid"], parts["test"])
+    whole = large_fold(name, data_dir=data_dir)
+    if queries >= whole.train.num_queries:
+        raise DataError(f"`queries` must be below the {whole.train.num_queries} of {name!r}, got {queries}")
+    chosen = np.random.default_rng(draw).permutation(whole.train.num_queries)[:queries]
+    return replace(whole, train=whole.train.select(torch.from_numpy(np.sort(chosen))))
+
+
 @lru_cache(maxsize=2)
 def _pooled(name: str, data_dir: str | None) -> RankingData:
     """All files of a set as one, queries numbered in the order of the files."""

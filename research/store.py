@@ -120,6 +120,23 @@ class Store:
         self._costs[path.name] = record.cost
         return record
 
+    def share(self, jobs: Iterable[Job]) -> None:
+        """Do what is not done and nobody has begun; a file beside the record says that somebody has.
+
+        Several processes may call this with the same jobs. Delete what a killed one has left: ``*.begun``.
+        """
+        for job in jobs:
+            begun = self.path(job).with_suffix(".begun")
+            begun.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                begun.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            try:
+                self.get(job)
+            finally:
+                begun.unlink(missing_ok=True)
+
     def all(self, jobs: Iterable[Job], title: str) -> list[Record]:
         """The records of all jobs, in order, with a progress bar."""
         listed = list(jobs)

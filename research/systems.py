@@ -20,9 +20,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
-from lgmml_torch.app.compose import make_recipe
+from lgmml_torch.app.compose import make_recipe, settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import search_recipes, train_best_phi
 from lgmml_torch.baselines.base import ExampleSystem
@@ -83,7 +84,11 @@ def starting_model(bank: Prepared) -> LGMML:
 
 def train_weights(bank: Prepared, overrides: Sequence[str] = (), seed: int = 0) -> Trained:
     """Φ on a bank as ``train.py`` trains it; a bank may be used several times."""
-    cfg = load_config([*overrides, f"seed={seed}", *SILENT])
+    return train_configured(load_config([*overrides, f"seed={seed}", *SILENT]), bank)
+
+
+def train_configured(cfg: DictConfig, bank: Prepared) -> Trained:
+    """The same with a configuration that is ready."""
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder, quiet("pytorch_lightning"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateScoresWarning)  # a finding, seen in the figures
@@ -188,6 +193,15 @@ def boosted(name: str = "boosted", overrides: Sequence[str] = (), *, warp: bool 
         return Fitted(scores, info)
 
     return fit
+
+
+def fit_default(fold: RankingFold, seed: int, options: Options) -> Fitted:
+    """What ``train.py`` does with such data when nothing is said."""
+    asked = [*options.get("overrides", ()), f"seed={seed}", *SILENT]
+    cfg = settle(load_config(asked), asked, fold.train)
+    bank = prepare({"train": fold.train, "valid": fold.valid}, make_recipe(cfg))
+    trained = train_configured(cfg, bank)
+    return Fitted({"default": _scorer(trained.model)}, {**bank_info(bank), **trained.info, "way": cfg.chosen})
 
 
 def fit_published(fold: RankingFold, seed: int, options: Options, *, bank: Prepared | None = None) -> Fitted:
@@ -376,6 +390,7 @@ SYSTEMS = (
     ),
     System("xgboost", trees(XGBoostRanker, "xgboost"), {"xgboost": "XGBoost"}, choice="xgboost"),
 )  # fmt: skip
+DEFAULT = System("default", fit_default, {"default": "**L-GMML (default)**"})
 PAPER_ONLY = (System("gbrt", trees(GBRT, "gbrt"), {"gbrt": "GBRT"}, "GBRT"),)
 ROWS = {row: label for system in SYSTEMS for row, label in system.rows.items()}
 
@@ -386,7 +401,7 @@ def find_system(name: str) -> System:
     Raises:
         ConfigError: there is none.
     """
-    known = {system.name: system for system in (*SYSTEMS, *PAPER_ONLY)}
+    known = {system.name: system for system in (*SYSTEMS, DEFAULT, *PAPER_ONLY)}
     if name not in known:
         raise ConfigError(f"no ranking system {name!r}{did_you_mean(name, list(known))}")
     return known[name]

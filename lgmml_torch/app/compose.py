@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 from pytorch_lightning.callbacks import Callback, EarlyStopping, LearningRateMonitor, ProgressBar
 
+from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, quiet_lightning, rehearse
+from lgmml_torch.training.ways import Way, choose_way, find_budget
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,45 @@ def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
     return splits
 
 
+# Parts of the configuration that say what is fitted: who sets one of them is not chosen for.
+DECISIVE = ("experiment", "local_metrics", "preprocess", "phi", "loss", "optimizer", "step_size")
+
+
+def settle(cfg: DictConfig, asked: Sequence[str], train: RankingData) -> DictConfig:
+    """The configuration with what the size of the data decides, unless the overrides ``asked`` for have decided it.
+
+    Whatever was asked for stays as it is; `chosen` says what came of it and why.
+    """
+    parts = {text.lstrip("+~").split("=")[0].split("@")[0].split(".")[0] for text in asked}
+    decided = [part for part in DECISIVE if part in parts]
+    if decided or cfg.warm_start:
+        return _with_reason(cfg, f"as configured ({', '.join(decided) or 'warm_start'})")
+    way = choose_way(train.num_queries, train.num_documents, train.num_features, cfg.budget)
+    log.info("%s", way.reason)
+    return _with_reason(load_config([*way_overrides(way), *asked]), way.reason)
+
+
+def _with_reason(cfg: DictConfig, reason: str) -> DictConfig:
+    found = cfg.copy()
+    OmegaConf.update(found, "chosen", reason)
+    return found
+
+
+def way_overrides(way: Way) -> list[str]:
+    """What one would type to have this way fitted."""
+    if way.bank == "boosted":
+        return [f"local_metrics.rounds={way.rounds}"]
+    return [
+        "experiment=trained",
+        f"local_metrics.num_metrics={way.num_metrics}",
+        f"local_metrics.rank={way.rank}",
+        f"preprocess.ramps={way.ramps}",
+        f"trainer.max_epochs={way.epochs}",
+        f"dropout.features={way.dropout.features}",
+        f"dropout.metrics={way.dropout.metrics}",
+    ]
+
+
 def make_recipe(cfg: DictConfig) -> Recipe:
     """What the configuration wants fitted.
 
@@ -67,6 +109,7 @@ def make_recipe(cfg: DictConfig) -> Recipe:
         LGMMLError: for parts that do not exist, do not take their settings, or do not go together.
     """
     check_choice("distances", cfg.distances, DISTANCES)
+    find_budget(cfg.budget, 0, 0)
     for name in cfg.evaluation.metrics:
         parse_metric(name)
     find_preset(cfg.evaluation.preset)

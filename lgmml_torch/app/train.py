@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -14,16 +14,17 @@ from typing import Any
 import hydra
 import pytorch_lightning as pl
 import torch
+from hydra.core.hydra_config import HydraConfig
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
-from lgmml_torch.app.compose import check_trainer, load_splits, make_loggers, make_recipe, make_surroundings
+from lgmml_torch.app.compose import check_trainer, load_splits, make_loggers, make_recipe, make_surroundings, settle
 from lgmml_torch.app.config import check_overrides, config_dir
 from lgmml_torch.app.report import write_report
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_scores
 from lgmml_torch.evaluation.tables import OWN_LABELS
-from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.fitting.bank import Bank, trains_metrics
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
@@ -49,21 +50,26 @@ class RunResult:
     bank_history: dict[str, Any] = field(default_factory=dict)
 
 
-def train(cfg: DictConfig) -> RunResult | None:
+def train(cfg: DictConfig, asked: Sequence[str] = ()) -> RunResult | None:
     """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report.
 
-    Returns None in helper processes of a distributed run.
+    What nobody ``asked`` for, by overrides, the data may decide: see `settle`. Returns None in helper processes of a
+    distributed run.
     """
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
-    recipe = make_recipe(cfg)
+    make_recipe(cfg)  # what is wrong with it should not wait for the data
     check_trainer(cfg)
-    folder = Path(cfg.paths.output_dir)
     splits = load_splits(cfg)
+    cfg = settle(cfg, asked, splits["train"])
+    recipe = make_recipe(cfg)
+    folder = Path(cfg.paths.output_dir)
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
     loggers = make_loggers(cfg)
-    prepared = reuse(cfg, splits) if cfg.resume or cfg.warm_start else prepare(splits, recipe, bank_curve(loggers))
+    prepared = (
+        reuse(cfg, splits, recipe) if cfg.resume or cfg.warm_start else prepare(splits, recipe, bank_curve(loggers))
+    )
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder)
     if "test" in splits:
         with quiet_lightning():
@@ -77,14 +83,15 @@ def train(cfg: DictConfig) -> RunResult | None:
     return RunResult(trained.model, evaluations, folder, keeper.best_epoch, keeper.best, history)
 
 
-def reuse(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Prepared:
-    """Preprocessing, metrics and Φ₀ of an earlier run; only Φ is trained."""
+def reuse(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe) -> Prepared:
+    """Preprocessing, metrics and Φ₀ of an earlier run; metrics are trained only where the recipe trains its own."""
     model = LGMML.load(cfg.resume or cfg.warm_start)
     width = splits["train"].num_features
     if width != model.num_features:
         raise ConfigError(f"the model to start from has {model.num_features} features, the data has {width}")
     start = model.phi.table.weight.detach().mean(0)
-    return Prepared(model.preprocess, Bank(model.metrics, model.kernel, start), dict(splits))
+    bank = Bank(model.metrics, model.kernel, start, trained=trains_metrics(recipe.fit_bank))
+    return Prepared(model.preprocess, bank, dict(splits))
 
 
 def search_recipes(cfg: DictConfig, recipe: Recipe, *, validated: bool) -> list[Recipe]:
@@ -151,7 +158,7 @@ def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared) -> list[Eval
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")
 def _app(cfg: DictConfig) -> float | None:
     try:
-        result = train(cfg)
+        result = train(cfg, HydraConfig.get().overrides.task)
     except (LGMMLError, MisconfigurationException) as error:
         _fail(error)
     return None if result is None else result.best_valid

@@ -46,6 +46,7 @@ CATALOG = {
     "yahoo1": Entry("Yahoo! learning to rank challenge, set 1", ("yahoo1", "yahoo", "ltrc_yahoo"), prefix="set1."),
     "yahoo2": Entry("Yahoo! learning to rank challenge, set 2", ("yahoo2", "yahoo", "ltrc_yahoo"), prefix="set2."),
     "debian": Entry("which packages go with this one? from Debian's package index", ("debian",)),
+    "moby": Entry("which words does a thesaurus list? built by research.moby", ("moby",)),
     "letor": Entry("any LETOR data: train.txt, vali.txt, test.txt, or folds of them", ("letor", ".")),
     "lgbm-rank": Entry("LightGBM's ranking example", ("lgbm-rank",)),
     "cal10k": Entry("CAL10K music similarity, ten splits", ("cal10k", "CAL10K"), examples=True),

@@ -84,13 +84,24 @@ def check_builder(builder: Callable[..., Any]) -> None:
     Raises:
         LGMMLError: what is wrong with them.
     """
+    builder, settings = _unwrapped(builder)
+    check = getattr(builder, "check_settings", None)
+    if check is not None:
+        check(**settings)
+
+
+def trains_metrics(builder: Callable[..., Any]) -> bool:
+    """Whether a builder's banks are a start that gradients go on from; it says so by an attribute."""
+    return bool(getattr(_unwrapped(builder)[0], "trains_metrics", False))
+
+
+def _unwrapped(builder: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function itself, and the settings that partial calls have given it."""
     settings: dict[str, Any] = {}
     while isinstance(builder, functools.partial):
         settings = {**builder.keywords, **settings}
         builder = builder.func
-    check = getattr(builder, "check_settings", None)
-    if check is not None:
-        check(**settings)
+    return builder, settings
 
 
 def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:

@@ -14,15 +14,20 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_positive, check_unit_interval
 from lgmml_torch.fitting.bank import Bank, OnRound, checked_by
+from lgmml_torch.functional.boosting import list_scatter
+from lgmml_torch.functional.features import column_moments
 from lgmml_torch.functional.gmml import scatter_matrices
 from lgmml_torch.functional.regions import Regions, sample_regions
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.functional.spd import cholesky_jittered
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import segment_min
+from lgmml_torch.segments import segment_min, segment_sum
 
 SCALE_DOCUMENTS = 2000  # the mean distance of more of them is the same
+SCATTER_QUERIES = 300  # and so are diagonal scatters of more lists
+LEAST_STRENGTH = 0.1  # of the strongest feature's weight: none starts switched off
+LEAST_DEVIATION = 1e-6
 START_WEIGHT = 4.0  # Φ₀ = 4/√K: scores of a spread that a softmax can work with
 
 
@@ -61,10 +66,12 @@ def start_trained(
         valid: not looked at.
         num_metrics: K.
         rank: R, at most the number of features.
-        start: ``"random"`` factors, normal with variance 1/(D·R); or ``"ratio"``: of regions of ``pool`` queries, the R
-            directions with the largest ratio of dissimilar to similar scatter.
+        start: ``"random"`` factors, normal with variance 1/(D·R). ``"strength"``: the same, each feature times how much
+            it says about the labels by itself. ``"diagonal"``: the same, seen through the geometric-mean metric of
+            diagonal scatters of all pairs within lists, √(D_jj/S_jj). ``"ratio"``: of regions of ``pool`` queries, the
+            R directions with the largest ratio of dissimilar to similar scatter.
         pool: queries of a region, for ``"ratio"``.
-        lam: regularisation of a region's similar scatter, relative to its trace, for ``"ratio"``.
+        lam: regularisation of scatters relative to their trace, for ``"ratio"`` and ``"diagonal"``.
         kernel: κ of the score.
         seed: of all draws.
         on_round: not called; there is nothing to wait for.
@@ -89,12 +96,43 @@ def start_trained(
     return Bank(metrics, kernel, phi, {"start": start, "rank": rank}, trained=True)
 
 
+start_trained.trains_metrics = True  # type: ignore[attr-defined]
+
 Shape = tuple[int, int, int]
 
 
 def _random(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
     drawn: Tensor = torch.randn(shape, generator=generator) / math.sqrt(shape[1] * shape[2])
     return drawn
+
+
+def _strength(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
+    """Each feature times its covariance with the labels, list by list, over its deviation."""
+    labels = data.labels.double()
+    means = segment_sum(labels, data.offsets) / data.sizes
+    centred = (labels - means[data.query_index]).to(data.features)
+    deviation = column_moments(data.features)[1].clamp_min(LEAST_DEVIATION)
+    strength = (centred @ data.features).double().abs() / deviation
+    return _weighted(strength / strength.max().clamp_min(torch.finfo(torch.float64).tiny), shape, generator)
+
+
+def _diagonal(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
+    """Each feature times (D_jj/S_jj)^¼: the factor of the geometric mean where both scatters are diagonal."""
+    some = data.select(torch.randperm(data.num_queries, generator=generator)[:SCATTER_QUERIES].sort().values)
+    lowest = segment_min(some.labels, some.offsets)[some.query_index]
+    above = (some.labels - lowest).to(some.features)
+    S, D = list_scatter(some.features[:, :, None], above, (above == 0).to(above), some.offsets)
+    S, D = (scatter[:, 0, 0].double() for scatter in (S, D))
+    level = lam * (S + D).mean() / 2  # the regularisation that other metrics have, too
+    return _weighted(((D + level) / (S + level).clamp_min(LEAST_DEVIATION)).pow(0.25), shape, generator)
+
+
+def _weighted(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
+    """Random directions, each feature times its weight; the mean square stays that of random ones."""
+    weights = weights.clamp_min(LEAST_STRENGTH * float(weights.max()))
+    weights = weights / weights.square().mean().sqrt()
+    drawn: Tensor = torch.randn(shape, generator=generator) / math.sqrt(shape[1] * shape[2])
+    return drawn * weights.cpu()[:, None].to(drawn)
 
 
 def _ratio(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
@@ -119,5 +157,7 @@ def _leading(features: Tensor, regions: Regions, rank: int, lam: float) -> Tenso
 
 STARTS: dict[str, Callable[[RankingData, Shape, int, float, torch.Generator], Tensor]] = {
     "random": _random,
+    "strength": _strength,
+    "diagonal": _diagonal,
     "ratio": _ratio,
 }

@@ -29,6 +29,7 @@ from lgmml_torch.functional.low_rank import TINY, low_rank_distances
 from lgmml_torch.functional.score import kernel as kappa_of
 
 LEAST_SCALE = 1e-4
+ZOOM_RATE = 5.0  # how much faster features are strengthened and muted than a single entry of a factor moves
 
 
 def tensor_state(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
@@ -46,6 +47,10 @@ class MetricBlock(nn.Module):
         scales: ``(K,)`` what distances are divided by (median over the training documents times bandwidth);
             ones when not given.
         quality: ``(K,)`` NDCG of the anchor on its region, NaN where it was not measured.
+
+    While metrics in all features are trained there is also ``zoom (D,)``: row j of every factor counts 1 + 5·zoom[j]
+    times, so that one number strengthens or mutes a feature in all metrics at once. When training is over it becomes
+    part of the factors.
     """
 
     support: Tensor
@@ -53,6 +58,7 @@ class MetricBlock(nn.Module):
     factors: Tensor
     scales: Tensor
     quality: Tensor
+    zoom: Tensor | None
 
     def __init__(
         self,
@@ -76,6 +82,7 @@ class MetricBlock(nn.Module):
         self.register_buffer("scales", anchors.new_ones(count) if scales is None else scales.to(anchors))
         nan = anchors.new_full((count,), float("nan"))
         self.register_buffer("quality", nan if quality is None else quality.to(anchors))
+        self.register_buffer("zoom", None)
         for name in ("scales", "quality"):
             check_shape(name, getattr(self, name), (count,))
         for name in ("anchors", "factors", "scales"):
@@ -96,15 +103,29 @@ class MetricBlock(nn.Module):
         """``(K, s, s)`` the metrics M = F Fᵀ, derived from the factors."""
         return self.factors @ self.factors.mT
 
+    @property
+    def zoomed_factors(self) -> Tensor:
+        """``(K, s, r)`` the factors as distances see them."""
+        return self.factors if self.zoom is None else self.factors * (1 + ZOOM_RATE * self.zoom)[:, None]
+
     def train_metrics_(self, trained: bool = True) -> None:
-        """Turn anchors, factors and scales into parameters, or back into buffers; names and values stay."""
-        for name in ("anchors", "factors", "scales"):
-            value = getattr(self, name).detach()
+        """Turn anchors, factors and scales into parameters, or back into buffers; names and distances stay."""
+        values = {name: getattr(self, name).detach() for name in ("anchors", "factors", "scales")}
+        if not trained:
+            values["factors"] = self.zoomed_factors.detach()
+        for name, value in values.items():
             delattr(self, name)
             if trained:
                 self.register_parameter(name, nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
+        zoom = self.zoom
+        del self.zoom
+        if trained and self.is_full:
+            start = values["anchors"].new_zeros(values["anchors"].shape[1]) if zoom is None else zoom.detach()
+            self.register_parameter("zoom", nn.Parameter(start))
+        else:
+            self.register_buffer("zoom", None)
 
     def traced(
         self,
@@ -116,7 +137,7 @@ class MetricBlock(nn.Module):
 
         A document on its anchor has a distance of 1e-6 instead of 0, where the root has no slope.
         """
-        lenses = norm_factors(self.factors, norm)
+        lenses = norm_factors(self.zoomed_factors, norm)
         if self.is_full:
             dists = low_rank_distances(features, self.anchors, lenses)
         else:
@@ -165,11 +186,12 @@ class MetricBlock(nn.Module):
     def _filler(self, features: Tensor, norm: str) -> TileFiller:
         """What fills tiles of such features, kept until the metrics change: large sets come in many blocks."""
         method = full_method(features, self.factors, norm) if self.is_full else "factor"
-        buffers = (self.support, self.anchors, self.factors)
+        buffers = (self.support, self.anchors, self.factors, *(() if self.zoom is None else (self.zoom,)))
         key = (features.dtype, features.device, norm, method, *tensor_state(buffers))
         if self._kept is None or self._kept[0] != key:
             support = None if self.is_full else self.support
-            filler = distance_filler(features, self.anchors, self.factors, support=support, norm=norm, method=method)
+            lenses = self.zoomed_factors
+            filler = distance_filler(features, self.anchors, lenses, support=support, norm=norm, method=method)
             self._kept = (key, filler, buffers)  # with them, so that no other tensor gets their addresses
         return self._kept[1]
 
@@ -322,7 +344,10 @@ class LocalMetrics(nn.Module):
 
     def spec(self) -> dict[str, Any]:
         """All that is needed, besides the buffers, to build the module again: primitives only."""
-        shapes = [{"shape": list(block.factors.shape), "full": block.is_full} for block in self.iter_blocks()]
+        shapes = []
+        for block in self.iter_blocks():
+            zoomed = {} if block.zoom is None else {"zoomed": True}
+            shapes.append({"shape": list(block.factors.shape), "full": block.is_full, **zoomed})
         return {"num_features": self.num_features, "norm": self.norm, "blocks": shapes}
 
     @classmethod
@@ -332,11 +357,9 @@ class LocalMetrics(nn.Module):
         for block in spec["blocks"]:
             count, width, rank = block["shape"]
             support = None if block["full"] else torch.zeros(count, width, dtype=torch.long)
-            blocks.append(
-                MetricBlock(
-                    torch.zeros(count, width, dtype=dtype),
-                    torch.zeros(count, width, rank, dtype=dtype),
-                    support=support,
-                )
-            )
+            shapes = (count, width), (count, width, rank)
+            made = MetricBlock(*(torch.zeros(shape, dtype=dtype) for shape in shapes), support=support)
+            if block.get("zoomed"):  # a checkpoint from the middle of training
+                made.register_buffer("zoom", torch.zeros(width, dtype=dtype))
+            blocks.append(made)
         return cls(blocks, num_features=spec["num_features"], norm=spec["norm"])

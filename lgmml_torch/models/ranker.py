@@ -293,6 +293,7 @@ class LGMML(nn.Module):
         spec, tensors = read_model(path)
         model = cls.from_spec(spec)
         model.load_state_dict(tensors)
+        model.metrics.train_metrics_(False)  # a checkpoint may be from the middle of training
         return model.eval()
 
 

@@ -28,7 +28,7 @@ def lists(queries: int = 60, seed: int = 0) -> RankingData:
     return data.replace(features=list_rank_features().fit_transform(data.features, data.offsets))
 
 
-@pytest.mark.parametrize("start", ["random", "ratio"])
+@pytest.mark.parametrize("start", ["random", "strength", "diagonal", "ratio"])
 def test_the_start_is_what_it_says(start: str) -> None:
     data = lists()
     bank = start_trained(data, num_metrics=12, rank=3, start=start, seed=1)
@@ -65,6 +65,22 @@ def test_ratio_keeps_the_directions_that_tell_relevant_documents_apart() -> None
         return torch.einsum("kd,kde,ke->k", v, dissimilar, v) / torch.einsum("kd,kde,ke->k", v, similar, v)
 
     torch.testing.assert_close(quotient(first), best, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("start", ["strength", "diagonal"])
+def test_features_that_tell_relevant_documents_apart_start_strong(start: str) -> None:
+    """The first feature is the label and some noise, the others are noise; a constant one does no harm."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 2, (400,), generator=g)
+    x = torch.randn(400, 6, generator=g)
+    x[:, 0] = y + 0.1 * x[:, 0]
+    x[:, 5] = 0.0
+    data = RankingData.from_arrays(x, y, qid=torch.arange(400) // 20)
+    (block,) = start_trained(data, num_metrics=64, rank=4, start=start).metrics.iter_blocks()
+    sizes = block.factors.square().mean((0, 2)).sqrt()
+    assert sizes.argmax() == 0
+    assert sizes[0] > 1.5 * sizes[1:5].max()
+    assert float(block.factors.square().mean() * block.factors[0].numel()) == pytest.approx(1.0, rel=0.2)
 
 
 def fit(folder: Path, loss: Loss | None = None, *, epochs: int = 6, seed: int = 0, **phi: Any) -> Trained:
@@ -116,7 +132,7 @@ def test_the_same_seed_gives_the_same_model_and_dropout_has_an_effect(tmp_path: 
 def test_bad_settings_and_data_are_named() -> None:
     with pytest.raises(LGMMLError, match=r"`dropout.metrics` must be at least 0 and below 1, got 1"):
         Dropout(0.1, 1)
-    with pytest.raises(LGMMLError, match="`start` must be one of 'random', 'ratio', got 'zero'"):
+    with pytest.raises(LGMMLError, match=r"`start` must be one of 'random', .* 'ratio', got 'zero'"):
         start_trained(lists(5), start="zero")
     with pytest.raises(LGMMLError, match="`rank` must be positive, got 0"):
         start_trained(lists(5), rank=0)

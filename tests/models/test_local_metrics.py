@@ -150,16 +150,38 @@ def test_metrics_become_parameters_and_buffers_again_under_the_same_names() -> N
     before, x = {name: value.clone() for name, value in bank.state_dict().items()}, torch.rand(4, 3)
     expected = bank(x)
     bank.train_metrics_()
-    assert sorted(bank.state_dict()) == sorted(before)
-    assert {name for name, _ in bank.named_parameters()} == {"blocks.0.anchors", "blocks.0.factors", "blocks.0.scales"}
+    trained = {f"blocks.0.{name}" for name in ("anchors", "factors", "scales", "zoom")}
+    assert {name for name, _ in bank.named_parameters()} == trained
+    assert set(bank.state_dict()) == {*before, "blocks.0.zoom"}
     assert torch.equal(bank(x), expected)
     with torch.no_grad():
         bank.iter_blocks()[0].factors.mul_(2)
     torch.testing.assert_close(bank(x), 2 * expected)  # what is kept for tiles follows the parameters
-    bank.load_state_dict(before)
+    bank.load_state_dict({**before, "blocks.0.zoom": torch.zeros(3)})
     bank.train_metrics_(False)
+    assert sorted(bank.state_dict()) == sorted(before)
     assert not bank.trained
     assert torch.equal(bank(x), expected)
+
+
+def test_zoom_strengthens_a_feature_in_all_metrics_and_ends_up_in_the_factors() -> None:
+    bank = LocalMetrics([MetricBlock(torch.rand(2, 3), torch.rand(2, 3, 2))], num_features=3)
+    bank.train_metrics_()
+    (block,), x = bank.iter_blocks(), torch.rand(4, 3)
+    with torch.no_grad():
+        block.zoom.copy_(torch.tensor([0.0, -0.2, 0.4]))
+    by_hand = MetricBlock(block.anchors.detach(), block.factors.detach() * torch.tensor([1.0, 0.0, 3.0])[:, None])
+    expected = by_hand.distances(x)
+    torch.testing.assert_close(bank(x), expected)
+    torch.testing.assert_close(bank.traced(x), expected)
+    again = LocalMetrics.from_spec(bank.spec())  # as a checkpoint of a run that goes on is read
+    again.load_state_dict(bank.state_dict())
+    torch.testing.assert_close(again(x), expected)
+    for finished in (bank, again):
+        finished.train_metrics_(False)
+        assert "blocks.0.zoom" not in finished.state_dict()
+        assert "zoomed" not in finished.spec()["blocks"][0]
+        torch.testing.assert_close(finished(x), expected)
 
 
 def test_a_document_on_its_anchor_has_a_finite_slope() -> None:

@@ -1,0 +1,145 @@
+"""How well unseen queries are ranked when there are many: sizes of one set, three draws of its training queries.
+
+Run with ``python -m research.quality.large``; ``research/quality/large.md`` says what is selected where. Every fit is
+stored when it is done, so a run that was stopped goes on, and several processes may share the work: each takes the next
+piece that nobody has begun. ``--stage choices`` scores no test query.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lgmml_torch.baselines.base import grid_points
+from lgmml_torch.functional.ranking.measures import mean_ndcg
+from research.protocol import RankingFold, large_fold
+from research.quality.work import GRID, lightgbm_options, score_all
+from research.store import Job, Record, Store
+from research.systems import find_system
+
+log = logging.getLogger("research.quality")
+
+ROOT = Path(__file__).parent.parent.parent
+SIZES: dict[str, tuple[int | None, ...]] = {"debian": (500, 2000, None), "moby": (500, 2000, None)}
+TREES = ("lightgbm", "lightgbm+ranks")
+SEEDS = 3  # the seed is the draw of the training queries, too
+SHORTLIST = 6  # points of the grid that are tried again with all queries: the best of the next smaller size
+
+
+@dataclass(frozen=True)
+class Place:
+    """A set, how many of its training queries, and which."""
+
+    data: str
+    queries: int | None
+    draw: int = 0
+
+    def fold(self) -> RankingFold:
+        """Its lists; all of the training queries can be drawn in one way only."""
+        return large_fold(self.data, self.queries, 0 if self.queries is None else self.draw)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For the store."""
+        return {"data": self.data, "queries": self.queries or "all", "draw": self.draw}
+
+
+def point_job(place: Place, name: str, point: dict[str, Any]) -> Job:
+    """One point of the grid of a tree system: its validation NDCG@10."""
+
+    def make() -> Record:
+        fold = place.fold()
+        start = time.process_time()
+        found = find_system(name).fit(fold, 0, lightgbm_options(point))
+        seconds = time.process_time() - start
+        value = mean_ndcg(found.scores[name](fold.valid), fold.valid)
+        return Record(info={"valid": value, "trees": found.info["trees"], "fit seconds": seconds})
+
+    return Job("point", {"system": name, **place.settings, **point}, make)
+
+
+def points(store: Store, data: str, queries: int | None, name: str) -> list[dict[str, Any]]:
+    """The points to try, best first where a smaller size has ranked them."""
+    every = list(grid_points(**GRID))
+    if queries is not None:
+        return every
+    smaller = Place(data, SIZES[data][-2])
+    ranked = sorted(every, key=lambda point: -_value(store, smaller, name, point))
+    return ranked[:SHORTLIST]
+
+
+def _value(store: Store, place: Place, name: str, point: dict[str, Any]) -> float:
+    value: float = store.get(point_job(place, name, point)).info["valid"]
+    return value
+
+
+def chosen_point(store: Store, data: str, queries: int | None, name: str) -> dict[str, Any]:
+    """The point with the best validation NDCG@10 of draw 0, the first of equals."""
+    place = Place(data, queries)
+    return max(points(store, data, queries, name), key=lambda point: _value(store, place, name, point))
+
+
+def fit_job(store: Store, place: Place, name: str, seed: int) -> Job:
+    """One fit, and what it makes of the test queries."""
+
+    def make() -> Record:
+        fold = place.fold()
+        options = lightgbm_options(chosen_point(store, place.data, place.queries, name)) if name in TREES else {}
+        start = time.process_time()
+        found = find_system(name).fit(fold, seed, options)
+        seconds = time.process_time() - start
+        row = next(iter(found.scores))
+        values = score_all({name: found.scores[row]}, fold.test)
+        valid = mean_ndcg(found.scores[row](fold.valid), fold.valid)
+        return Record(values, {**found.info, "valid": valid, "fit seconds": seconds})
+
+    return Job("large", {"system": name, **place.settings, "seed": seed}, make)
+
+
+def choices(store: Store, data: str) -> Iterator[Job]:
+    """All that is selected on validation queries, smaller sizes first."""
+    for queries in SIZES[data]:
+        for name in TREES:
+            for point in points(store, data, queries, name):
+                yield point_job(Place(data, queries), name, point)
+
+
+def fits(store: Store, data: str, systems: Sequence[str], seeds: int = SEEDS) -> Iterator[Job]:
+    """All fits of all systems, a seed at a time."""
+    for seed in range(seeds):
+        for queries in SIZES[data]:
+            for name in systems:
+                yield fit_job(store, Place(data, queries, 0 if queries is None else seed), name, seed)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m research.quality.large", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--sets", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--systems", nargs="+", default=["default", *TREES])
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--stage", choices=("choices", "all"), default="all")
+    parser.add_argument("--store", type=Path, help="where finished fits are kept (default: outputs/quality)")
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    log.setLevel(logging.INFO)
+    torch.set_num_threads(1)
+    store = Store(args.store or ROOT / "outputs" / "quality")
+    for data in args.sets:
+        store.share(choices(store, data))
+        if args.stage == "all":
+            store.share(fits(store, data, args.systems, args.seeds))
+
+
+if __name__ == "__main__":
+    main()
