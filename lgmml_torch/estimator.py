@@ -36,6 +36,9 @@ from lgmml_torch.segments import segment_max, segment_min
 
 if TYPE_CHECKING:
     from lgmml_torch.training.stages import Recipe, Trained
+    from lgmml_torch.training.ways import Way
+
+log = logging.getLogger(__name__)
 
 
 def feature_names(X: Any) -> NDArray[np.object_] | None:
@@ -134,15 +137,38 @@ def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
             talker.setLevel(level)
 
 
-BANKS = ("boosted", "sampled")
+BANKS = ("auto", "boosted", "trained", "sampled")
+WARP_EPOCHS, WARP_RATE = 10, 0.001
 ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "auto": "auto"}  # and what Lightning calls them
 
 
-def make_recipe(params: Mapping[str, Any], seed: int) -> Recipe:
+def settled(params: Mapping[str, Any], train: RankingData) -> tuple[dict[str, Any], Way]:
+    """The parameters with a bank and epochs of their own, as the size of the data has them, and why."""
+    from lgmml_torch.training.ways import choose_way  # Lightning takes its time to import
+
+    budget, bank = params["budget"], params["bank"]
+    way = choose_way(train.num_queries, train.num_documents, train.num_features, budget, trained=bank == "trained")
+    if bank == "auto":
+        plain = params["phi"] == "shared" and params["preprocess"] is None and not params["bank_options"]
+        bank = way.bank if plain else "boosted"
+    trained = bank == "trained"
+    epochs = params["epochs"] if params["epochs"] is not None else way.epochs if trained else WARP_EPOCHS
+    rounds = params["rounds"] if params["rounds"] is not None else way.rounds
+    return {**params, "bank": bank, "epochs": epochs, "rounds": rounds}, way
+
+
+def make_recipe(params: Mapping[str, Any], seed: int, way: Way | None = None) -> Recipe:
     """What the parameters of `LGMMLRanker` want fitted."""
     from lgmml_torch.training.losses import Warp
     from lgmml_torch.training.stages import PhiSettings, Recipe  # Lightning takes its time to import
+    from lgmml_torch.training.ways import trained_recipe
 
+    if way is not None and params["bank"] == "trained":
+        return trained_recipe(
+            way, seed, preprocess=params["preprocess"] and partial(new_preprocess, params["preprocess"]),
+            rate=params["learning_rate"], options={"kernel": params["kernel"], **(params["bank_options"] or {})},
+            loader={"batch_size": params["batch_size"]}, mode=params["phi"], policy=params["policy"],
+        )  # fmt: skip
     options = {"kernel": params["kernel"], **(params["bank_options"] or {})}
     banks = {
         "sampled": partial(fit_sampled, num_metrics=params["num_metrics"], **options),
@@ -155,7 +181,7 @@ def make_recipe(params: Mapping[str, Any], seed: int) -> Recipe:
         phi=PhiSettings(
             loss=Warp(params["margin"]),
             loader={"batch_size": params["batch_size"], "max_draws": params["max_draws"]},
-            optimizer=partial(torch.optim.SGD, lr=params["learning_rate"]),
+            optimizer=partial(torch.optim.SGD, lr=params["learning_rate"] or WARP_RATE),
         ),
         seed=seed,
     )
@@ -164,12 +190,16 @@ def make_recipe(params: Mapping[str, Any], seed: int) -> Recipe:
 def fit_model(splits: Mapping[str, RankingData], params: Mapping[str, Any], seed: int) -> tuple[Trained, Bank]:
     """Preprocessing, metrics, then Φ; nothing stays on disk."""
     from lgmml_torch.training.stages import Surroundings, prepare, train_phi
+    from lgmml_torch.training.ways import GRADIENT_CLIP
 
-    recipe = make_recipe(params, seed)
+    params, way = settled(params, splits["train"])
+    log.info("%s", way.reason if params["bank"] == way.bank else f"{params['bank']} metrics, as asked for")
+    recipe = make_recipe(params, seed, way)
     prepared = prepare(splits, recipe)
     with tempfile.TemporaryDirectory() as folder:
         trainer = {
             "max_epochs": params["epochs"], "accelerator": ACCELERATORS[params["device"]], "default_root_dir": folder,
+            "gradient_clip_val": GRADIENT_CLIP if params["bank"] == "trained" else None,
         }  # fmt: skip
         trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer))
     return trained, prepared.bank
@@ -184,6 +214,8 @@ def new_preprocess(given: Preprocess | Mapping[str, Any] | None) -> Preprocess:
 
 def check_parameters(params: Mapping[str, Any]) -> None:
     """Refuse what is unknown or out of range before any work is done."""
+    from lgmml_torch.training.ways import find_budget
+
     phi = params["phi"]
     check_choice("bank", params["bank"], BANKS)
     check_choice("kernel", params["kernel"], KERNELS)
@@ -192,9 +224,12 @@ def check_parameters(params: Mapping[str, Any]) -> None:
     check_choice("precision", params["precision"], ("float32", "float64"))
     if params["policy"] is not None:
         check_choice("policy", params["policy"], POLICIES[phi])
-    for name in ("rounds", "num_metrics", "learning_rate", "margin", "batch_size"):
+    for name in ("num_metrics", "margin", "batch_size"):
         check_positive(name, params[name])
-    check_positive("epochs", params["epochs"], zero=True)
+    for name in ("rounds", "learning_rate", "epochs"):
+        if params[name] is not None:
+            check_positive(name, params[name], zero=name == "epochs")
+    find_budget(params["budget"], 0, 0)
     check_unit_interval("validation_fraction", params["validation_fraction"])
     if params["validation_fraction"] == 1:
         raise LGMMLError("`validation_fraction` must leave queries to train on, got 1")
@@ -206,17 +241,19 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     """A ranker for lists of documents, ``fit(X, y, qid=…)`` and ``predict(X, qid=…)``.
 
     Args:
-        bank: how the local metrics are built: ``"boosted"`` (for queries nobody has seen) or ``"sampled"`` (the
-            paper's regions).
-        rounds: at most so many rounds of boosting.
+        bank: how the local metrics are built: ``"boosted"`` stage by stage, ``"trained"`` by gradient, ``"sampled"``
+            (the paper's regions), or ``"auto"``: boosted or trained, by the size of the data.
+        budget: how much work: ``"fast"``, ``"normal"``, ``"thorough"``, or a time of one core such as ``"10m"``.
+        rounds: at most so many rounds of boosting; by the budget when None.
         num_metrics: K, for a sampled bank.
-        bank_options: further settings of `fit_boosted` or `fit_sampled`.
-        preprocess: what happens to raw features: a `Preprocess` or its description; `list_rank_features` when None.
+        bank_options: further settings of `fit_boosted`, `start_trained` or `fit_sampled`.
+        preprocess: what happens to raw features: a `Preprocess` or its description; `list_rank_features`, or
+            `all_views` for trained metrics, when None.
         kernel: κ, see `lgmml_torch.functional.score.kernel`.
         phi: how Φ is trained: ``"shared"``, ``"per_query"`` or ``"amortized"``.
         policy: what new queries get; the way's own default when None.
-        epochs: of sampled WARP; 0 keeps the bank's own Φ₀.
-        learning_rate: of plain SGD on Φ.
+        epochs: of sampled WARP, 10 when None; 0 keeps the bank's own Φ₀. Of trained metrics, by the budget when None.
+        learning_rate: of plain SGD on Φ, .001 when None; of trained metrics, .002.
         margin: ζ.
         batch_size: lists in a batch.
         max_draws: negatives drawn for each positive.
@@ -251,16 +288,17 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        bank: str = "boosted",
-        rounds: int = 200,
+        bank: str = "auto",
+        budget: str = "normal",
+        rounds: int | None = None,
         num_metrics: int = 500,
         bank_options: Mapping[str, Any] | None = None,
         preprocess: Preprocess | Mapping[str, Any] | None = None,
         kernel: str = "paper",
         phi: str = "shared",
         policy: str | None = None,
-        epochs: int = 10,
-        learning_rate: float = 0.001,
+        epochs: int | None = None,
+        learning_rate: float | None = None,
         margin: float = 0.1,
         batch_size: int = 32,
         max_draws: int | None = 10,
@@ -272,6 +310,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         verbose: int = 0,
     ) -> None:
         self.bank = bank
+        self.budget = budget
         self.rounds = rounds
         self.num_metrics = num_metrics
         self.bank_options = bank_options

@@ -28,7 +28,7 @@ from lgmml_torch.data.catalog import load_file, open_dataset, open_table
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.source import Source, open_source
 from lgmml_torch.data.write import save_letor, save_table
-from lgmml_torch.estimator import LGMMLRanker
+from lgmml_torch.estimator import WARP_EPOCHS, WARP_RATE, LGMMLRanker
 from lgmml_torch.estimator import make_recipe as make_estimator_recipe
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.fitting.bank import BankBuilder
@@ -43,10 +43,12 @@ from lgmml_torch.functional.score import tie_equal_rows
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
+from lgmml_torch.training import ways
 from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
 from lgmml_torch.training.losses import LossValue, Score, build_loss
 from lgmml_torch.training.module import DEFAULT_OPTIMIZER
 from lgmml_torch.training.stages import PhiSettings, Recipe, prepare
+from lgmml_torch.training.ways import BUDGETS
 from tests.doors import small_data, small_model
 from tests.training import tiny
 
@@ -226,9 +228,10 @@ class TestOneCompositionRoot:
             assert ranker[name] == batches[name]
         assert phi.loss.spec() == {"name": "warp", "margin": cfg["loss"]["margin"]}
         assert ranker["margin"] == cfg["loss"]["margin"]
+        estimators = make_estimator_recipe({**ranker, "bank": "boosted"}, 0)
         rates = [optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] for optimizer in (
-            phi.optimizer, DEFAULT_OPTIMIZER, make_estimator_recipe(ranker, 0).phi.optimizer)]  # fmt: skip
-        assert {*rates, cfg["optimizer"]["lr"]} == {ranker["learning_rate"]}
+            phi.optimizer, DEFAULT_OPTIMIZER, estimators.phi.optimizer)]  # fmt: skip
+        assert {*rates, cfg["optimizer"]["lr"]} == {WARP_RATE}
         assert (phi.keep, phi.deviation_penalty, phi.preset) == (
             cfg["keep"], cfg["deviation_penalty"], cfg["evaluation"]["preset"])  # fmt: skip
         assert tuple(cfg["evaluation"]["metrics"]) == REPORTED
@@ -240,24 +243,36 @@ class TestOneCompositionRoot:
             if not name.startswith("_"):
                 default = signature(fit_sampled)[name]
                 assert (tuple(value) if isinstance(value, list) else value) == default, name
-        assert ranker["rounds"] == boost.rounds
+        assert BUDGETS[ranker["budget"]].rounds == BUDGETS[cfg["budget"]].rounds == boost.rounds
         assert ranker["num_metrics"] == sampled["num_metrics"]
         assert ranker["kernel"] == boost.kernel == sampled["kernel"]
-        assert ranker["epochs"] == cfg["trainer"]["max_epochs"]
+        assert cfg["trainer"]["max_epochs"] == WARP_EPOCHS
         assert (ranker["phi"], ranker["policy"]) == (cfg["phi"]["mode"], cfg["phi"]["policy"])
 
-    def test_train_and_the_estimator_fit_the_same_model(self, tmp_path: Path) -> None:
-        """The same data and settings through both doors give the same scores, bit for bit."""
-        small = ["data.num_queries=30", "data.num_features=5", "local_metrics.rounds=4", "trainer.max_epochs=2"]
+    @pytest.mark.parametrize("bank", ["boosted", "trained", "auto"])
+    def test_train_and_the_estimator_fit_the_same_model(
+        self, bank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The same data and settings through both doors give the same scores, bit for bit; also what data decides."""
+        monkeypatch.setattr(ways, "TRAINED_DOCUMENTS", 100)
+        monkeypatch.setattr(ways, "TRAINED_QUERIES", 10)
+        way = {
+            "boosted": ["local_metrics=boosted", "local_metrics.rounds=4"],
+            "trained": ["experiment=trained", "dropout.features=0.3"],
+            "auto": [],
+        }[bank]
+        small = ["data.num_queries=30", "data.num_features=5", "trainer.max_epochs=2", *way]
         quiet = ["loader.num_workers=0", "callbacks=quiet", "logger=none", "trainer.enable_progress_bar=false"]
-        cfg = load_config([*small, *quiet, f"paths.output_dir='{tmp_path}'", "name=test", "seed=3"])
+        asked = [*small, *quiet, f"paths.output_dir='{tmp_path}'", "name=test", "seed=3"]
+        cfg = load_config(asked)
         with open_dict(cfg):
             cfg.pop("hydra", None)
-        result = train(cfg)
+        result = train(cfg, asked)
         assert result is not None
         splits = load_splits(cfg)
         X, y, qid = zip(*(as_given(splits[name]) for name in ("train", "valid")), strict=True)
-        ranker = LGMMLRanker(rounds=4, epochs=2, random_state=3)
+        assert bool(result.model.metrics.iter_blocks()[0].is_full) == (bank != "boosted")
+        ranker = LGMMLRanker(bank=bank, rounds=4, epochs=2, random_state=3)
         ranker.fit(X[0], y[0], qid=qid[0], eval_set=(X[1], y[1], qid[1]))
         test = splits["test"]
         np.testing.assert_array_equal(

@@ -67,11 +67,13 @@ def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
 DECISIVE = ("experiment", "local_metrics", "preprocess", "phi", "loss", "optimizer", "step_size")
 
 
-def settle(cfg: DictConfig, asked: Sequence[str], train: RankingData) -> DictConfig:
+def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> DictConfig:
     """The configuration with what the size of the data decides, unless the overrides ``asked`` for have decided it.
 
-    Whatever was asked for stays as it is; `chosen` says what came of it and why.
+    Whatever was asked for stays as it is; `chosen` says what came of it and why. None: all of it was asked for.
     """
+    if asked is None:
+        return cfg
     parts = {text.lstrip("+~").split("=")[0].split("@")[0].split(".")[0] for text in asked}
     decided = [part for part in DECISIVE if part in parts]
     if decided or cfg.warm_start:

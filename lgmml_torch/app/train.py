@@ -50,11 +50,11 @@ class RunResult:
     bank_history: dict[str, Any] = field(default_factory=dict)
 
 
-def train(cfg: DictConfig, asked: Sequence[str] = ()) -> RunResult | None:
+def train(cfg: DictConfig, asked: Sequence[str] | None = None) -> RunResult | None:
     """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report.
 
-    What nobody ``asked`` for, by overrides, the data may decide: see `settle`. Returns None in helper processes of a
-    distributed run.
+    ``asked`` are the overrides of the configuration: what none of them says, the data may decide, see `settle`. Returns
+    None in helper processes of a distributed run.
     """
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     if cfg.threads:

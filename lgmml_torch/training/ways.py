@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from lgmml_torch.checks import LGMMLError, did_you_mean
 from lgmml_torch.fitting.trained import start_trained
 from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import all_views
 from lgmml_torch.training.losses import Softmax
 from lgmml_torch.training.module import Dropout, OneCycle
@@ -29,7 +31,8 @@ DROPOUTS = ((100_000, Dropout(0.3, 0.2)), (400_000, Dropout(0.15, 0.2)), (math.i
 COLUMNS = 1_000  # of the preprocessed features, within which a feature gets ramps
 COLUMN_BYTES = 4 << 30  # all preprocessed features of the training documents, in float32
 MOST_RAMPS = 6
-LEARNING_RATE, WEIGHT_DECAY, CLIP = 2e-3, 0.3, 10.0
+LEARNING_RATE, WEIGHT_DECAY = 2e-3, 0.3
+GRADIENT_CLIP = 10.0  # for the trainer
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,8 @@ class Way:
     dropout: Dropout = field(default_factory=Dropout)
 
 
-def choose_way(queries: int, documents: int, features: int, budget: str = "normal") -> Way:
-    """The way for so much data.
+def choose_way(queries: int, documents: int, features: int, budget: str = "normal", *, trained: bool = False) -> Way:
+    """The way for so much data; ``trained`` metrics in any case, where they are wanted.
 
     >>> choose_way(470, 9_630, 46).bank, choose_way(7_274, 722_339, 110).bank
     ('boosted', 'trained')
@@ -123,7 +126,7 @@ def choose_way(queries: int, documents: int, features: int, budget: str = "norma
     room = min(COLUMNS, COLUMN_BYTES // (4 * max(1, documents)))
     ramps = max(0, min(MOST_RAMPS, room // max(1, features) - 3))
     found = find_budget(budget, documents, (3 + ramps) * features)
-    if documents < TRAINED_DOCUMENTS or queries < TRAINED_QUERIES:
+    if not trained and (documents < TRAINED_DOCUMENTS or queries < TRAINED_QUERIES):
         reason = f"{size}: boosted metrics, at most {found.rounds} rounds, then WARP (trained metrics need more data)"
         return Way("boosted", reason, rounds=found.rounds)
     dropout = next(found for most, found in DROPOUTS if documents < most)
@@ -136,15 +139,36 @@ def choose_way(queries: int, documents: int, features: int, budget: str = "norma
     return replace(way, reason=reason)
 
 
-def trained_recipe(way: Way, seed: int, **phi: Any) -> Recipe:
-    """The recipe of trained metrics, as ``experiment=trained`` has it; ``phi`` are settings of `Phi`."""
+def trained_recipe(
+    way: Way,
+    seed: int,
+    *,
+    preprocess: Callable[[], Preprocess] | None = None,
+    rate: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    loader: Mapping[str, Any] | None = None,
+    **phi: Any,
+) -> Recipe:
+    """The recipe of trained metrics, as ``experiment=trained`` has it.
+
+    Args:
+        way: how wide, how much is dropped.
+        seed: of all draws.
+        preprocess: `all_views` when None.
+        rate: the highest learning rate; `LEARNING_RATE` when None.
+        options: further settings of `start_trained`.
+        loader: settings of `RankingDataModule`.
+        **phi: settings of `Phi`.
+    """
+    sizes = {"num_metrics": way.num_metrics, "rank": way.rank, **(options or {})}
     return Recipe(
-        preprocess=partial(all_views, ramps=way.ramps),
-        fit_bank=partial(start_trained, num_metrics=way.num_metrics, rank=way.rank),
+        preprocess=preprocess or partial(all_views, ramps=way.ramps),
+        fit_bank=partial(start_trained, **sizes),
         make_phi=partial(Phi, **phi),
         phi=PhiSettings(
             loss=Softmax(),
-            optimizer=partial(torch.optim.AdamW, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
+            loader=loader or {},
+            optimizer=partial(torch.optim.AdamW, lr=rate or LEARNING_RATE, weight_decay=WEIGHT_DECAY),
             step_size=OneCycle(),
             dropout=way.dropout,
         ),
