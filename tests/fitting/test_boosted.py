@@ -12,7 +12,7 @@ from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted
 from lgmml_torch.fitting.boosted.learners import BoostConfig, BoostState
-from lgmml_torch.fitting.boosted.search import Bag, find_learners
+from lgmml_torch.fitting.boosted.search import Bag, find_learners, weighted_rows
 from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.ragged import RankingData
 
@@ -190,7 +190,7 @@ def test_a_list_far_above_the_cap_keeps_its_first_places() -> None:
 def test_a_sample_without_positives_finds_nothing(train: RankingData) -> None:
     n = 6
     bag = Bag(train.features[:n], -torch.ones(n), torch.ones(n), torch.tensor([0, n]))
-    assert len(find_learners(bag, None, BoostConfig(), torch.Generator())) == 0
+    assert len(find_learners(bag, bag, None, BoostConfig(), torch.Generator())) == 0
 
 
 def test_errors(train: RankingData, valid: RankingData) -> None:
@@ -226,3 +226,36 @@ def test_errors(train: RankingData, valid: RankingData) -> None:
 def test_config_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(LGMMLError, match=message):
         BoostConfig(**settings)
+
+
+def test_rows_drawn_by_size_keep_every_sum_on_average() -> None:
+    """Few rows are most of the sum: they are nearly always drawn, and weights make up for the rest."""
+    g = torch.Generator().manual_seed(0)
+    sizes, other = torch.rand(2000, generator=g) ** 20, torch.randn(2000, generator=g)
+    counts, sums, others = [], [], []
+    for _ in range(400):
+        rows, weights = weighted_rows(sizes, 200, g)
+        counts.append(len(rows))
+        sums.append(float((sizes[rows] * weights).sum()))
+        others.append(float((other[rows] * weights).sum()))
+        assert (rows.diff() > 0).all()
+    assert sum(counts) / 400 == pytest.approx(200, rel=0.05)
+    uniform = 400**-0.5 * float(sizes.std()) * 2000 / 200**0.5  # the error of a mean of uniform draws
+    assert abs(sum(sums) / 400 - float(sizes.sum())) < uniform
+    assert abs(sum(others) / 400 - float(other.sum())) < 4 * 400**-0.5 * float(torch.tensor(others).std())
+    rows, weights = weighted_rows(sizes, 5000, g)
+    assert torch.equal(rows, torch.arange(2000))
+    assert (weights == 1).all()
+    rows, weights = weighted_rows(torch.zeros(2000), 100, g)
+    assert 50 < len(rows) < 150
+
+
+@pytest.mark.parametrize("settings", [{"draw": "gradient"}, {"phi_cap": 800}, {"draw": "gradient", "phi_cap": 800}])
+def test_draws_by_gradient_and_wide_weights_fit_too(settings: dict[str, Any]) -> None:
+    train, valid = make(0, size=30), make(1)
+    plain, other, again = (
+        fit_boosted(train, valid, rounds=20, cap=200, **options) for options in ({}, settings, settings)
+    )
+    assert not torch.equal(plain.phi, other.phi)
+    assert torch.equal(other.phi, again.phi)
+    assert other.history["best_valid_ndcg"] > plain.history["best_valid_ndcg"] - 0.05

@@ -101,8 +101,8 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
     """The state one round later."""
     data, valid, config = problem.data, problem.valid, problem.config
     generator = round_generator(problem.seed, state.round)
-    bag = draw_bag(data, state.scores, problem.usable, problem.ideal, config, generator)
-    found = find_learners(bag, problem.prior, config, generator)
+    bag, wide = draw_bag(data, state.scores, problem.usable, problem.ideal, config, generator)
+    found = find_learners(bag, wide, problem.prior, config, generator)
     found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
     state = replace(state, round=state.round + 1, idle=0 if len(found) else state.idle + 1)
     if len(found):

@@ -17,6 +17,7 @@ from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
 METRIC_KINDS = ("gmml", "gmml-pooled", "identity")
+DRAWS = ("uniform", "gradient")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ class BoostConfig:
         ridge: of the Newton system, relative to the total Hessian.
         min_deviation: kernels that vary less over the documents are rejected.
         subsample: share of the queries a round looks at.
-        cap: documents a round fits to; the gradients come from whole lists of at most ``4 * cap`` documents.
+        cap: documents a round fits to; the gradients come from whole lists of at most four times as many.
+        phi_cap: documents the weights φ of the chosen metrics are fitted to, where that is more than ``cap``.
+        draw: which documents: ``"uniform"``, or ``"gradient"``: large gradients more often, with weights that make up
+            for it; where relevant documents are rare, few of them are most of what there is to learn from.
         truncation: LambdaRank pairs need a document among the first so many places.
         sigma: slope of LambdaRank.
         hessian_floor: added to p(1 - p); without it a step has no bound.
@@ -69,6 +73,8 @@ class BoostConfig:
     min_deviation: float = 0.01
     subsample: float = 0.7
     cap: int = 2500
+    phi_cap: int = 0
+    draw: str = "uniform"
     truncation: int = 30
     sigma: float = 1.0
     hessian_floor: float = 0.05
@@ -86,6 +92,7 @@ class BoostConfig:
         check_choice("kernel", self.kernel, KERNELS)
         check_choice("metric", self.metric, METRIC_KINDS)
         check_choice("method", self.method, METHODS)
+        check_choice("draw", self.draw, DRAWS)
         check_unit_interval("t", self.t)
         check_unit_interval("subsample", self.subsample)
         for name in (
@@ -93,7 +100,7 @@ class BoostConfig:
             "hessian_floor", "feature_floor", "evaluate_every", "k", "smooth", "patience", "min_deviation",
         ):  # fmt: skip
             check_positive(name, getattr(self, name))
-        for name in ("lam", "prior_power"):
+        for name in ("lam", "prior_power", "phi_cap"):
             check_positive(name, getattr(self, name), zero=True)
         for name in ("sizes", "bandwidths"):
             values = getattr(self, name)

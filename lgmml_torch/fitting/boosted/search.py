@@ -110,6 +110,7 @@ def round_generator(seed: int, step: int) -> torch.Generator:
 
 # Added to both scatters: features are standardised, and one that is constant within lists has no scatter at all.
 LEAST_SCATTER = 1e-4
+TINY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,11 @@ def draw_bag(
     ideal: Tensor,  # (Q,)
     config: BoostConfig,
     generator: torch.Generator,
-) -> Bag:
-    """Some queries, their gradients from whole lists, and at most ``cap`` of their documents."""
+) -> tuple[Bag, Bag]:
+    """Some queries, their gradients from whole lists, at most ``cap`` of their documents, and ``phi_cap`` of them."""
     drawn = usable[torch.randperm(len(usable), generator=generator).to(usable.device)]
     drawn = drawn[: max(1, round(config.subsample * len(usable)))]
-    fits = data.sizes[drawn].cumsum(0) <= 4 * config.cap
+    fits = data.sizes[drawn].cumsum(0) <= 4 * max(config.cap, config.phi_cap)
     fits[0] = True
     queries = drawn[fits].sort().values
     rows, offsets = gather_segments(data.offsets, queries)
@@ -152,10 +153,43 @@ def draw_bag(
         weight = data.query_weights.to(gradients)[queries][query]
         gradients, hessians = gradients * weight, hessians * weight
     kept = (hessians > 0).nonzero()[:, 0]
-    kept = kept[draw_rows(hessians[kept], config.cap, generator)]
-    sizes = torch.bincount(query[kept])
-    offsets = offsets_from_sizes(sizes[sizes > 0])
-    return Bag(data.features[rows[kept]], gradients[kept], hessians[kept], offsets)
+
+    def bag(cap: int) -> Bag:
+        if config.draw == "gradient":
+            chosen, weight = weighted_rows(gradients[kept].abs(), cap, generator)
+        else:
+            chosen = draw_rows(hessians[kept], cap, generator)
+            weight = torch.ones_like(hessians[chosen])
+        some = kept[chosen]
+        sizes = torch.bincount(query[some])
+        offsets = offsets_from_sizes(sizes[sizes > 0])
+        return Bag(data.features[rows[some]], gradients[some] * weight, hessians[some] * weight, offsets)
+
+    few = bag(config.cap)
+    return few, few if config.phi_cap <= config.cap else bag(config.phi_cap)
+
+
+def weighted_rows(
+    sizes: Tensor,  # (M,) at least 0
+    cap: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:  # (min(M, cap),) in order, and what each of them counts
+    """At most ``cap`` rows, drawn by size; weights keep every sum over rows what it is on average.
+
+    Half of the chance follows the size, half is the same for all. A row whose chance would exceed one is sure, and the
+    others share what is left.
+    """
+    count = len(sizes)
+    if count <= cap:
+        return torch.arange(count, device=sizes.device), torch.ones_like(sizes)
+    share = (sizes / sizes.sum().clamp_min(torch.finfo(sizes.dtype).tiny) + 1 / count) / 2
+    chance = (cap * share).clamp_max(1.0)
+    for _ in range(3):  # what sure rows leave over goes to the others
+        free = chance < 1
+        raised = chance * (cap - (~free).sum()) / chance[free].sum().clamp_min(TINY)
+        chance = torch.where(free, raised, 1.0).clamp_max(1.0)
+    drawn = (torch.rand(count, generator=generator).to(chance) < chance).nonzero()[:, 0]
+    return drawn, 1 / chance[drawn]
 
 
 def draw_rows(
@@ -177,11 +211,12 @@ def draw_rows(
 
 def find_learners(
     bag: Bag,
+    wide: Bag,
     prior: Tensor | None,  # (D,)
     config: BoostConfig,
     generator: torch.Generator,
 ) -> Learners:
-    """The best few candidates with their share φ of the Newton step; none when nothing lowers the loss."""
+    """The best few candidates of a bag with their share φ of the ``wide`` one's Newton step; none if nothing helps."""
     if not (bool((bag.gradients > 0).any()) and bool((bag.gradients < 0).any())):
         return Learners.empty(max(config.sizes), bag.features)  # nothing to tell apart among these documents
     newton = NewtonRows(bag.gradients, bag.hessians, bag.offsets, ridge=config.ridge)
@@ -198,7 +233,9 @@ def find_learners(
     chosen = Learners.cat(parts).select(order[gain[order] > 0])
     if not len(chosen):
         return chosen
-    chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(bag.features, config.kernel)))
+    if wide is not bag:
+        newton = NewtonRows(wide.gradients, wide.hessians, wide.offsets, ridge=config.ridge)
+    chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(wide.features, config.kernel)))
     return chosen.select(chosen.phi > 0)
 
 
