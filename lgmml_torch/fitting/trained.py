@@ -33,7 +33,7 @@ START_WEIGHT = 4.0  # Φ₀ = 4/√K: scores of a spread that a softmax can work
 
 def check_settings(**settings: Any) -> None:
     """Refuse what `start_trained` cannot work with."""
-    check_choice("start", settings.get("start", "random"), STARTS)
+    check_choice("start", settings.get("start", "strength"), STARTS)
     check_choice("kernel", settings.get("kernel", "paper"), KERNELS)
     for name in ("num_metrics", "rank", "pool"):
         check_positive(name, settings.get(name, 1))
@@ -47,7 +47,7 @@ def start_trained(
     *,
     num_metrics: int = 128,
     rank: int = 8,
-    start: str = "random",
+    start: str = "strength",
     pool: int = 16,
     lam: float = 0.1,
     kernel: str = "paper",

@@ -2,7 +2,8 @@
 
 Run with ``python -m research.quality.large``; ``research/quality/large.md`` says what is selected where. Every fit is
 stored when it is done, so a run that was stopped goes on, and several processes may share the work: each takes the next
-piece that nobody has begun. ``--stage choices`` scores no test query.
+piece that nobody has begun. ``--stage choices`` scores no test query;
+``--stage report`` writes docs/large.md from what is stored.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ROOT = Path(__file__).parent.parent.parent
 SIZES: dict[str, tuple[int | None, ...]] = {"debian": (500, 2000, None), "moby": (500, 2000, None)}
 TREES = ("lightgbm", "lightgbm+ranks")
 SEEDS = 3  # the seed is the draw of the training queries, too
-SHORTLIST = 6  # points of the grid that are tried again with all queries: the best of the next smaller size
+SHORTLISTS = (8, 4)  # points of the grid that are tried again with more queries: the best of the next smaller size
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,14 @@ def point_job(place: Place, name: str, point: dict[str, Any]) -> Job:
 
 
 def points(store: Store, data: str, queries: int | None, name: str) -> list[dict[str, Any]]:
-    """The points to try, best first where a smaller size has ranked them."""
-    every = list(grid_points(**GRID))
-    if queries is not None:
-        return every
-    smaller = Place(data, SIZES[data][-2])
-    ranked = sorted(every, key=lambda point: -_value(store, smaller, name, point))
-    return ranked[:SHORTLIST]
+    """The points to try: the whole grid at the smallest size, then the best of the next smaller one."""
+    place = SIZES[data].index(queries)
+    if place == 0:
+        return list(grid_points(**GRID))
+    smaller = SIZES[data][place - 1]
+    before = points(store, data, smaller, name)
+    ranked = sorted(before, key=lambda point: -_value(store, Place(data, smaller), name, point))
+    return ranked[: SHORTLISTS[place - 1]]
 
 
 def _value(store: Store, place: Place, name: str, point: dict[str, Any]) -> float:
@@ -84,6 +86,12 @@ def chosen_point(store: Store, data: str, queries: int | None, name: str) -> dic
     """The point with the best validation NDCG@10 of draw 0, the first of equals."""
     place = Place(data, queries)
     return max(points(store, data, queries, name), key=lambda point: _value(store, place, name, point))
+
+
+def better_trees(store: Store, data: str, queries: int | None) -> str:
+    """LightGBM with or without list ranks, whichever validation prefers."""
+    best = {name: _value(store, Place(data, queries), name, chosen_point(store, data, queries, name)) for name in TREES}
+    return max(TREES, key=lambda name: best[name])
 
 
 def fit_job(store: Store, place: Place, name: str, seed: int) -> Job:
@@ -111,12 +119,15 @@ def choices(store: Store, data: str) -> Iterator[Job]:
                 yield point_job(Place(data, queries), name, point)
 
 
-def fits(store: Store, data: str, systems: Sequence[str], seeds: int = SEEDS) -> Iterator[Job]:
-    """All fits of all systems, a seed at a time."""
+def fits(store: Store, data: str, seeds: int = SEEDS, only: str | None = None) -> Iterator[Job]:
+    """The default and the better LightGBM, a seed at a time."""
     for seed in range(seeds):
         for queries in SIZES[data]:
-            for name in systems:
-                yield fit_job(store, Place(data, queries, 0 if queries is None else seed), name, seed)
+            place = Place(data, queries, 0 if queries is None else seed)
+            if only != "trees":
+                yield fit_job(store, place, "default", seed)
+            if only != "default":
+                yield fit_job(store, place, better_trees(store, data, queries), seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -126,19 +137,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--sets", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--systems", nargs="+", default=["default", *TREES])
+    parser.add_argument("--only", choices=("default", "trees"), help="fits of one side")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--stage", choices=("choices", "all"), default="all")
+    parser.add_argument("--stage", choices=("choices", "all", "report"), default="all")
+    parser.add_argument("--out", type=Path, default=ROOT, help="root for research/results and docs")
     parser.add_argument("--store", type=Path, help="where finished fits are kept (default: outputs/quality)")
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     log.setLevel(logging.INFO)
     torch.set_num_threads(1)
     store = Store(args.store or ROOT / "outputs" / "quality")
-    for data in args.sets:
-        store.share(choices(store, data))
+    for data in args.sets if args.stage != "report" else ():
+        if args.only != "default":
+            store.share(choices(store, data))
         if args.stage == "all":
-            store.share(fits(store, data, args.systems, args.seeds))
+            store.share(fits(store, data, args.seeds, args.only))
+    if args.stage == "report":
+        from research.quality.large_report import write_page  # it needs this module
+
+        write_page(store, root=args.out)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from research import picture
+from research import picture, starts
 from research.moby import __main__ as moby
 from research.paper import __main__ as paper
 from research.quality import __main__ as quality
-from research.speed import core, loading, race, report, scale, scoring, training
+from research.quality import large
+from research.speed import climb, core, loading, race, report, scale, scoring, training
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "research").rglob("*.py"))
@@ -68,7 +69,8 @@ def test_examples_in_docstrings_are_true(path: Path) -> None:
 
 
 COMMANDS: dict[str, Callable[[], object]] = {
-    "paper": paper.main, "quality": quality.main, "moby": moby.main, "picture": picture.main, "speed.core": core.main,
+    "paper": paper.main, "quality": quality.main, "quality.large": large.main, "starts": starts.main, "moby": moby.main,
+    "picture": picture.main, "speed.climb": climb.main, "speed.core": core.main,
     "speed.loading": loading.main, "speed.scale": scale.main, "speed.race": race.main, "speed.scoring": scoring.main,
     "speed.training": training.main, "speed.report": report.main,
 }  # fmt: skip
