@@ -1,4 +1,4 @@
-"""``lgmml train|score|evaluate|explain|info``: what the words on the command line mean."""
+"""``lgmml train|score|evaluate|explain|merge|info``: what the words on the command line mean."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ COMMANDS = {
     "score": "score the documents of a file",
     "evaluate": "rank the lists of a labelled file and measure the result",
     "explain": "why one document stands above another",
+    "merge": "make one model of several: the sum of their scores, weighted by what ranks labelled lists best",
     "info": "what is in a model file",
 }
 
@@ -51,6 +52,12 @@ examples:
 examples:
   lgmml explain model.safetensors test.txt --qid 18219 --document GX004-93-7097963 --over GX010-40-4497720
   lgmml explain model.safetensors test.csv --qid 7 --document 1 --over 4       the 1st and 4th row of query 7
+""",
+    "merge": """
+The lists should be validation queries: none of the models was fitted to them, and nothing is reported of them.
+examples:
+  lgmml merge boosted.safetensors vali.txt --with trained.safetensors -o both.safetensors
+  lgmml merge seed0.safetensors mq2008 --split valid --with seed1.safetensors -o sum.safetensors
 """,
     "info": """
 examples:
@@ -110,6 +117,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_score(commands.choices["score"])
     _add_evaluate(commands.choices["evaluate"])
     _add_explain(commands.choices["explain"])
+    add = commands.choices["merge"].add_argument
+    add("--with", dest="others", action="append", required=True, metavar="MODEL", help="another model; may be repeated")
+    add("-o", "--output", required=True, metavar="FILE", help="the model file to write")
     commands.choices["info"].add_argument("--json", action="store_true", help="print JSON")
     return parser
 

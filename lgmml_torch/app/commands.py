@@ -265,7 +265,8 @@ def as_dict(found: Explanation, top: int) -> dict[str, Any]:
             }
             for j, part in features
         ],
-        "other_features": found.difference - math.fsum(part for _, part in features),
+        "other_features": found.difference - found.base - math.fsum(part for _, part in features),
+        "base": found.base,
     }
 
 
@@ -285,6 +286,8 @@ def show(content: dict[str, Any]) -> None:
         part, weight = f"{row['part']:+.6g}", f"{row['weight']:.4g}"
         table.add_row(str(row["metric"]), part, weight, f"{near:.4g}", f"{far:.4g}", quality, mostly)
     table.add_row("all others", f"{content['other_metrics']:+.6g}")
+    if content["base"]:
+        table.add_row("trees it adds to", f"{content['base']:+.6g}")
     console.print(table)
     table = Table("feature", "part", "value in the first", "in the second", "as the metrics see it")
     for row in content["features"]:
@@ -292,7 +295,26 @@ def show(content: dict[str, Any]) -> None:
         seen = " against ".join(f"{value:.3g}" for value in row["values"])
         table.add_row(row["feature"], f"{row['part']:+.6g}", *raw, seen)
     table.add_row("all others", f"{content['other_features']:+.6g}")
+    if content["base"]:
+        table.add_row("trees it adds to", f"{content['base']:+.6g}")
     console.print(table)
+
+
+def run_merge(args: Namespace) -> None:
+    """Weigh the models by the labelled lists and write their sum."""
+    from lgmml_torch.functional.combine import combination_weights  # other commands need neither
+    from lgmml_torch.models.merge import merge_models
+
+    names = [args.model, *args.others]
+    models = [load_model(args), *(LGMML.load(name) for name in args.others)]
+    merge_models(models, [1.0] * len(models))  # what does not go together is told before the lists are read
+    with open_data(args, models[0]) as lists:
+        data = lists.read(labelled=True)
+    scores = torch.stack([model.score(data) for model in models])
+    weights = combination_weights(scores, data.labels, data.offsets, tie_order=data.order).tolist()
+    merge_models(models, weights).save(args.output)
+    for name, weight in zip(names, weights, strict=True):
+        sys.stdout.write(f"{weight:10.6g}  {name}\n")
 
 
 def run_info(args: Namespace) -> None:
@@ -312,6 +334,7 @@ def describe_model(model: LGMML, file: Path) -> dict[str, Any]:
     phi = model.phi.table.weight.detach()
     quality = model.metrics.quality[~model.metrics.quality.isnan()]
     sources = Counter(source.feature for source in model.preprocess.sources())
+    base = model.base
     blocks = [
         f"{block.num_metrics} on {'all' if block.is_full else block.anchors.shape[1]} features"
         for block in model.metrics.iter_blocks()
@@ -335,6 +358,9 @@ def describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         "mean Φ": float(f"{float(phi.mean()):.6g}"),
         "share of Φ that is zero": round(float((phi == 0).double().mean()), 4),
         "precision": str(model.metrics.scales.dtype).removeprefix("torch."),
+        "adds to": None if base is None else f"a {base.title} model of {len(base.content) / 1024:.1f} KiB",
+        "score": None if base is None else f"{base.own_weight:.6g} · own + {base.weight:.6g} · that of the trees",
+        "needs": None if base is None else base.needs,
     }
 
 

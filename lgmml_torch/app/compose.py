@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
+from lgmml_torch.models.tree_base import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, quiet_lightning, rehearse
@@ -61,6 +62,21 @@ def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
     if "train" not in splits:
         raise DataError(f"`data` must have a training part, got {', '.join(splits)}")
     return splits
+
+
+def load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | None:
+    """The trees that ours shall be added to, where the configuration names any; tried before anything is fitted.
+
+    Raises:
+        LGMMLError: a file that is no such model, trees of other features, a missing library, nothing to weigh them by.
+    """
+    if cfg.base is None:
+        return None
+    if "valid" not in splits:
+        raise ConfigError("`base` needs validation queries to choose the weights by, and the data has none")
+    base = TreeBase.read(str(cfg.base))
+    base.check(splits["train"].num_features, splits["train"].feature_names)
+    return base
 
 
 # Parts of the configuration that say what is fitted: who sets one of them is not chosen for.

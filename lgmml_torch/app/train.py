@@ -18,16 +18,26 @@ from hydra.core.hydra_config import HydraConfig
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
-from lgmml_torch.app.compose import check_trainer, load_splits, make_loggers, make_recipe, make_surroundings, settle
+from lgmml_torch.app.compose import (
+    check_trainer,
+    load_base,
+    load_splits,
+    make_loggers,
+    make_recipe,
+    make_surroundings,
+    settle,
+)
 from lgmml_torch.app.config import check_overrides, config_dir
 from lgmml_torch.app.report import write_report
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_scores
 from lgmml_torch.evaluation.tables import OWN_LABELS
 from lgmml_torch.fitting.bank import Bank, trains_metrics
+from lgmml_torch.functional.combine import combination_weights
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.tree_base import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import bank_curve
 from lgmml_torch.training.distances import compute_distances
@@ -62,6 +72,7 @@ def train(cfg: DictConfig, asked: Sequence[str] | None = None) -> RunResult | No
     make_recipe(cfg)  # what is wrong with it should not wait for the data
     check_trainer(cfg)
     splits = load_splits(cfg)
+    base = load_base(cfg, splits)
     cfg = settle(cfg, asked, splits["train"])
     recipe = make_recipe(cfg)
     folder = Path(cfg.paths.output_dir)
@@ -76,7 +87,9 @@ def train(cfg: DictConfig, asked: Sequence[str] | None = None) -> RunResult | No
             trained.trainer.test(trained.module, trained.trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
     if not trained.trainer.is_global_zero:
         return None
-    evaluations = evaluate_run(cfg, trained.model, prepared)
+    if base is not None:
+        add_base(trained.model, base, splits["valid"])
+    evaluations = evaluate_run(cfg, trained.model, prepared, base)
     keeper, history = trained.keeper, prepared.bank.history
     settings = OmegaConf.to_container(cfg, resolve=True)
     write_report(folder, trained.model, evaluations, keeper, history, settings, loggers)
@@ -135,8 +148,23 @@ def train_best_phi(
     return max(found, key=lambda item: item[:2])[2]
 
 
-def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared) -> list[Evaluation]:
-    """Three kinds of number, kept apart: training queries, unseen ones, and these with Φ fitted to their own labels."""
+def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
+    """Put the trees beside ours, with the weights by which the validation queries are ranked best."""
+    scores = torch.stack([model.own_score(valid).double(), base.predict(valid.features)])
+    own, theirs = combination_weights(scores, valid.labels, valid.offsets, tie_order=valid.order).tolist()
+    log.info("by validation, the score is %.4g · ours + %.4g · the %s model's", own, theirs, base.title)
+    if theirs == 0:
+        log.info("the %s model gets no weight and is left out: the model is ours alone", base.title)
+        return
+    base.own_weight, base.weight = own, theirs
+    model.base = base
+
+
+def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBase | None = None) -> list[Evaluation]:
+    """Three kinds of number, kept apart: training queries, unseen ones, and these with Φ fitted to their own labels.
+
+    With trees added, unseen queries are also ranked by ours and by the trees alone.
+    """
     splits = prepared.splits
     options = {"metrics": tuple(cfg.evaluation.metrics), "preset": cfg.evaluation.preset, "seed": cfg.seed}
     own = model.phi.mode == "per_query" or model.phi.deviations
@@ -144,14 +172,25 @@ def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared) -> list[Eval
     for name in ("valid", "test"):
         if name in splits:
             policies = POLICIES[model.phi.mode] if cfg.evaluation.all_policies else (model.phi.policy,)
-            for policy in policies:
-                found.append(evaluate(model, splits[name], split=f"{name}: unseen queries", policy=policy, **options))
+            unseen = f"{name}: unseen queries"
+            there = [evaluate(model, splits[name], split=unseen, policy=policy, **options) for policy in policies]
+            found += there if base is None else beside_each_alone(there, model, base, splits[name], options)
     if cfg.evaluation.ideal and "test" in splits:
         data = splits["test"]
         dists = compute_distances(model, data) if prepared.bank.trained else prepared.inputs["test"]
         start = model.phi.table.weight.detach().mean(0)
         scores = ideal_scores(dists, data, start, kernel=model.kernel, seed=cfg.seed)
         found.append(evaluate_scores(scores, data, split=f"test: {OWN_LABELS}", policy="own labels", **options))
+    return found
+
+
+def beside_each_alone(
+    together: list[Evaluation], model: LGMML, base: TreeBase, data: RankingData, options: Mapping[str, Any]
+) -> list[Evaluation]:
+    """What ours and the trees reach together, called so, then ours alone and the trees alone on the same queries."""
+    found = [replace(evaluation, policy=f"together ({evaluation.policy})") for evaluation in together]
+    for label, scores in (("ours alone", model.own_score(data)), ("base alone", base.predict(data.features))):
+        found.append(evaluate_scores(scores, data, split=together[0].split, policy=label, **options))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, check_positive, check_shape
+from lgmml_torch.checks import DataError, LGMMLError, check_positive, check_shape
 from lgmml_torch.functional.boosting import nonnegative_solve
 from lgmml_torch.functional.distance import norm_factors
 from lgmml_torch.functional.features import list_rank_percentiles
@@ -216,10 +216,15 @@ def compress(model: LGMML, tol: float, data: RankingData) -> Compressed:
             tolerance; the report is about all of them.
 
     Raises:
-        LGMMLError: a negative tolerance.
+        LGMMLError: a negative tolerance, or a model that adds to trees.
         DataError: no documents, or scores that are constant within all lists.
     """
     check_positive("tol", tol, zero=True)
+    if model.base is not None:
+        raise LGMMLError(
+            f"`model` must not add to a {model.base.title} model to be compressed; compress ours alone, with "
+            "`model.base = None`, and choose the weights anew"
+        )
     device = model.metrics.scales.device
     model = model if device.type == "cpu" else deepcopy(model).cpu()
     sample = _reference(data)

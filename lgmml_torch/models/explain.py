@@ -21,14 +21,14 @@ FLAT = 1e-9  # below this relative difference of squared distances, the kernel's
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """f(document) − f(over) = Σᵣ ``metrics[r]``, and ``metrics[r]`` = Σⱼ ``features[r, j]``; all in float64.
+    """f(document) − f(over) = Σᵣ ``metrics[r]`` + ``base``, and ``metrics[r]`` = Σⱼ ``features[r, j]``; all in float64.
 
     Attributes:
         qid: the query.
         document: the document meant to be above, by id or by place in the list.
         over: the other one.
         scores: ``(2,)`` of the two.
-        phi: ``(K,)`` weight of each metric for this query.
+        phi: ``(K,)`` weight of each metric for this query, times that of the whole where the model adds to trees.
         distances: ``(2, K)`` scaled distances of the two to each anchor.
         quality: ``(K,)`` NDCG of the anchor on its region, NaN where it was not measured.
         metrics: ``(K,)`` what each metric adds to the difference.
@@ -37,6 +37,7 @@ class Explanation:
         columns: ``(D',)`` the raw feature and the view behind each preprocessed feature.
         values: ``(2, D')`` preprocessed features of the two.
         raw: ``(2, D)`` their raw features.
+        base: what trees that the model adds to add to the difference; 0 without.
     """
 
     qid: Hashable
@@ -52,6 +53,7 @@ class Explanation:
     columns: list[Source]
     values: Tensor
     raw: Tensor
+    base: float = 0.0
 
     @property
     def difference(self) -> float:
@@ -85,7 +87,8 @@ def explain(
 
     is exact. With v = x − p_r, d² is quadratic, so that d²(b) − d²(a) = Σⱼ (b − a)ⱼ·(M(v_a + v_b))ⱼ is exact
     too: it is the integral of the gradient along the line from a to b. Each metric's part is shared out in proportion,
-    which makes the part of a feature in which the documents agree exactly 0.
+    which makes the part of a feature in which the documents agree exactly 0. Trees that the model adds to are one part,
+    which is not shared out.
 
     Args:
         model: what ranks.
@@ -108,6 +111,10 @@ def explain(
     known = model.known_rows((qid,)).to(device) if known_queries else None
     kappa = kernel(model.metrics(prepared), model.kernel)
     phi = model.weights(kappa, offsets, policy=policy, rows=known)[0].double().cpu()
+    trees = torch.zeros(2, dtype=torch.float64)
+    if model.base is not None:
+        phi = phi * model.base.own_weight
+        trees = model.base.add_to(phi.new_zeros(part.num_documents), part)[rows]
     pair = prepared[rows].double().cpu()
     split = [_split_block(block, pair, model.metrics.norm, model.kernel) for block in model.metrics.iter_blocks()]
     distances, shares, anchors = (torch.cat(parts) for parts in zip(*split, strict=True))
@@ -116,7 +123,7 @@ def explain(
         qid=qid,
         document=_label(part, rows[0]),
         over=_label(part, rows[1]),
-        scores=-(kappa * phi).sum(1),
+        scores=trees - (kappa * phi).sum(1),
         phi=phi,
         distances=distances.T,
         quality=model.metrics.quality.double().cpu(),
@@ -126,6 +133,7 @@ def explain(
         columns=model.preprocess.sources(),
         values=pair,
         raw=part.features[rows],
+        base=float(trees[0] - trees[1]),
     )
 
 

@@ -41,8 +41,12 @@ def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | Non
 
     Raises:
         MissingDependencyError: ``onnx`` or ``onnxscript`` is not installed.
-        LGMMLError: an unknown policy, or a model too large for one ONNX file.
+        LGMMLError: an unknown policy, a model that adds to trees, or one too large for one ONNX file.
     """
+    if model.base is not None:
+        raise LGMMLError(
+            f"`model` must not add to a {model.base.title} model to be exported; `model.base = None` leaves ours alone"
+        )
     for package in ("onnx", "onnxscript"):
         _require(package)
     name = policy or model.phi.policy

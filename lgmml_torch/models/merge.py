@@ -54,6 +54,8 @@ def _check(models: Sequence[LGMML], weights: Sequence[float]) -> None:
     for model in models:
         if model.phi.mode != "shared" or model.phi.deviations:
             raise LGMMLError(f"`models` must have one Φ for all queries, got one of mode {model.phi.mode!r}")
+        if model.base is not None:
+            raise LGMMLError("`models` must be metrics alone, got one that adds to trees; merge before trees are added")
     agreed: dict[str, set[object]] = {
         "number of features": {model.num_features for model in models},
         "kernel": {model.kernel for model in models},

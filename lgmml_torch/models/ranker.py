@@ -24,6 +24,7 @@ from lgmml_torch.segments import list_blocks
 if TYPE_CHECKING:
     from lgmml_torch.models.compress import Compressed
     from lgmml_torch.models.explain import Explanation
+    from lgmml_torch.models.tree_base import TreeBase
 
 
 class LGMML(nn.Module):
@@ -36,6 +37,7 @@ class LGMML(nn.Module):
         kernel: κ, see `lgmml_torch.functional.score.kernel`.
         qids: ids of the training queries, in the order of Φ's rows; only for ``known_queries``.
         feature_names: of the raw features, where they have names; tables to be scored are matched by them.
+        base: trees whose scores are added by `score`, with weights; training and `forward` do without them.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class LGMML(nn.Module):
         kernel: str = "paper",
         qids: tuple[Hashable, ...] = (),
         feature_names: tuple[str, ...] | None = None,
+        base: TreeBase | None = None,
     ) -> None:
         super().__init__()
         check_choice("kernel", kernel, KERNELS)
@@ -58,6 +61,7 @@ class LGMML(nn.Module):
             raise LGMMLError(
                 f"`feature_names` must name {preprocess.num_features_in} features, got {len(feature_names)}"
             )
+        self.base = base
         self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
 
     @property
@@ -82,7 +86,7 @@ class LGMML(nn.Module):
         policy: str | None = None,
         rows: Tensor | None = None,  # (Q,) row of Φ for each query, −1 for new ones
     ) -> Tensor:  # (N,)
-        """Scores of whole lists; higher is better."""
+        """Scores of whole lists, without those of a base; higher is better."""
         kappa = kernel(self.distances(features, offsets), self.kernel)
         return score_kappa(kappa, self.weights(kappa, offsets, policy=policy, rows=rows), offsets)
 
@@ -123,6 +127,23 @@ class LGMML(nn.Module):
                 often just counters, and a new list numbered 7 must not pick up training query 7's weights.
             policy: what other queries get, instead of the model's own policy.
             documents_at_once: whole lists are scored together up to about so many documents.
+        """
+        own = self.own_score(data, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)
+        return own if self.base is None else self.base.add_to(own, data)
+
+    @torch.no_grad()
+    def own_score(
+        self,
+        data: RankingData,
+        *,
+        known_queries: bool = False,
+        policy: str | None = None,
+        documents_at_once: int = 32_768,
+    ) -> Tensor:  # (N,)
+        """`score` without the base, where there is one.
+
+        Equal rows are level already here, so that they stay level with the trees' scores added: there, parts of either
+        sign may cancel.
         """
         check_shape("features", data.features, (None, self.num_features))
         check_offsets(data.offsets, data.num_documents)
@@ -184,7 +205,7 @@ class LGMML(nn.Module):
         if len(used) == self.metrics.num_metrics or len(used) == 0:
             return self
         parts = [*self.phi.parameters(), *self.metrics.buffers()]
-        state = (self.preprocess, self.kernel, tensor_state(parts))
+        state = (self.preprocess, self.kernel, self.base, tensor_state(parts))
         if self._trimmed is None or self._trimmed[0] != state:  # kept: large sets come in many calls
             phi = self.phi.select(used)
             small = LGMML(
@@ -194,6 +215,7 @@ class LGMML(nn.Module):
                 kernel=self.kernel,
                 qids=self.qids,
                 feature_names=self.feature_names,
+                base=self.base,
             )
             self._trimmed = (state, small, parts)
         return self._trimmed[1]
@@ -229,7 +251,7 @@ class LGMML(nn.Module):
         self,
         features: Tensor,  # (N, D) of one list
     ) -> Tensor:  # (N, K)
-        """What each metric adds to each document's score: −Φ[r]·κ(dᵣ)."""
+        """What each metric adds to each document's own score: −Φ[r]·κ(dᵣ)."""
         offsets = torch.tensor([0, len(features)], device=features.device)
         kappa = kernel(self.distances(features, offsets), self.kernel)
         return -kappa * self.weights(kappa, offsets)
@@ -259,6 +281,7 @@ class LGMML(nn.Module):
             "dtype": str(self.metrics.scales.dtype).removeprefix("torch."),
             "feature_names": None if self.feature_names is None else list(self.feature_names),
             "qids": [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids],
+            **({} if self.base is None else {"base": self.base.spec()}),
         }
 
     @classmethod
@@ -271,6 +294,7 @@ class LGMML(nn.Module):
             kernel=spec["kernel"],
             qids=tuple(spec["qids"]),
             feature_names=None if spec.get("feature_names") is None else tuple(spec["feature_names"]),
+            base=None if spec.get("base") is None else _read_base(spec["base"]),
         )
         return model.to(getattr(torch, spec["dtype"]))
 
@@ -295,6 +319,12 @@ class LGMML(nn.Module):
         model.load_state_dict(tensors)
         model.metrics.train_metrics_(False)  # a checkpoint may be from the middle of training
         return model.eval()
+
+
+def _read_base(spec: dict[str, Any]) -> TreeBase:
+    from lgmml_torch.models.tree_base import TreeBase  # models without one do not need it
+
+    return TreeBase.from_spec(spec)
 
 
 def _some(names: tuple[str, ...] | None) -> str:

@@ -303,7 +303,29 @@ def test_errors_are_one_sentence(tmp_path: Path, model_file: Path, capsys: pytes
     assert message == "`known_queries` needs weights for each query; this model's are 'shared'"
 
 
-@pytest.mark.parametrize("command", ["score", "evaluate", "explain", "info"])
+def test_models_are_merged_by_what_ranks_labelled_lists_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = small_data(queries=30, seed=4)
+    file = write(data, tmp_path, "txt")
+    files = [tmp_path / f"{name}.safetensors" for name in ("one", "other", "both")]
+    for seed, path in enumerate(files[:2]):
+        small_model(seed=seed).save(path)
+    lgmml("merge", files[0], file, "--with", files[1], "-o", files[2])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in printed] == [str(path) for path in files[:2]]
+    models = [LGMML.load(path) for path in files]
+    weights = [float(line.split()[0]) for line in printed]
+    expected = weights[0] * models[0].score(data) + weights[1] * models[1].score(data)
+    torch.testing.assert_close(models[2].score(data), expected, rtol=1e-4, atol=1e-4)
+    reached = [evaluate(model, data, metrics=["ndcg@10"]).means["ndcg@10"] for model in models]
+    assert reached[2] >= max(reached[:2]) - 1e-9
+    small_model(kernel="rbf").save(files[1])
+    message = refused(capsys, "merge", files[0], file, "--with", files[1], "-o", files[2])
+    assert "must agree on their kernel" in message
+
+
+@pytest.mark.parametrize("command", ["score", "evaluate", "explain", "merge", "info"])
 def test_help_suffices(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main([command, "--help"])
