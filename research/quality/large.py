@@ -90,8 +90,9 @@ def chosen_point(store: Store, data: str, queries: int | None, name: str) -> dic
 
 def better_trees(store: Store, data: str, queries: int | None) -> str:
     """LightGBM with or without list ranks, whichever validation prefers."""
-    best = {name: _value(store, Place(data, queries), name, chosen_point(store, data, queries, name)) for name in TREES}
-    return max(TREES, key=lambda name: best[name])
+    tried = variants(store, data, queries)
+    best = {name: _value(store, Place(data, queries), name, chosen_point(store, data, queries, name)) for name in tried}
+    return max(tried, key=lambda name: best[name])
 
 
 def fit_job(store: Store, place: Place, name: str, seed: int) -> Job:
@@ -114,9 +115,14 @@ def fit_job(store: Store, place: Place, name: str, seed: int) -> Job:
 def choices(store: Store, data: str) -> Iterator[Job]:
     """All that is selected on validation queries, smaller sizes first."""
     for queries in SIZES[data]:
-        for name in TREES:
+        for name in variants(store, data, queries):
             for point in points(store, data, queries, name):
                 yield point_job(Place(data, queries), name, point)
+
+
+def variants(store: Store, data: str, queries: int | None) -> tuple[str, ...]:
+    """LightGBM with and without list ranks; with all queries only what was better at the next smaller size."""
+    return TREES if queries is not None else (better_trees(store, data, SIZES[data][-2]),)
 
 
 def fits(store: Store, data: str, seeds: int = SEEDS, only: str | None = None) -> Iterator[Job]:

@@ -15,7 +15,7 @@ from lgmml_torch.functional.significance import Interval
 from lgmml_torch.plots import save_figure
 from research.plots import Line, Panel, lines_picture
 from research.protocol import large_fold
-from research.quality.large import SEEDS, SIZES, TREES, Place, better_trees, chosen_point, fit_job, point_job, points
+from research.quality.large import SEEDS, SIZES, Place, better_trees, chosen_point, fit_job, point_job, points, variants
 from research.stats import gain, interval, markdown, signed, target_word
 from research.store import Record, Store, machine_facts, to_json
 
@@ -80,7 +80,7 @@ def sides(store: Store, data: str) -> dict[int | None, tuple[Side, Side]]:
 def _chosen(store: Store, data: str, queries: int | None) -> bool:
     """Whether all points of the grid are there, so that asking for the best does no work."""
     for size in SIZES[data][: SIZES[data].index(queries) + 1]:
-        for name in TREES:
+        for name in variants(store, data, size):
             tried = [point_job(Place(data, size), name, point) for point in points(store, data, size, name)]
             if any(store.find(job) is None for job in tried):
                 return False
