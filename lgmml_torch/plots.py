@@ -35,7 +35,8 @@ def metrics_picture(
     shown = _heaviest(bank, phi, panels)
     axes = np.atleast_1d(top.subplots(1, max(1, len(shown))))
     for axis, (column, block, row) in zip(axes, shown, strict=False):
-        matrix = (block.factors[row] @ block.factors[row].T).cpu().double().numpy()
+        factor = block.zoomed_factors[row].detach().cpu().double()
+        matrix = (factor @ factor.T).numpy()
         limit = np.abs(matrix).max() or 1.0
         axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(f"metric {column}\nΦ = {float(phi[column]):.3g}", fontsize=9)
@@ -63,7 +64,7 @@ def feature_weight(
     start = 0
     for block in bank.iter_blocks():
         weights = phi[start : start + block.num_metrics].detach().cpu().double()
-        diagonal = block.factors.square().sum(-1).cpu().double()
+        diagonal = block.zoomed_factors.detach().square().sum(-1).cpu().double()
         share = diagonal / diagonal.sum(1, keepdim=True).clamp_min(1e-300) * weights[:, None]
         if block.is_full:
             total += share.sum(0)
@@ -109,7 +110,7 @@ def metric_spectra(bank: LocalMetrics) -> tuple[Tensor, Tensor]:
     """All eigenvalues relative to the largest of their metric, and the condition number of each metric."""
     spectra, conditions = [], []
     for block in bank.iter_blocks():
-        values = torch.linalg.svdvals(block.factors.detach().cpu().double()).square()
+        values = torch.linalg.svdvals(block.zoomed_factors.detach().cpu().double()).square()
         relative = values / values.amax(-1, keepdim=True).clamp_min(1e-300)
         spectra.append(relative.reshape(-1))
         conditions.append(1 / relative.amin(-1).clamp_min(1e-16))

@@ -31,7 +31,8 @@ def write_report(
     """Write ``model.safetensors``, ``report.md`` and ``report.json``, print the table, and tell the loggers."""
     model.save(folder / "model.safetensors")
     print_evaluations(evaluations)
-    write_text(folder / "report.md", run_markdown(evaluations, keeper.curve, keeper.best_epoch, settings["name"]))
+    page = run_markdown(evaluations, keeper.curve, keeper.best_epoch, settings["name"], settings["chosen"])
+    write_text(folder / "report.md", page)
     content = {
         "evaluations": [evaluation.to_dict() for evaluation in evaluations],
         "validation curve": {str(epoch): value for epoch, value in keeper.curve.items()},

@@ -52,15 +52,20 @@ OWN_LABELS_NOTE = (
 
 
 def run_markdown(
-    evaluations: Sequence[Evaluation], curve: Mapping[int, float], best_epoch: int, name: str = "run"
+    evaluations: Sequence[Evaluation],
+    curve: Mapping[int, float],
+    best_epoch: int,
+    name: str = "run",
+    chosen: str | None = None,
 ) -> str:
-    """The report of a training run: what it reached, and how validation went from epoch to epoch."""
+    """The report of a training run: what it reached, what was fitted and why, how validation went."""
     lines = [f"| {epoch} | {value:.4f}{' (kept)' if epoch == best_epoch else ''} |" for epoch, value in curve.items()]
     validation = "\n".join(["| epoch | validation NDCG@10 |", "|---:|---:|", *lines])
     if not curve:
         validation = f"No validation queries: the weights of the last epoch ({best_epoch}) were kept."
     note = OWN_LABELS_NOTE if any(e.split.endswith(OWN_LABELS) for e in evaluations) else ""
-    return f"# {name}\n\n{evaluation_markdown(evaluations)}\n{note}## Validation\n\n{validation}\n"
+    fitted = f"## What was fitted\n\n{chosen[0].upper()}{chosen[1:]}.\n\n" if chosen else ""
+    return f"# {name}\n\n{evaluation_markdown(evaluations)}\n{note}{fitted}## Validation\n\n{validation}\n"
 
 
 def _header(evaluations: Sequence[Evaluation]) -> list[str]:

@@ -34,6 +34,7 @@ SMALL = [
 ]
 BOOSTED = ["local_metrics.rounds=6"]
 SAMPLED = ["local_metrics=sampled", "local_metrics.num_metrics=5"]
+TRAINED = ["experiment=trained", "local_metrics.num_metrics=5", "local_metrics.rank=2", "step_size=constant"]
 
 
 def small(folder: Path, *overrides: str) -> DictConfig:
@@ -137,6 +138,16 @@ def test_resume_and_warm_start(default_run: RunResult, tmp_path: Path) -> None:
         run(tmp_path / "bad", "data.num_features=7", f"warm_start={default_run.folder / 'model.safetensors'}")
 
 
+def test_trained_metrics_are_tuned_further_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    first = run(tmp_path / "first", *TRAINED, "trainer.max_epochs=1")
+    start = ["trainer.max_epochs=1", "data.seed=5", "keep=last", f"warm_start={first.folder / 'model.safetensors'}"]
+    phi, both = run(tmp_path / "phi", *start), run(tmp_path / "both", *TRAINED, *start)
+    before, kept, tuned = (result.model.metrics.iter_blocks()[0].factors for result in (first, phi, both))
+    assert torch.equal(before, kept)
+    assert not torch.equal(before, tuned)
+    assert not torch.equal(first.model.phi.table.weight, phi.model.phi.table.weight)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phi", ["shared", "deviations", "per_query", "amortized"])
 @pytest.mark.parametrize("metrics", ["sampled", "extrapolated", "boosted"])
@@ -149,8 +160,8 @@ def test_every_pair_of_parts_trains(phi: str, metrics: str, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [["experiment=paper", "local_metrics.num_metrics=5"], [*SAMPLED, "keep=last"]],
-    ids=["paper", "lists"],
+    [["experiment=paper", "local_metrics.num_metrics=5"], [*SAMPLED, "keep=last"], [*TRAINED, "keep=last"]],
+    ids=["paper", "lists", "trained"],
 )
 def test_a_finished_run_goes_on_as_if_it_had_never_stopped(options: list[str], tmp_path: Path) -> None:
     run(tmp_path / "first", *options, "trainer.max_epochs=1")
