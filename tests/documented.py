@@ -151,7 +151,8 @@ def provide(command: Command, folder: Path) -> None:
         for word in words:
             file = folder / word
             if word.endswith((".safetensors", ".ckpt")):
-                small_model(mode="per_query").save(file.with_suffix(".safetensors"))
+                mode = "shared" if command.words[1] == "merge" else "per_query"
+                small_model(mode=mode).save(file.with_suffix(".safetensors"))
                 file.with_suffix(".safetensors").rename(file)
             elif word.endswith(".parquet"):
                 options = dict(zip(command.words[3:], command.words[4:], strict=False))
@@ -162,11 +163,22 @@ def provide(command: Command, folder: Path) -> None:
         key, _, value = word.partition("=")
         if key == "data.name" and "/" in value:
             write_parts(folder / value)
+        if key == "base":
+            write_trees(folder / value)
         if key == "data.path":
             given = dict(word.split("=", 1) for word in command.words if "=" in word)
             text = given.get("data.drop", "[]").strip("[]").split(",")
             names = {name: given.get(f"data.{name}", name) for name in ("qid", "label")}
             write_table(folder / value, **names, text=text, split=given.get("data.split"))
+
+
+def write_trees(file: Path) -> None:
+    """A small LightGBM model of the data sets' features."""
+    import lightgbm
+
+    data = letor_like(16, FEATURES, num_documents=160, seed=3)
+    lists = lightgbm.Dataset(data.features.numpy(), data.labels.numpy(), group=data.sizes.numpy())
+    lightgbm.train({"objective": "lambdarank", "num_leaves": 4, "verbosity": -1}, lists, 3).save_model(file)
 
 
 def write_table(

@@ -121,6 +121,17 @@ class Concat(_Composite):
         """Those of the steps, one after the other."""
         return [source for step in self._parts() for source in step.sources()]
 
+    def fit_transform(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+    ) -> Tensor:  # (N, D')
+        """`fit`, and the training features transformed, with no step run twice."""
+        self._start(features, offsets)
+        transformed = torch.cat([step.fit_transform(features, offsets) for step in self._parts()], dim=1)
+        self._finish(features.shape[1])
+        return transformed
+
     def _fit(self, features: Tensor, offsets: Tensor) -> None:
         for step in self._parts():
             step.fit(features, offsets)
