@@ -1,10 +1,11 @@
 """Validation NDCG@10 over the CPU seconds of training, ours beside LightGBM, on a large set; memory and scoring too.
 
-Run with ``python -m research.speed.climb``. Each side runs in a process of its own, one thread, one after the other.
+Run with ``python -m research.speed.climb``. Each side runs in a process of its own, one after the other.
 Settings follow as ``name=value``:
 
-    data=debian      or moby
+    data=debian      or moby, or a generated shape of research/speed/scale.py: web10k, small …
     queries=0        of its training queries; 0: all
+    threads=1        cores of either side
     leaves=31        LightGBM's, its learning rate, smallest leaf, list ranks (1) or not, and trees
     rate=0.1
     smallest=20
@@ -32,17 +33,26 @@ from lgmml_torch.baselines.trees import LambdaMART
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.plots import save_figure
 from research.plots import Line, Panel, lines_picture
-from research.protocol import RankingFold, large_fold
+from research.protocol import LARGE, RankingFold, large_fold
 from research.quality.times import score_seconds
 from research.quality.work import SAMPLING
 from research.speed.harness import RESULTS, parse, print_table, save_result
+from research.speed.scale import SHAPES, generate
 from research.systems import Score, Stopwatch, find_system, with_list_ranks
 
 DEFAULTS: dict[str, Any] = {
-    "data": "debian", "queries": 0, "leaves": 31, "rate": 0.1, "smallest": 20, "ranks": False, "trees": 300,
-    "budget": "normal", "side": "", "draw": False,
+    "data": "debian", "queries": 0, "threads": 1, "leaves": 31, "rate": 0.1, "smallest": 20, "ranks": False,
+    "trees": 300, "budget": "normal", "side": "", "draw": False,
 }  # fmt: skip
 SIDES = {"ours": "ours, the default", "trees": "LightGBM"}
+
+
+def open_fold(name: str, queries: int | None) -> RankingFold:
+    """A large set, or generated lists; there is no test part of those, and no use for one here."""
+    if name not in SHAPES:
+        return large_fold(name, queries)
+    train, valid = generate(SHAPES[name])
+    return RankingFold(train if queries is None else train.select(list(range(queries))), valid, valid)
 
 
 def climb_ours(fold: RankingFold, settings: dict[str, Any]) -> tuple[list[tuple[float, float]], Score]:
@@ -61,7 +71,7 @@ def climb_trees(fold: RankingFold, settings: dict[str, Any]) -> tuple[list[tuple
         **SAMPLING, "num_leaves": settings["leaves"], "learning_rate": settings["rate"],
         "min_data_in_leaf": settings["smallest"],
     }  # fmt: skip
-    growth = LambdaMART(params, num_threads=1).start(train, valid)
+    growth = LambdaMART(params, num_threads=settings["threads"]).start(train, valid)
     curve, measuring = [], 0.0
     for _ in range(settings["trees"]):
         growth.grow()
@@ -74,8 +84,8 @@ def climb_trees(fold: RankingFold, settings: dict[str, Any]) -> tuple[list[tuple
 
 def run_side(settings: dict[str, Any]) -> dict[str, Any]:
     """One side, in this process."""
-    torch.set_num_threads(1)
-    fold = large_fold(settings["data"], settings["queries"] or None)
+    torch.set_num_threads(settings["threads"])
+    fold = open_fold(settings["data"], settings["queries"] or None)
     at_start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     curve, score = (climb_ours if settings["side"] == "ours" else climb_trees)(fold, settings)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -116,17 +126,22 @@ def _until(curve: list[tuple[float, float]], goal: float) -> float | None:
 
 
 def picture(result: dict[str, Any]) -> Any:
-    """Both curves."""
-    lines = [
-        Line(label, [x for x, _ in result[name]["curve"]], [y for _, y in result[name]["curve"]])
-        for name, label in SIDES.items()
-    ]
-    return lines_picture([Panel(result["settings"]["data"], lines)], x="CPU seconds of one thread", y="NDCG@10")
+    """Both curves; of many trees a dozen, evenly spaced in the logarithm."""
+    lines = []
+    for name, label in SIDES.items():
+        curve = result[name]["curve"]
+        places = (
+            sorted({round(len(curve) ** (step / 11)) - 1 for step in range(12)})
+            if len(curve) > 20
+            else range(len(curve))
+        )
+        lines.append(Line(label, [curve[i][0] for i in places], [curve[i][1] for i in places]))
+    return lines_picture([Panel(result["settings"]["data"], lines)], x="CPU seconds", y="NDCG@10")
 
 
 def main() -> None:
     """The command line."""
-    settings = parse(sys.argv[1:], DEFAULTS, __doc__, choices={"data": ("debian", "moby")})
+    settings = parse(sys.argv[1:], DEFAULTS, __doc__, choices={"data": (*LARGE, *SHAPES)})
     if settings["side"]:
         print(json.dumps(run_side(settings)))
         return
