@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lgmml_torch.evaluation.metric import RankingMetrics
     from lgmml_torch.fitting.boosted.fit import fit_boosted
     from lgmml_torch.fitting.sampled import fit_sampled
+    from lgmml_torch.fitting.trained import start_trained
     from lgmml_torch.functional.gmml import gmml
     from lgmml_torch.functional.ranking.measures import (
         average_precision,
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
     from lgmml_torch.functional.spd import geometric_mean
     from lgmml_torch.models.explain import Explanation, explain
     from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+    from lgmml_torch.models.merge import merge_models
     from lgmml_torch.models.phi import Phi
     from lgmml_torch.models.preprocess.base import Preprocess
-    from lgmml_torch.models.preprocess.compose import build_preprocess, list_rank_features
+    from lgmml_torch.models.preprocess.compose import all_views, build_preprocess, list_rank_features
     from lgmml_torch.models.ranker import LGMML
     from lgmml_torch.ragged import RankingData
     from lgmml_torch.training.datamodule import RankingDataModule
@@ -53,6 +55,7 @@ _HOMES = {
     "evaluation.metric": ("RankingMetrics",),
     "fitting.boosted.fit": ("fit_boosted",),
     "fitting.sampled": ("fit_sampled",),
+    "fitting.trained": ("start_trained",),
     "functional.gmml": ("gmml",),
     "functional.ranking.measures": (
         "average_precision", "dcg", "err", "ndcg", "precision", "rank_metrics", "recall", "reciprocal_rank",
@@ -60,9 +63,10 @@ _HOMES = {
     "functional.spd": ("geometric_mean",),
     "models.explain": ("Explanation", "explain"),
     "models.local_metrics": ("LocalMetrics", "MetricBlock"),
+    "models.merge": ("merge_models",),
     "models.phi": ("Phi",),
     "models.preprocess.base": ("Preprocess",),
-    "models.preprocess.compose": ("build_preprocess", "list_rank_features"),
+    "models.preprocess.compose": ("all_views", "build_preprocess", "list_rank_features"),
     "models.ranker": ("LGMML",),
     "ragged": ("RankingData",),
     "training.datamodule": ("RankingDataModule",),
@@ -84,6 +88,7 @@ __all__ = [
     "RankingDataModule",
     "RankingMetrics",
     "__version__",
+    "all_views",
     "average_precision",
     "build_preprocess",
     "dcg",
@@ -98,6 +103,7 @@ __all__ = [
     "load_letor",
     "load_letor_splits",
     "load_lightgbm",
+    "merge_models",
     "ndcg",
     "open_dataset",
     "open_source",
@@ -108,6 +114,7 @@ __all__ = [
     "reciprocal_rank",
     "save_letor",
     "save_table",
+    "start_trained",
 ]
 
 
