@@ -66,7 +66,7 @@ def find_budget(budget: str, documents: int, columns: int) -> Budget:
     Raises:
         LGMMLError: neither a name nor a time.
 
-    >>> find_budget("90s", 700_000, 1_000) == BUDGETS["fast"], find_budget("1h", 700_000, 1_000) == BUDGETS["thorough"]
+    >>> find_budget("90s", 700_000, 1_000) == BUDGETS["fast"], find_budget("2h", 700_000, 1_000) == BUDGETS["thorough"]
     (True, True)
     """
     if budget in BUDGETS:
