@@ -7,10 +7,16 @@ the source: ``"`t` must lie in [0, 1], got 1.3"``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import importlib
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # help, and the refusal of a setting, should not wait for torch
+    from torch import Tensor
+
+MOST_SEED = 2**32 - 1  # what numpy takes
 
 
 class LGMMLError(ValueError):
@@ -29,8 +35,24 @@ class CheckpointError(LGMMLError):
     """A checkpoint or cache file that is foreign, damaged or of another format version."""
 
 
+class FileError(LGMMLError, OSError):
+    """A file that cannot be written where it should stand."""
+
+
+class NoSpaceError(FileError):
+    """The disk is full or a quota is used up; the message names the path, what it needs and what there is."""
+
+
+class LoaderError(LGMMLError):
+    """The processes that make batches could not be started, or one of them died."""
+
+
 class ConfigError(LGMMLError):
     """A configuration that names something unknown or contradicts itself."""
+
+
+class DivergedError(LGMMLError):
+    """Scores or the loss are no finite numbers any more: no model is kept that was not one before."""
 
 
 class MissingDependencyError(LGMMLError, ImportError):
@@ -53,6 +75,29 @@ class DataWarning(LGMMLWarning):
     """The data was accepted, but something in it is probably not what its owner wants."""
 
 
+def sentence(error: Exception) -> str:
+    """An error as one line for the command line; what the system refused is named with its file.
+
+    >>> sentence(FileNotFoundError(2, "No such file or directory", "a.txt"))
+    'a.txt: No such file or directory'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def check_number(name: str, value: Any) -> None:
+    """Require a number: no text, no truth value, no list.
+
+    >>> check_number("lr", "abc")
+    Traceback (most recent call last):
+    ...
+    lgmml_torch.checks.LGMMLError: `lr` must be a number, got 'abc'
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise LGMMLError(f"`{name}` must be a number, got {shortened(value)}")
+
+
 def check_unit_interval(name: str, value: float) -> None:
     """Require ``0 <= value <= 1``.
 
@@ -61,15 +106,65 @@ def check_unit_interval(name: str, value: float) -> None:
     ...
     lgmml_torch.checks.LGMMLError: `t` must lie in [0, 1], got 1.3
     """
+    check_number(name, value)
     if not 0.0 <= value <= 1.0:
         raise LGMMLError(f"`{name}` must lie in [0, 1], got {value}")
 
 
 def check_positive(name: str, value: float, *, zero: bool = False) -> None:
-    """Require ``value > 0``, or ``value >= 0`` with ``zero=True``; NaN fails either way."""
+    """Require ``value > 0``, or ``value >= 0`` with ``zero=True``; NaN and infinity fail either way."""
+    check_number(name, value)
     if not (value >= 0 if zero else value > 0):
         rule = "at least 0" if zero else "positive"
         raise LGMMLError(f"`{name}` must be {rule}, got {value}")
+    if value == math.inf:
+        raise LGMMLError(f"`{name}` must be finite, got {value}")
+
+
+def check_whole(name: str, value: int, *, zero: bool = False) -> None:
+    """Require a whole number above 0, or from 0 on with ``zero=True``.
+
+    >>> check_whole("rounds", 2.5)
+    Traceback (most recent call last):
+    ...
+    lgmml_torch.checks.LGMMLError: `rounds` must be a whole number, got 2.5
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise LGMMLError(f"`{name}` must be a whole number, got {shortened(value)}")
+    check_positive(name, value, zero=zero)
+
+
+def check_seed(name: str, value: int) -> None:
+    """Require what every source of random numbers takes as a seed: a whole number from 0 to 2³² − 1."""
+    check_whole(name, value, zero=True)
+    if value > MOST_SEED:
+        raise LGMMLError(f"`{name}` must be at most {MOST_SEED}, got {value}")
+
+
+def check_flag(name: str, value: bool) -> None:
+    """Require true or false."""
+    if not isinstance(value, bool):
+        raise LGMMLError(f"`{name}` must be true or false, got {shortened(value)}")
+
+
+def check_each(name: str, values: Any, check: Callable[[str, Any], None]) -> None:
+    """Require a list, or the like, whose members pass a check each.
+
+    >>> check_each("sizes", [1, 0], check_whole)
+    Traceback (most recent call last):
+    ...
+    lgmml_torch.checks.LGMMLError: `sizes[1]` must be positive, got 0
+    """
+    if isinstance(values, (str, bytes)) or not isinstance(values, Collection):
+        raise LGMMLError(f"`{name}` must be a list, got {shortened(values)}")
+    for place, value in enumerate(values):
+        check(f"{name}[{place}]", value)
+
+
+def shortened(value: object, most: int = 80) -> str:
+    """A value as a message shows it, cut where it would fill the screen."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
@@ -81,9 +176,24 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     lgmml_torch.checks.LGMMLError: `kernel` must be one of 'paper', 'rbf', got 'papr'; did you mean 'paper'?
     """
     known = list(choices)
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         listed = ", ".join(repr(choice) for choice in known)
-        raise LGMMLError(f"`{name}` must be one of {listed}, got {value!r}{did_you_mean(str(value), known)}")
+        hint = did_you_mean(str(value), known)
+        raise LGMMLError(f"`{name}` must be one of {listed}, got {shortened(value)}{hint}")
+
+
+def require(package: str, purpose: str, extra: str) -> Any:
+    """Import an optional package, or say what it is needed for and which extra brings it.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"`{package}` is needed {purpose}; install it with: pip install 'lgmml-torch[{extra}]'"
+        ) from error
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
@@ -92,20 +202,27 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+_AT_ONCE = 65_536  # rows that are looked at together
+
+
 def check_finite(name: str, x: Tensor) -> None:
     """Require every entry to be finite; the first bad one is named by position and value."""
     if not x.is_floating_point() or x.numel() == 0:
         return
-    # One reduction decides the usual case: the sum of |x| * 0 is NaN exactly when an entry is not finite.
-    if torch.isfinite((x.detach() * 0).sum()):
-        return
-    where = tuple(int(i) for i in (~torch.isfinite(x)).nonzero()[0])
-    raise LGMMLError(f"`{name}` must be finite, got {x[where].item()} at position {where}")
+    rows = x.detach()
+    parts = [rows[i : i + _AT_ONCE] for i in range(0, len(rows), _AT_ONCE)] if x.dim() else [rows]
+    for start, part in enumerate(parts):  # not at once: x may be mapped from a file larger than memory
+        # One reduction decides the usual case: the sum of |x| * 0 is NaN exactly when an entry is not finite.
+        if not (part * 0).sum().isfinite():
+            first, *rest = ((~part.isfinite()).nonzero()[0].tolist()) or (None,)
+            where = () if first is None else (start * _AT_ONCE + first, *rest)
+            raise LGMMLError(f"`{name}` must be finite, got {x[where].item()} at position {where}")
 
 
 def check_shape(name: str, x: Tensor, shape: Sequence[int | None]) -> None:
     """Require a shape; ``None`` stands for any size.
 
+    >>> import torch
     >>> check_shape("labels", torch.zeros(3, 2), (3,))
     Traceback (most recent call last):
     ...
@@ -124,6 +241,8 @@ def check_square(name: str, A: Tensor) -> None:
 
 def check_symmetric(name: str, A: Tensor, *, rtol: float = 1e-6) -> None:
     """Require ``A == Aᵀ`` up to ``rtol`` of the largest entry of each matrix."""
+    import torch
+
     check_square(name, A)
     if A.numel() == 0:
         return
@@ -139,7 +258,7 @@ def check_offsets(offsets: Tensor, total: int, *, name: str = "offsets") -> None
     """Require segment boundaries: 1-D integers, starting at 0, never decreasing, ending at ``total``."""
     if offsets.dim() != 1 or offsets.numel() == 0:
         raise LGMMLError(f"`{name}` must be 1-D with at least one entry, got shape {tuple(offsets.shape)}")
-    if offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:
+    if offsets.is_floating_point() or offsets.is_complex() or str(offsets.dtype) == "torch.bool":
         raise LGMMLError(f"`{name}` must hold integers, got {offsets.dtype}")
     if int(offsets[0]) != 0:
         raise LGMMLError(f"`{name}` must start at 0, got {int(offsets[0])}")

@@ -1,44 +1,153 @@
-"""Writing files so that a reader sees the old content or the new, never half of it."""
+"""Writing files so that a reader sees the old content or the new, never half of it.
+
+A file is written beside its place, flushed to the disk, and renamed. Its writer holds a lock on it for as long as it
+lives; what a killed writer left behind therefore has no lock, and the next writer in that folder removes it.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import io
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lgmml_torch.checks import FileError, NoSpaceError
+
+SUFFIX = ".lgmml-tmp"  # of files on their way to their place
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], *, size: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success it takes ``path``'s place, on failure it is removed.
 
+    The content is on the disk before the name changes: the earlier file survives a kill or a power cut at any moment.
     Two processes may do this for the same path at once: each writes a file of its own, and the last one wins.
+
+    Args:
+        path: of the file to be.
+        size: of its content in bytes, where it is known; named when the disk is full.
+
+    Raises:
+        NoSpaceError: the disk is full, or a quota or limit is reached.
+        FileError: ``path`` is a folder.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
+    if target.is_dir():
+        raise FileError(f"{target} is a folder, and a file is to be written there; move it away")
+    written = 0
     try:
-        yield temporary
-        with temporary.open("rb") as stream:
-            os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes files only their owner can read
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep(target.parent)
+        with _temporary(target) as temporary:
+            try:
+                yield temporary
+                _publish(temporary, target)
+            except OSError:
+                with suppress(OSError):
+                    written = temporary.stat().st_size
+                raise
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise NoSpaceError(_no_room(target, error, size, written)) from error
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left in a folder; files whose writer is alive are locked, and stay."""
+    for left in folder.glob(f".*{SUFFIX}"):
+        # One that is gone, belongs to somebody else or lies where nothing can be locked is left alone.
+        with suppress(OSError), left.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a whole text file atomically."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a whole binary file atomically."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
+def write_bytes(path: str | os.PathLike[str], *parts: bytes | memoryview) -> None:
+    """Write a whole binary file, part after part, atomically."""
+    with replacing(path, size=sum(len(part) for part in parts)) as temporary, temporary.open("wb") as stream:
+        stream.writelines(parts)
+
+
+def npy_bytes(array: NDArray[Any]) -> memoryview:
+    """The content of an ``.npy`` file; numpy's own writing to a file does not say why it stopped on a full disk."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getbuffer()
+
+
+def scratch_array(shape: tuple[int, ...], dtype: Any, folder: Path | None = None) -> NDArray[Any]:
+    """An array of zeros in a file without a name: memory holds only the part in use, and the rest goes with it."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".scratch.") as file:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        file.truncate(max(1, size))
+        return np.memmap(file.name, dtype, "r+", shape=shape) if size else np.zeros(shape, dtype)
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """A new, locked file beside its target; removed unless it was renamed."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=SUFFIX, dir=target.parent)
+        path = Path(name)
+        with suppress(OSError):  # some network folders know no locks: nothing is swept there
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            break
+        os.close(handle)  # somebody swept it in the moment before it was locked
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _publish(temporary: Path, target: Path) -> None:
+    _sync(temporary)
+    umask = os.umask(0)
+    os.umask(umask)
+    temporary.chmod(0o666 & ~umask)  # mkstemp makes files only their owner can read
+    temporary.replace(target)
+    with suppress(PermissionError):  # a folder that may be written to but not read
+        _sync(target.parent)  # else a power cut could undo the renaming
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _no_room(target: Path, error: OSError, size: int | None, written: int) -> str:
+    needs = f"more than {bytes_text(written)}" if size is None else bytes_text(size)
+    free = bytes_text(shutil.disk_usage(target.parent).free)
+    return f"no room for {target} ({os.strerror(error.errno or 0)}): it needs {needs}, and {free} are free there"
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes for people.
+
+    >>> bytes_text(1_500_000)
+    '1.5 MB'
+    """
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= one:
+            return f"{count / one:.1f} {unit}"
+    return f"{count} bytes"

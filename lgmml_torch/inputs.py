@@ -6,6 +6,7 @@ Nothing here imports pandas, polars or pyarrow before somebody hands in one of t
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Hashable
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lgmml_torch.checks import DataError
+from lgmml_torch.checks import DataError, DataWarning
 
 POLICIES = ("error", "zero", "query-min", "query-mean")  # what stands in for missing values
-MISSING_HINT = "`missing=` says what to put there (on the command line: --missing)"
+MISSING_HINT = "`missing=` says what to put there (on the command line: --missing; in training: data.missing=)"
 
 
 def fill_missing(
@@ -65,12 +66,12 @@ def dense_features(X: Any, dtype: torch.dtype) -> NDArray[Any]:
     if dtype not in (torch.float32, torch.float64):
         raise DataError(f"`dtype` must be torch.float32 or torch.float64, got {dtype}")
     with np.errstate(over="ignore"):  # a number too large becomes infinite, which is refused by row and column
-        if frame_library(X) is not None:
-            return _dense_frame(X, kind)
         if isinstance(X, Tensor):
             X = X.detach().cpu().numpy()
         elif hasattr(X, "toarray"):
             X = X.astype(kind).toarray()
+        if getattr(getattr(X, "dtype", None), "kind", "") == "c":
+            raise DataError(f"`X` must hold real numbers, got {X.dtype}: Complex data not supported")
         try:
             array = np.ascontiguousarray(X, dtype=kind)
         except (TypeError, ValueError) as error:
@@ -78,6 +79,60 @@ def dense_features(X: Any, dtype: torch.dtype) -> NDArray[Any]:
     if array.ndim != 2:
         raise DataError(f"`X` must have shape (rows, features), got {array.shape}")
     return array
+
+
+STEPS = 1 << 17  # of float32 within the range of a feature; from so many on, none is lost that matters
+
+
+def warn_if_flattened(
+    X: Any,
+    features: NDArray[Any],  # (N, D) the same, cast
+    names: tuple[str, ...] | None = None,
+) -> None:
+    """Warn of features whose values, large and close together as timestamps are, float32 cannot tell apart.
+
+    Only features in whose range there are few numbers of float32 are looked at. The same sentence for the same
+    features, so that Python shows it once.
+    """
+    if features.dtype != np.float32 or not features.size or getattr(X, "dtype", None) in (np.float32, torch.float32):
+        return
+    with np.errstate(invalid="ignore", over="ignore"):
+        low, high = np.fmin.reduce(features, axis=0), np.fmax.reduce(features, axis=0)
+        step = np.spacing(np.maximum(np.abs(low), np.abs(high)))
+        narrow = np.flatnonzero((step > 0) & (high.astype(np.float64) - low < STEPS * step.astype(np.float64)))
+    flat = [place for place in narrow.tolist() if _is_flattened(_original(X, place), features[:, place])]
+    if flat:
+        told = ", ".join(str(place + 1) if names is None else repr(names[place]) for place in flat[:5])
+        warnings.warn(
+            f"float32 cannot tell all values of feature{'s' if len(flat) > 1 else ''} {told} apart: take "
+            '`precision="float64"` (of a reader, `dtype=torch.float64`), or subtract what all values have in common',
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def _original(X: Any, column: int) -> NDArray[Any] | None:
+    """One feature as it was handed in; None where it was no number."""
+    if frame_library(X) is not None:
+        try:
+            return numeric_column(frame_column(X, column), column)
+        except DataError:
+            return None
+    if isinstance(X, Tensor):
+        return X[:, column].detach().cpu().numpy()
+    if hasattr(X, "toarray"):
+        return np.asarray(X[:, [column]].toarray())[:, 0]
+    return np.asarray(X)[:, column] if isinstance(X, np.ndarray) else np.array([row[column] for row in X])
+
+
+def _is_flattened(given: NDArray[Any] | None, cast: NDArray[Any]) -> bool:
+    """Whether values that differ by more than float64 rounds have become equal."""
+    if given is None or given.dtype.kind not in "iuf" or given.dtype in (np.float32, np.float16):
+        return False
+    values = np.unique(given[~np.isnan(cast)])
+    if len(values) < 2 or float(values[-1] - values[0]) < 1e-12 * float(np.abs(values).max()):
+        return False
+    return len(np.unique(values.astype(np.float32))) < len(values)
 
 
 def float_vector(name: str, values: Any) -> NDArray[np.float32]:
@@ -91,6 +146,34 @@ def float_vector(name: str, values: Any) -> NDArray[np.float32]:
     if array.ndim != 1:
         raise DataError(f"`{name}` must be 1-D, got shape {array.shape}")
     return array
+
+
+def check_weights(name: str, values: Any, count: int, *, per: str = "row") -> NDArray[np.float32]:
+    """One weight per row (or per query), finite and at least 0."""
+    weights = float_vector(name, values)
+    check_length(name, len(weights), count, per=per)
+    bad = np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))
+    if len(bad):
+        raise DataError(f"`{name}` must be finite and at least 0, got {weights[bad[0]]:g}")
+    return weights
+
+
+LAST_PLACE = 65_535  # where a document may have been shown; a table of biases has an entry up to the last one seen
+
+
+def place_vector(name: str, values: Any, count: int) -> NDArray[np.int64]:
+    """Where each row was shown: whole numbers from 0 to `LAST_PLACE`."""
+    places = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    check_length(name, len(places), count)
+    if places.ndim != 1 or places.dtype.kind not in "iufb":
+        raise DataError(f"`{name}` must be a list of whole numbers, got {places.dtype} of shape {places.shape}")
+    good = (places >= 0) & (places <= LAST_PLACE)
+    good &= places == np.floor(np.where(good, places, 0))
+    if not good.all():
+        row = int(np.flatnonzero(~good)[0])
+        rule = f"whole numbers from 0 to {LAST_PLACE:,}"
+        raise DataError(f"`{name}` must hold {rule}, got {places[row]} at row {row + 1} (from 1)")
+    return places.astype(np.int64)
 
 
 def first_bad(features: NDArray[Any], *, missing: bool = False) -> tuple[int, int] | None:
@@ -108,16 +191,18 @@ def first_bad(features: NDArray[Any], *, missing: bool = False) -> tuple[int, in
 def check_values(
     features: NDArray[Any], labels: NDArray[np.float32], names: tuple[str, ...] | None = None, *, missing: bool = False
 ) -> None:
-    """Require finite features and labels; the error names the row, from 0, and the feature. ``missing`` allows NaN."""
+    """Require finite features and labels; the error names the row, from 1, and the feature. ``missing`` allows NaN."""
     if (bad := first_bad(features, missing=missing)) is not None:
         row, column = bad
         value = features[row, column]
         called = "" if names is None else f" ({names[column]!r})"
         hint = f"; {MISSING_HINT}" if np.isnan(value) else ""
-        raise DataError(f"`X` must be finite, got {value} at row {row}, feature {column + 1}{called}{hint}")
+        raise DataError(
+            f"`X` must be finite, got {value} at row {row + 1} (from 1), feature {column + 1}{called}{hint}"
+        )
     bad_labels = np.flatnonzero(~np.isfinite(labels))
     if len(bad_labels):
-        raise DataError(f"`y` must be finite, got {labels[bad_labels[0]]} at row {int(bad_labels[0])}")
+        raise DataError(f"`y` must be finite, got {labels[bad_labels[0]]} at row {int(bad_labels[0]) + 1} (from 1)")
 
 
 def query_codes(qid: Any, group: Any, rows: int) -> tuple[NDArray[np.int64], list[Hashable]]:
@@ -144,11 +229,11 @@ def query_codes(qid: Any, group: Any, rows: int) -> tuple[NDArray[np.int64], lis
     seen: dict[Hashable, int] = {}
     for row, value in enumerate(qid):
         if is_missing(value):
-            raise DataError(f"`qid` must not be missing, got {value!r} at row {row}")
+            raise DataError(f"`qid` must not be missing, got {value!r} at row {row + 1} (from 1)")
         try:
             codes[row] = seen.setdefault(value, len(seen))
         except TypeError:
-            raise DataError(f"`qid` must be hashable, got {type(value).__name__} at row {row}") from None
+            raise DataError(f"`qid` must be hashable, got {type(value).__name__} at row {row + 1} (from 1)") from None
     return codes, list(seen)
 
 
@@ -196,6 +281,14 @@ def frame_column(X: Any, position: int) -> Any:
     return X.iloc[:, position] if library == "pandas" else X[:, position] if library == "polars" else X.column(position)
 
 
+def drop_column(X: Any, position: int) -> tuple[Any, Any]:
+    """A frame without one of its columns, and that column."""
+    library, column = frame_library(X), frame_column(X, position)
+    if library == "pandas":
+        return X.iloc[:, [place for place in range(X.shape[1]) if place != position]], column
+    return X.drop(X.columns[position]) if library == "polars" else X.remove_column(position), column
+
+
 def feature_names(X: Any) -> tuple[str, ...] | None:
     """Names of the columns of a frame, if all of them are text."""
     if frame_library(X) is None:
@@ -227,8 +320,13 @@ def numeric_column(values: Any, name: object) -> NDArray[Any]:
 
 
 def refusal(name: object, word: str, dtype: object) -> str:
-    """The sentence about a column that holds no numbers."""
-    return f"column {name!r} must hold numbers, got {word} ({dtype}); leave it out or turn it into numbers"
+    """The sentence about a column that holds no numbers, with what to do about it."""
+    ways = {
+        "dates": "turn them into a number such as an age in days",
+        "text": f"name it in `categories` if its words are categories (data.categories=[{name}])",
+        "categories": "score it by a model that was trained on it",
+    }
+    return f"column {name!r} must hold numbers, got {word} ({dtype}); leave it out, or {ways[word]}"
 
 
 def arrow_word(dtype: Any) -> str | None:
@@ -267,12 +365,4 @@ def _polars_numbers(values: Any, name: object) -> NDArray[Any]:
         word = "dates" if dtype.is_temporal() else "categories" if category else "text"
         raise DataError(refusal(name, word, dtype))
     out: NDArray[Any] = values.to_numpy()
-    return out
-
-
-def _dense_frame(X: Any, kind: type[np.float32] | type[np.float64]) -> NDArray[Any]:
-    names = frame_columns(X)
-    out = np.empty((len(X), len(names)), kind)
-    for position, name in enumerate(names):
-        out[:, position] = numeric_column(frame_column(X, position), name)
     return out

@@ -7,7 +7,7 @@ go back in it, and equal scores are ranked by it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
@@ -18,15 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch import segments
+from lgmml_torch.canonical import canonical_order
+from lgmml_torch.categories import Asked, Categories, WordColumns, coded_features, fill_words, recoded, united
 from lgmml_torch.checks import DataError, check_choice, check_positive
+from lgmml_torch.distributed import Spread
 from lgmml_torch.inputs import (
     POLICIES,
     check_length,
     check_values,
-    dense_features,
+    check_weights,
     fill_missing,
     float_vector,
+    place_vector,
     query_codes,
+    warn_if_flattened,
 )
 from lgmml_torch.inputs import (
     feature_names as names_of,
@@ -36,46 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-def qid_sort_key(qid: Hashable) -> tuple[str, Any]:
-    """Numbers by value, strings alphabetically, other types by name and then by their text."""
-    if isinstance(qid, (int, float)) and not isinstance(qid, bool):
-        return ("", qid)
-    if isinstance(qid, str):
-        return ("str", qid)
-    return (type(qid).__name__, repr(qid))
-
-
-def canonical_order(
-    features: NDArray[Any],
-    labels: NDArray[np.float32],
-    codes: NDArray[np.int64],
-    qids: Sequence[Hashable],
-    doc_ids: Sequence[str] | None,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row order, and the place of each query code among the sorted ids."""
-    rank = np.empty(len(qids), dtype=np.int64)
-    rank[sorted(range(len(qids)), key=lambda i: qid_sort_key(qids[i]))] = np.arange(len(qids))
-    keys: list[Any] = [fingerprint(features), labels, rank[codes]]
-    if doc_ids is not None:
-        keys.insert(0, np.asarray(doc_ids, dtype=str))
-    return np.lexsort(keys).astype(np.int64), rank
-
-
-def fingerprint(features: NDArray[Any]) -> NDArray[np.uint64]:
-    """A 64-bit number per row that depends on the bytes of its features only, so that sorting by it sorts rows.
-
-    Comparing whole rows would take D comparisons each. Every 32-bit word is multiplied by an odd number of its
-    column's own; the high half is folded into the low one, because round numbers end in zero bits.
-    """
-    words_per_row = features.shape[1] * features.itemsize // 4
-    multipliers = np.random.default_rng(20170807).integers(1, 2**63, words_per_row, dtype=np.uint64) * 2 + 1
-    out = np.empty(len(features), dtype=np.uint64)
-    for start in range(0, len(features), 16384):
-        block = features[start : start + 16384] + 0.0  # −0.0 and 0.0 are the same number
-        mixed = (block.view(np.uint32).astype(np.uint64) + 1) * multipliers
-        mixed ^= mixed >> np.uint64(32)
-        out[start : start + 16384] = mixed.sum(axis=1, dtype=np.uint64)
-    return out
+PER_DOCUMENT = ("features", "labels", "document_weights", "positions")  # tensors with a row for each document
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +59,10 @@ class RankingData:
         doc_ids: an id for each document, or None.
         query_weights: ``(Q,)`` or None.
         feature_names: a name for each feature, or None.
+        spread: where these are the lists of one process of several: which of the set's lists they are. None: all.
+        categories: for each feature the words its codes stand for, None for numbers; None where all are numbers.
+        document_weights: ``(N,)`` how often the relevance of each document counts, or None.
+        positions: ``(N,)`` where each document was shown when its clicks were logged, or None.
     """
 
     features: Tensor = field(repr=False)
@@ -103,6 +73,10 @@ class RankingData:
     doc_ids: tuple[str, ...] | None = field(default=None, repr=False)
     query_weights: Tensor | None = field(default=None, repr=False)
     feature_names: tuple[str, ...] | None = field(default=None, repr=False)
+    spread: Spread | None = field(default=None, repr=False)
+    categories: Categories | None = field(default=None, repr=False)
+    document_weights: Tensor | None = field(default=None, repr=False)
+    positions: Tensor | None = field(default=None, repr=False)
 
     @classmethod
     def from_arrays(
@@ -117,6 +91,9 @@ class RankingData:
         dtype: torch.dtype = torch.float32,
         missing: str = "error",
         feature_names: Sequence[str] | None = None,
+        categories: Asked = None,
+        document_weights: ArrayLike | Tensor | None = None,
+        positions: ArrayLike | Tensor | None = None,
     ) -> Self:
         """Group rows by query.
 
@@ -130,6 +107,10 @@ class RankingData:
             dtype: of the features.
             missing: what NaN stands for: ``"error"``, ``"zero"``, ``"query-min"`` or ``"query-mean"``.
             feature_names: a name for each column; by default those of a frame whose columns are all named by text.
+            categories: columns of a frame that hold words, besides those whose type says so; or, as of a model, the
+                words of each of them. Words that are not known become `lgmml_torch.categories.OTHER`.
+            document_weights: one weight per row, at least 0: what the relevance of the document counts.
+            positions: where each row was shown, whole numbers from 0 to 65,535.
 
         Raises:
             DataError: for anything that does not fit together, naming the row where it can.
@@ -141,23 +122,31 @@ class RankingData:
         [1.0, 2.0, 3.0]
         """
         check_choice("missing", missing, POLICIES)
-        features, labels = dense_features(X, dtype), float_vector("y", y)
+        features, words = coded_features(X, dtype, WordColumns.of(categories))
+        labels = float_vector("y", y)
         rows = len(features)
         check_length("y", len(labels), rows)
         names = names_of(X) if feature_names is None else tuple(feature_names)
         if names is not None:
             check_length("feature_names", len(names), features.shape[1], per="feature")
         check_values(features, labels, names, missing=missing != "error")
+        warn_if_flattened(X, features, names)
         codes, qids = query_codes(qid, group, rows)
         if doc_ids is not None:
             check_length("doc_ids", len(doc_ids), rows)
-        weights = None if query_weights is None else float_vector("query_weights", query_weights)
-        if weights is not None:
-            check_length("query_weights", len(weights), len(qids), per="query")
+        weights = None
+        if query_weights is not None:
+            weights = check_weights("query_weights", query_weights, len(qids), per="query")
+        row_weights = None if document_weights is None else check_weights("document_weights", document_weights, rows)
+        places = None if positions is None else place_vector("positions", positions, rows)
         if missing != "error" and np.isnan(features).any():
             features = features.copy()  # it may be the caller's own
+            fill_words(features, words)
             fill_missing(features, codes, missing)
-        return cls.from_codes(features, labels, codes, qids, doc_ids=doc_ids, weights=weights, feature_names=names)
+        return cls.from_codes(
+            features, labels, codes, qids, doc_ids=doc_ids, weights=weights, feature_names=names, categories=words,
+            document_weights=row_weights, positions=places,
+        )  # fmt: skip
 
     @classmethod
     def from_codes(
@@ -170,9 +159,13 @@ class RankingData:
         doc_ids: Sequence[str] | None = None,
         weights: NDArray[np.float32] | None = None,  # (Q,)
         feature_names: tuple[str, ...] | None = None,
+        categories: Categories | None = None,
+        document_weights: NDArray[np.float32] | None = None,  # (N,)
+        positions: NDArray[np.int64] | None = None,  # (N,)
     ) -> Self:
         """Sort rows that were checked already; row ``i`` belongs to the query ``qids[codes[i]]``."""
-        order, rank = canonical_order(features, labels, codes, qids, doc_ids)
+        extras = (positions, document_weights)
+        order, rank = canonical_order(features, labels, codes, qids, doc_ids, extras)
         sizes = np.bincount(rank[codes], minlength=len(qids))
         by_rank = np.argsort(rank)
         in_place = bool(np.array_equal(order, np.arange(len(order))))
@@ -185,6 +178,9 @@ class RankingData:
             doc_ids=None if doc_ids is None else tuple(doc_ids[i] for i in order),
             query_weights=None if weights is None else torch.from_numpy(weights[by_rank]),
             feature_names=feature_names,
+            categories=categories,
+            document_weights=None if document_weights is None else torch.from_numpy(document_weights[order]),
+            positions=None if positions is None else torch.from_numpy(positions[order]),
         )
 
     @property
@@ -208,6 +204,16 @@ class RankingData:
         return self.offsets.diff()
 
     @property
+    def all_sizes(self) -> Tensor:
+        """``(Q,)`` documents per query of the whole set, where processes share it."""
+        return self.sizes if self.spread is None else self.spread.sizes
+
+    @property
+    def all_offsets(self) -> Tensor:
+        """``(Q+1,)`` offsets of the whole set, where processes share it."""
+        return self.offsets if self.spread is None else self.spread.offsets
+
+    @property
     def query_index(self) -> Tensor:
         """``(N,)`` the query each document belongs to, as an index."""
         return segments.segment_ids(self.offsets)
@@ -228,21 +234,45 @@ class RankingData:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields exchanged, e.g. preprocessed features; names are kept while their number fits."""
-        names = changes.get("feature_names", self.feature_names)
-        if names is not None and len(names) != changes.get("features", self.features).shape[1]:
-            changes["feature_names"] = None
+        for name in ("feature_names", "categories"):
+            values = changes.get(name, getattr(self, name))
+            if values is not None and len(values) != changes.get("features", self.features).shape[1]:
+                changes[name] = None
         return replace(self, **changes)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Move to a device; ``dtype`` is that of the features."""
-        weights = self.query_weights
+        moved = self.of_documents(lambda values: values.to(device=device))
         return self.replace(
-            features=self.features.to(device=device, dtype=dtype),
-            labels=self.labels.to(device=device),
+            **{**moved, "features": self.features.to(device=device, dtype=dtype)},
             offsets=self.offsets.to(device=device),
             order=self.order.to(device=device),
-            query_weights=None if weights is None else weights.to(device=device),
+            query_weights=None if self.query_weights is None else self.query_weights.to(device=device),
         )
+
+    def of_documents(self, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """What there is of every document (features, labels, weights, positions), each changed in the same way."""
+        held = {name: getattr(self, name) for name in PER_DOCUMENT}
+        return {name: change(values) for name, values in held.items() if values is not None}
+
+    def weighed(self, weights: Any, *, name: str = "weights") -> Self:
+        """With one weight for each row, in the caller's order.
+
+        Where all rows of each query have the same one, these are weights of queries, otherwise of documents: what a
+        query's weight multiplies is what the weights of all its documents multiply.
+
+        Raises:
+            DataError: for weights that are negative, not finite or all zero.
+
+        >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0], qid=["b", "b", "a"])
+        >>> data.weighed([2.0, 2.0, 0.5]).query_weights, data.weighed([2.0, 1.0, 0.5]).document_weights
+        (tensor([0.5000, 2.0000]), tensor([0.5000, 2.0000, 1.0000]))
+        """
+        rows = torch.from_numpy(check_weights(name, weights, self.num_documents))[self.order]
+        low, high = segments.segment_min(rows, self.offsets), segments.segment_max(rows, self.offsets)
+        if not bool((high > 0).any()):
+            raise DataError(f"`{name}` must be above 0 for some query, got 0 for all")
+        return self.replace(query_weights=high) if bool((low == high).all()) else self.replace(document_weights=rows)
 
     def in_caller_order(
         self,
@@ -254,6 +284,28 @@ class RankingData:
         out[self.order.to(values.device)] = values
         return out
 
+    def take(
+        self,
+        values: Tensor,  # (N, ...)
+        rows: Tensor,  # (M,)
+    ) -> Tensor:  # (M, ...)
+        """Values of some documents of the whole set, by their rows in it, on every process that shares it."""
+        return values[rows.to(values.device)] if self.spread is None else self.spread.take(values, rows)
+
+    def here(
+        self,
+        rows: Tensor,  # (M,)
+    ) -> Tensor:  # (m,)
+        """Of some rows of the whole set those that are here, as rows of this data, in the order given."""
+        return rows if self.spread is None else self.spread.here(rows)
+
+    def of_all_queries(
+        self,
+        values: Tensor,  # (q, ...)
+    ) -> Tensor:  # (Q, ...)
+        """One value for each query of the whole set, on every process that shares it."""
+        return values if self.spread is None else self.spread.per_query(values)
+
     def select(self, queries: Sequence[int] | Tensor) -> Self:
         """The chosen queries (indices, not ids), in the order chosen; the caller's order is kept among their rows."""
         chosen = torch.as_tensor(queries, dtype=torch.long, device=self.offsets.device)
@@ -264,13 +316,35 @@ class RankingData:
         order = torch.empty_like(rows)
         order[self.order[rows].argsort(stable=True)] = torch.arange(len(rows), device=rows.device)
         return self.replace(
-            features=self.features[rows],
-            labels=self.labels[rows],
+            **self.of_documents(lambda values: values[rows]),
             offsets=offsets,
             qids=tuple(self.qids[i] for i in chosen.tolist()),
             order=order,
             doc_ids=None if self.doc_ids is None else tuple(self.doc_ids[i] for i in rows.tolist()),
             query_weights=None if self.query_weights is None else self.query_weights[chosen],
+            spread=None,
+        )
+
+    def sample(self, documents: int, *, seed: int = 0) -> Self:
+        """Whole lists of about so many documents, drawn from the whole set, the same on every process that shares it.
+
+        All of them, in their own order, where there are no more documents than that.
+        """
+        sizes = self.all_sizes
+        drawn = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
+        queries = drawn[sizes[drawn].cumsum(0) <= documents].sort().values
+        if self.spread is None:
+            return self.select(queries)
+        rows, offsets = segments.gather_segments(self.all_offsets, queries)
+        weights = None if self.query_weights is None else self.of_all_queries(self.query_weights)[queries]
+        return self.replace(
+            **self.of_documents(lambda values: self.take(values, rows)),
+            offsets=offsets,
+            qids=tuple(queries.tolist()),
+            order=torch.arange(len(rows)),
+            doc_ids=None,
+            query_weights=weights,
+            spread=None,
         )
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Self, ...]:
@@ -305,7 +379,8 @@ class RankingData:
         """One data set from several with the same features and no query in common.
 
         The caller's order becomes that of the parts, one after the other; queries without documents are dropped, and
-        weights are kept when every part has them, and so are the names of features.
+        positions and names of features are kept when every part has them. Where one part has weights, those of a part
+        without are 1. Vocabularies are united.
         """
         if not parts:
             raise DataError("`parts` must hold at least one data set, got none")
@@ -325,22 +400,23 @@ class RankingData:
         ids = None
         if all(part.doc_ids is not None for part in parts):
             ids = [part.doc_ids[row] for part in parts for row in part.order.argsort().tolist() if part.doc_ids]
+        words = united([part.categories for part in parts])
         merged = cls.from_arrays(
-            torch.cat([part.in_caller_order(part.features) for part in parts]),
+            torch.cat([recoded(part.in_caller_order(part.features), part.categories, words) for part in parts]),
             torch.cat([part.in_caller_order(part.labels) for part in parts]),
             qid=[part.qids[q] for part, index in zip(parts, caller, strict=True) for q in index],
             doc_ids=ids,
             dtype=parts[0].features.dtype,
             feature_names=parts[0].feature_names if len(names) == 1 else None,
-        )
+            **_joined_extras(parts),
+        ).replace(categories=words)
+        if all(part.query_weights is None for part in parts):
+            return merged
         weights = {
             qid: weight
             for part in parts
-            if part.query_weights is not None
-            for qid, weight in zip(part.qids, part.query_weights.tolist(), strict=True)
+            for qid, weight in zip(part.qids, _or_ones(part.query_weights, part.num_queries).tolist(), strict=True)
         }
-        if len(weights) < merged.num_queries:
-            return merged
         return merged.replace(query_weights=torch.tensor([weights[qid] for qid in merged.qids]))
 
     def statistics(self) -> dict[str, Any]:
@@ -362,3 +438,20 @@ class RankingData:
             ),
             "constant features": int((spread == 0).sum()),
         }
+
+
+def _or_ones(weights: Tensor | None, count: int) -> Tensor:
+    return torch.ones(count) if weights is None else weights
+
+
+def _joined_extras(parts: Sequence[RankingData]) -> dict[str, Any]:
+    """Document weights and positions of several sets, in the caller's order; those that there are."""
+    found = {}
+    if any(part.document_weights is not None for part in parts):
+        rows = [part.in_caller_order(_or_ones(part.document_weights, part.num_documents)) for part in parts]
+        found["document_weights"] = torch.cat(rows)
+    if all(part.positions is not None for part in parts):
+        found["positions"] = torch.cat(
+            [part.in_caller_order(part.positions) for part in parts if part.positions is not None]
+        )
+    return found

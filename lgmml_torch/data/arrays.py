@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lgmml_torch.categories import Categories, WordColumns, coded_features, frame_values, with_words
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source
+from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, check_unpacked
 from lgmml_torch.data.table import check_names, lay_out
 from lgmml_torch.inputs import (
     check_length,
-    dense_features,
     feature_names,
     float_vector,
     frame_column,
@@ -40,6 +43,7 @@ class ArraySource(Source):
         group: sizes of consecutive queries.
         doc_ids: the id of each row, or None.
         names: the name of each feature; by default those of a frame.
+        categories: the words behind the codes of each feature, where ``X`` holds codes.
     """
 
     def __init__(
@@ -53,11 +57,13 @@ class ArraySource(Source):
         group: Any = None,
         doc_ids: Sequence[str] | None = None,
         names: tuple[str, ...] | None = None,
+        categories: Categories | None = None,
     ) -> None:
         super().__init__(name, options)
         self.has_labels = y is not None
         try:
-            self._features = dense_features(X, options.dtype)
+            self._features, found = coded_features(X, options.dtype, options.categories)
+            self.categories = found or categories
             self._labels = None if y is None else float_vector("y", y)
             self._codes, self._ids = query_codes(qid, group, len(self._features))
             for word, values in (("y", self._labels), ("doc_ids", doc_ids)):
@@ -78,7 +84,9 @@ class ArraySource(Source):
         if names is not None and wanted is not None and names != wanted:
             check_names(names, wanted, self.name, model=self.options.model)
             place = {name: position for position, name in enumerate(names)}
-            self._features = np.ascontiguousarray(self._features[:, [place[name] for name in wanted]])
+            order = [place[name] for name in wanted]
+            self._features = np.ascontiguousarray(self._features[:, order])
+            self.categories = None if self.categories is None else tuple(self.categories[column] for column in order)
         self.options.check_width(self._features.shape[1], self.name, "`X` has")
         self.feature_names = names if wanted is None else wanted
 
@@ -98,14 +106,16 @@ class ArraySource(Source):
 def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> ArraySource:
     """The lists of a data set that was loaded."""
     ids = None if data.doc_ids is None else [data.doc_ids[row] for row in data.order.argsort().tolist()]
+    features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
     return ArraySource(
         name,
-        replace(options, dtype=data.features.dtype),
-        data.in_caller_order(data.features),
+        replace(options, dtype=data.features.dtype, categories=WordColumns()),
+        data.in_caller_order(features),
         data.in_caller_order(data.labels),
         qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()],
         doc_ids=ids,
         names=data.feature_names,
+        categories=words,
     )
 
 
@@ -113,8 +123,12 @@ def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
     """Arrays ``X``, ``qid`` and, optionally, ``y``, ``docid`` and ``feature_names``; the file is read whole."""
     name = "<stdin>" if str(path) == "-" else str(path)
     try:
-        with np.load(sys.stdin.buffer if str(path) == "-" else path, allow_pickle=False) as arrays:
+        content = BytesIO(sys.stdin.buffer.read()) if str(path) == "-" else Path(path)
+        _check_zip(name, content)
+        with np.load(content, allow_pickle=False) as arrays:
             found = {key: arrays[key] for key in arrays.files}
+    except DataError:
+        raise
     except Exception as error:
         raise DataError(f"{name}: not a readable .npz file: {str(error) or type(error).__name__}") from error
     for key in ("X", "qid"):
@@ -133,6 +147,16 @@ def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
     )
 
 
+def _check_zip(name: str, content: BytesIO | Path) -> None:
+    """Look at the sizes that the archive gives: no array is unpacked beyond its own."""
+    with zipfile.ZipFile(content) as archive:
+        members = archive.infolist()
+    packed, unpacked = (sum(getattr(member, size) for member in members) for size in ("compress_size", "file_size"))
+    check_unpacked(name, packed, unpacked)
+    if isinstance(content, BytesIO):
+        content.seek(0)
+
+
 class FrameSource(ArraySource):
     """A frame of pandas or polars with a column for the query of each row."""
 
@@ -140,17 +164,15 @@ class FrameSource(ArraySource):
         self.frame, self.header = frame, [str(column) for column in frame_columns(frame)]
         header = self.header
         plan = lay_out(header, options, name, what="the frame")
-        features = np.empty((len(frame), len(plan.features)), options.kind)
         try:
-            with np.errstate(over="ignore"):
-                for target, (position, column) in enumerate(zip(plan.features, plan.names, strict=True)):
-                    features[:, target] = numeric_column(frame_column(frame, position), column)
+            features, words = frame_values(frame, plan.features, plan.names, options.dtype, options.categories)
             labels = None if plan.label is None else numeric_column(frame_column(frame, plan.label), header[plan.label])
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
         ids = None if plan.doc_id is None else self.column(header[plan.doc_id])
         qid = frame_column(frame, plan.qid)
-        super().__init__(name, options, features, labels, qid=qid, doc_ids=ids, names=plan.names)
+        coded = replace(options, categories=WordColumns())
+        super().__init__(name, coded, features, labels, qid=qid, doc_ids=ids, names=plan.names, categories=words)
 
     def column(self, name: str) -> list[str]:
         """The text of one column, row by row; empty where it is missing."""

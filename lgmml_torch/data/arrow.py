@@ -20,27 +20,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.checks import DataError, MissingDependencyError, did_you_mean
-from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source
+from lgmml_torch.categories import Vocabulary, codes_of, distinct, found_vocabulary, gathered
+from lgmml_torch.checks import DataError, did_you_mean, require
+from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, check_memory
 from lgmml_torch.data.table import check_names, lay_out
 from lgmml_torch.inputs import arrow_word, is_missing, numeric_column, refusal
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STEP = 8192  # rows decoded at a time
+STEP = 8192  # documents decoded at a time, about
 NAMES = b"feature_names"  # in the metadata: a JSON list
-Pieces = Callable[[int, list[str]], Iterator[Any]]  # record batches from a group on, of some columns
+Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, so many rows at a time
 
 
 def require_arrow() -> None:
     """Say which extra brings pyarrow where it is not installed."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            "`pyarrow` is needed for Parquet and Arrow files; install it with: pip install 'lgmml-torch[arrow]'"
-        ) from error
+    require("pyarrow", "for Parquet and Arrow files", "arrow")
 
 
 def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
@@ -53,9 +49,9 @@ def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
         file = parquet.ParquetFile(_content(path))
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
 
-    def pieces(first: int, columns: list[str]) -> Iterator[Any]:
+    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
         groups = list(range(first, len(sizes)))
-        for batch in file.iter_batches(STEP, row_groups=groups, columns=columns, use_threads=False):
+        for batch in file.iter_batches(step, row_groups=groups, columns=columns, use_threads=False):
             yield batch.select(columns)  # `a` also brings `a.b`
 
     return ArrowSource(name, "Parquet", options, file.schema_arrow, sizes, pieces, file.close)
@@ -72,11 +68,11 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
         reader = pa.ipc.open_file(mapped)
         sizes = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
 
-    def pieces(first: int, columns: list[str]) -> Iterator[Any]:
+    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
         for group in range(first, len(sizes)):
             batch = reader.get_batch(group).select(columns)
-            for start in range(0, len(batch), STEP):
-                yield batch.slice(start, STEP)
+            for start in range(0, len(batch), step):
+                yield batch.slice(start, step)
 
     return ArrowSource(name, "Arrow", options, reader.schema, sizes, pieces, mapped.close)
 
@@ -84,8 +80,8 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
 def open_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
     """A table in memory."""
 
-    def pieces(first: int, columns: list[str]) -> Iterator[Any]:
-        yield from table.select(columns).to_batches(STEP)
+    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
+        yield from table.select(columns).to_batches(step)
 
     return ArrowSource(name, "Arrow", options, table.schema, [len(table)], pieces)
 
@@ -118,6 +114,7 @@ class ArrowSource(Source):
         self._all_pieces = pieces
         self._stream: Iterator[Rows] = iter(())
         self._order: list[int] | None = None
+        self.header = list(schema.names)
         self._held, self._held_start = Rows(np.empty((0, 0)), None, None), -1  # the piece decoded last
         try:
             self._arrange()
@@ -126,13 +123,14 @@ class ArrowSource(Source):
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file, and of what was decoded last: the stream refers to this source, which refers to it."""
+        self._stream, self._held, self._held_start = iter(()), Rows(np.empty((0, 0)), None, None), -1
         self._close()
 
     def _arrange(self) -> None:
         options, header = self.options, list(self._schema.names)
         columns = options.columns
-        rest = [name for name in header if name not in (columns.qid, *columns.drop)]
+        rest = [name for name in header if name not in (columns.qid, columns.weight, columns.position, *columns.drop)]
         lists = [name for name in rest if _is_list(self._type(name))]
         others = [name for name in rest if name not in (columns.label, columns.doc_id)]
         # One column of lists may be one vector per document, or one list of vectors, or of numbers, per query.
@@ -147,14 +145,30 @@ class ArrowSource(Source):
             self.layout = lay_out(header, options, self.name, what="the schema")
             self.feature_names = self.layout.names
             self._read_names, self._width = list(self.layout.names), len(self.layout.names)
-            for name in self._read_names:
-                self._check_type(name, _inner(self._type(name)) if self._nested else self._type(name))
+            self.categories = gathered([self._take_column(name) for name in self._read_names])
         self.has_labels = self.layout.label is not None
         flat = [name for name in rest if name not in lists]
         if self._nested and flat:
             raise DataError(
                 f"{self.name}: column {flat[0]!r} must hold lists like {lists[0]!r}, got {self._type(flat[0])}"
             )
+
+    def _take_column(self, name: str) -> Vocabulary | None:
+        """Check the type of a feature; its vocabulary, by a pass over the column, where it is a category."""
+        import pyarrow as pa
+
+        dtype, known = _inner(self._type(name)) if self._nested else self._type(name), self.options.categories
+        if not known.holds(name, typed=pa.types.is_dictionary(dtype)):
+            self._check_type(name, dtype)
+            return None
+        if (vocabulary := known.vocabulary(name)) is not None:
+            return vocabulary
+        columns = (piece.column(0) for piece in self._pieces(0, [name]))
+        parts = (distinct(column.flatten() if self._nested else column)[0] for column in columns)
+        try:
+            return found_vocabulary({word for part in parts for word in part}, name)
+        except DataError as error:
+            raise DataError(f"{self.name}: {error}") from error
 
     def _arrange_matrix(self, column: str) -> None:
         """All features in one column: their number and, where the metadata gives them, their names."""
@@ -193,9 +207,9 @@ class ArrowSource(Source):
         hint = did_you_mean(label, self._schema.names)
         return f"{self.name}: there is no column {label!r}, and training needs labels{hint}"
 
-    def _pieces(self, first: int, columns: list[str]) -> Iterator[Any]:
+    def _pieces(self, first: int, columns: list[str], step: int = STEP) -> Iterator[Any]:
         with _readable(self.name, self._word):
-            yield from self._all_pieces(first, columns)
+            yield from self._all_pieces(first, columns, step)
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
@@ -271,6 +285,7 @@ class ArrowSource(Source):
 
     def _stretch(self, first: int, last: int) -> Rows:
         """Rows that follow one another."""
+        check_memory(self.name, last - first, self._width, np.dtype(self.options.kind).itemsize)
         return self._filled(np.empty((last - first, self._width), self.options.kind), first, last)
 
     def _filled(self, features: NDArray[Any], first: int, last: int) -> Rows:
@@ -293,7 +308,9 @@ class ArrowSource(Source):
                 ids += [] if held.doc_ids is None else held.doc_ids[cut]
                 done = min(last, end)
             else:
-                self._held, self._held_start = next(self._stream), end
+                if (more := next(self._stream, None)) is None:
+                    raise DataError(f"{self.name}: the file is damaged: it has fewer rows than it says")
+                self._held, self._held_start = more, end
         has_ids = self.layout.doc_id is not None
         return Rows(features, np.concatenate(labels) if self.has_labels else None, ids if has_ids else None)
 
@@ -301,7 +318,8 @@ class ArrowSource(Source):
         names, plan = self._schema.names, self.layout
         special = [names[at] for at in (plan.label, plan.doc_id) if at is not None]
         row, document = int(np.cumsum([0, *self._sizes])[group]), int(self._starts[group])
-        for piece in self._pieces(group, [*special, *self._read_names]):
+        step = STEP * sum(self._sizes) // max(int(self._starts[-1]), 1)  # a row may be a long list
+        for piece in self._pieces(group, [*special, *self._read_names], max(step, 1)):
             columns = [piece.column(i) for i in range(piece.num_columns)]
             if self._nested:
                 columns = self._flattened(columns, [*special, *self._read_names], row)
@@ -328,8 +346,10 @@ class ArrowSource(Source):
                 whole: NDArray[Any] = values.reshape(-1, self._width)
                 return whole if self._order is None else whole[:, self._order]
             out = np.empty((len(columns[0]), len(columns)), self.options.kind)
-            for position, (column, name) in enumerate(zip(columns, self._read_names, strict=True)):
-                out[:, position] = self._numbers(column, name)
+            words = self.categories or (None,) * len(columns)
+            for position, (column, name, known) in enumerate(zip(columns, self._read_names, words, strict=True)):
+                numbers = self._numbers(column, name) if known is None else codes_of(*distinct(column), known)
+                out[:, position] = numbers
         return out
 
     def _check_widths(self, vectors: Any, document: int) -> None:
@@ -359,6 +379,8 @@ class ArrowSource(Source):
         words = ["" if value is None else str(value) for value in values]
         if not self._nested:
             return words
+        if _is_list(self._type(name)):
+            return ["" if value is None else str(value) for entries in values for value in entries or ()]
         return [word for word, length in zip(words, self._lengths.tolist(), strict=True) for _ in range(length)]
 
 

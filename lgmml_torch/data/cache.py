@@ -1,12 +1,12 @@
 """A folder of arrays that were expensive to make: parsed files, local distances.
 
-An entry is named by what it was made from (content and settings), written to a temporary file and moved into place
-when complete, memory-mapped when read, and checked byte for byte before it is trusted. Nothing is pickled.
+An entry is named by what it was made from (content and settings), written beside its place and moved there when
+complete, memory-mapped when read, and checked byte for byte before it is trusted. Nothing is pickled.
 
 Layout of a file: 8 bytes magic · 8 bytes length of the header · 32 bytes digest of the header · header · arrays. The
-arrays start at multiples of 64 bytes. Their checksum is the digest of the sums, modulo 2⁶⁴, of the 64-bit words of each
-block of 64 KiB: one changed byte changes the sum of its block, and the sums run at the speed of memory, which a
-cryptographic hash of the data itself would not.
+arrays start at multiples of 64 bytes. The header holds the SHA-256 of all that follows it, in order, so any change is
+noticed: a flipped bit, pages that have changed places, a block that stands twice. Processors have instructions for
+this hash; it reads 1 to 1.5 GB/s with them and about 0.35 GB/s without.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,14 @@ import torch
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import CheckpointError, DataWarning
+from lgmml_torch.files import SUFFIX, replacing, write_text
 from lgmml_torch.ragged import RankingData
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"LGMMLarr"
 _FIXED = 48
 _ALIGNMENT = 64
-_BLOCK_WORDS = 8192
+_AT_ONCE = 1 << 20  # bytes hashed in one call
 
 
 class OtherVersionError(CheckpointError):
@@ -47,7 +47,7 @@ def write_arrays(
     spec: Mapping[str, tuple[tuple[int, ...], Any]],
     fill: Callable[[dict[str, NDArray[Any]]], None],
 ) -> None:
-    """Create a file with arrays of the given shapes and types and let ``fill`` write into them."""
+    """Put a file with arrays of the given shapes and types in place when ``fill`` has written into them."""
     arrays, size = [], 0
     for name, (shape, dtype) in spec.items():
         kind = np.dtype(dtype)
@@ -55,22 +55,22 @@ def write_arrays(
             raise CheckpointError(f"array {name!r} must hold plain numbers, got dtype {kind}")
         arrays.append({"name": name, "dtype": kind.str, "shape": list(shape), "start": size})
         size += -(-int(np.prod(shape, dtype=np.int64)) * kind.itemsize // _ALIGNMENT) * _ALIGNMENT
-    header = {"version": VERSION, "key": key, "arrays": arrays, "size": size, "sum": "0" * 64}
+    header = {"version": VERSION, "key": key, "arrays": arrays, "size": size, "sha256": "0" * 64}
     start = _FIXED + len(_encode(header))
-    with path.open("wb") as file:
-        # Reserved now, so that a full disk is an error here and not a fault while writing through the map.
-        os.posix_fallocate(file.fileno(), 0, start + size)
-    if size:
-        payload = np.memmap(path, np.uint8, "r+", offset=start, shape=(size,))
+    with replacing(path, size=start + size) as temporary:
+        with temporary.open("wb") as file:
+            # Reserved now, so that a full disk is an error here and not a fault while writing through the map.
+            os.posix_fallocate(file.fileno(), 0, start + size)
+        payload: NDArray[np.uint8] = np.empty(0, np.uint8)
+        if size:
+            payload = np.memmap(temporary, np.uint8, "r+", offset=start, shape=(size,))
         fill(_views(payload, arrays))
-        header["sum"] = _checksum(payload)
-        payload.flush()
-    else:
-        fill(_views(np.empty(0, np.uint8), arrays))
-        header["sum"] = _checksum(np.empty(0, np.uint8))
-    text = _encode(header)
-    with path.open("r+b") as file:
-        file.write(_MAGIC + len(text).to_bytes(8, "little") + _digest(text) + text)
+        header["sha256"] = _content_digest(payload)
+        if isinstance(payload, np.memmap):
+            payload.flush()
+        text = _encode(header)
+        with temporary.open("r+b") as file:
+            file.write(_MAGIC + len(text).to_bytes(8, "little") + _digest(text) + text)
 
 
 def read_arrays(path: Path, key: str) -> dict[str, NDArray[Any]]:
@@ -80,6 +80,8 @@ def read_arrays(path: Path, key: str) -> dict[str, NDArray[Any]]:
         CheckpointError: if the file is not what `write_arrays` made of this key, down to the last byte.
         OtherVersionError: if another version of this package wrote it.
     """
+    if path.is_dir():
+        raise CheckpointError(f"cache file {path} is a folder")
     with path.open("rb") as file:
         fixed = file.read(_FIXED)
         length = int.from_bytes(fixed[8:16], "little")
@@ -100,7 +102,7 @@ def read_arrays(path: Path, key: str) -> dict[str, NDArray[Any]]:
     payload: NDArray[np.uint8] = np.empty(0, np.uint8)
     if header["size"]:
         payload = np.memmap(path, np.uint8, "c", offset=start, shape=(header["size"],))
-    if _checksum(payload) != header["sum"]:
+    if _content_digest(payload) != header["sha256"]:
         raise CheckpointError(f"cache file {path} is damaged: the arrays do not match their checksum")
     return _views(payload, header["arrays"])
 
@@ -124,18 +126,18 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=32).digest()
 
 
-def _checksum(payload: NDArray[np.uint8]) -> str:
-    words = payload.view(np.ndarray).view(np.uint64)
-    whole = len(words) - len(words) % _BLOCK_WORDS
-    sums = words[:whole].reshape(-1, _BLOCK_WORDS).sum(axis=1, dtype=np.uint64)
-    rest = words[whole:].sum(dtype=np.uint64)
-    return _digest(sums.tobytes() + rest.tobytes()).hex()
+def _content_digest(payload: NDArray[np.uint8]) -> str:
+    """Of what is mapped, so that what is checked is what is used; pages are read as they are needed."""
+    digest, content = hashlib.sha256(), payload.view(np.ndarray).data
+    for start in range(0, len(content), _AT_ONCE):
+        digest.update(content[start : start + _AT_ONCE])
+    return digest.hexdigest()
 
 
 logger = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
-_ABANDONED = 24 * 3600.0  # seconds after which a temporary file has lost its writer
+_ABANDONED = 24 * 3600.0  # seconds after which a temporary file without a lock has lost its writer
 _SETTLED = 50_000_000  # nanoseconds: a file changed later than that before it was hashed may change unnoticed
 
 
@@ -151,6 +153,7 @@ class Cache:
 
     A key is a mapping of JSON values: everything the arrays depend on. Use `content` for files they come from.
 
+    >>> import tempfile
     >>> cache = Cache(tempfile.mkdtemp())
     >>> cache.get_or_build({"squares": 3}, lambda: {"y": np.arange(3) ** 2})["y"].tolist()
     [0, 1, 4]
@@ -228,8 +231,15 @@ class Cache:
     def _write(
         self, key: Mapping[str, Any], spec: Mapping[str, tuple[tuple[int, ...], Any]], fill: Callable[[Arrays], None]
     ) -> None:
-        with _temporary(self.folder, self.path(key)) as file:
-            write_arrays(file, _text(key), spec, fill)
+        self._sweep_unlocked()
+        write_arrays(self.path(key), _text(key), spec, fill)
+
+    def _sweep_unlocked(self) -> None:
+        """Release 0.1 wrote temporary files without a lock; only their age tells that nobody needs them."""
+        for old in self.folder.glob("*.tmp"):
+            with suppress(OSError):
+                if time.time() - old.stat().st_mtime > _ABANDONED:
+                    old.unlink()
 
     def content(self, path: str | os.PathLike[str]) -> str:
         """A hash of a file's bytes, remembered for as long as the file is not touched."""
@@ -247,14 +257,14 @@ class Cache:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if max(status.st_mtime_ns, status.st_ctime_ns) < now - _SETTLED:
             # A note that cannot be written only costs hashing the file again.
-            with suppress(OSError), _temporary(self.folder, note) as temporary:
-                temporary.write_text(json.dumps({"seen": seen, "sha256": digest, "check": _check(seen, digest)}))
+            with suppress(OSError):
+                write_text(note, json.dumps({"seen": seen, "sha256": digest, "check": _check(seen, digest)}))
         return digest
 
     def clear(self) -> int:
         """Remove every entry and answer how many bytes that freed."""
         freed = 0
-        for path in [*self.folder.glob("*.lgc"), *self.folder.glob("*.source"), *self.folder.glob("*.tmp")]:
+        for path in [each for end in (".lgc", ".source", ".tmp", SUFFIX) for each in self.folder.glob(f"*{end}")]:
             with suppress(FileNotFoundError):
                 freed += path.stat().st_size
                 path.unlink()
@@ -268,34 +278,6 @@ def resolve(cache: bool | str | os.PathLike[str] | Cache) -> Cache | None:
     return cache if isinstance(cache, Cache) else Cache(cache)
 
 
-@contextmanager
-def _temporary(folder: Path, destination: Path) -> Iterator[Path]:
-    """A file beside its destination, moved there on success and removed on failure."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.tmp"):
-        with suppress(OSError):
-            if time.time() - old.stat().st_mtime > _ABANDONED:
-                old.unlink()
-    handle, name = tempfile.mkstemp(suffix=".tmp", dir=folder)
-    os.close(handle)
-    path = Path(name)
-    try:
-        yield path
-        _sync(path)
-        path.replace(destination)
-        _sync(folder)
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _check(seen: list[int], digest: str) -> str:
     return hashlib.blake2b(json.dumps([seen, digest]).encode(), digest_size=8).hexdigest()
 
@@ -304,7 +286,8 @@ def _text(key: Mapping[str, Any]) -> str:
     return json.dumps(key, sort_keys=True, allow_nan=False)
 
 
-_TENSORS = ("features", "labels", "offsets", "order", "query_weights")
+_TENSORS = ("features", "labels", "offsets", "order", "query_weights", "document_weights", "positions")
+_DESCRIPTIONS = ("feature_names", "categories")  # of each feature, as JSON
 
 
 def to_arrays(data: RankingData) -> dict[str, NDArray[Any]]:
@@ -320,18 +303,23 @@ def to_arrays(data: RankingData) -> dict[str, NDArray[Any]]:
         arrays["qid_text"] = _pack([str(qid) for qid in data.qids])
     if data.doc_ids is not None:
         arrays["doc_text"] = _pack(data.doc_ids)
-    if data.feature_names is not None:
-        arrays["feature_names"] = np.frombuffer(json.dumps(data.feature_names).encode(), dtype=np.uint8)
+    for name in _DESCRIPTIONS:
+        if (value := getattr(data, name)) is not None:
+            arrays[name] = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
     return arrays
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
     """The inverse of `to_arrays`; the tensors share the arrays' memory."""
-    tensors = {name: torch.from_numpy(arrays[name]) for name in _TENSORS if name in arrays}
+    tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in _TENSORS if name in arrays}
     qids: Sequence[Any] = arrays["qids"].tolist() if "qids" in arrays else _unpack(arrays["qid_text"])
     doc_ids = tuple(_unpack(arrays["doc_text"])) if "doc_text" in arrays else None
-    names = tuple(json.loads(arrays["feature_names"].tobytes())) if "feature_names" in arrays else None
-    return RankingData(qids=tuple(qids), doc_ids=doc_ids, feature_names=names, **tensors)
+    about: dict[str, Any] = {
+        name: tuple(tuple(entry) if isinstance(entry, list) else entry for entry in json.loads(arrays[name].tobytes()))
+        for name in _DESCRIPTIONS
+        if name in arrays
+    }
+    return RankingData(qids=tuple(qids), doc_ids=doc_ids, **tensors, **about)
 
 
 def _pack(words: Sequence[str]) -> NDArray[np.uint8]:

@@ -6,18 +6,23 @@ The data itself is not part of this package: it is looked for below ``data_dir``
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
 from lgmml_torch.data.source import FORMATS, Columns, PathLike, ReadOptions, cached, kind_of, open_file, sizes_file
+from lgmml_torch.inputs import place_vector
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
@@ -84,8 +89,8 @@ def open_dataset(
         raise DataError(f"`fold` must be None for data without folds, got {fold} for {folder}")
     if entry.prefix or find_file(folder, ["set1.train", "set2.train"]):
         return _load_prefixed(folder, entry.prefix or _only_prefix(folder), **options)
-    if not _parts(folder) and (train := _lightgbm_file(folder)) is not None:
-        return _load_lightgbm(folder, train, seed, **options)
+    if not _parts(folder) and (files := _lightgbm_parts(folder)):
+        return _load_lightgbm(folder, files, seed, **options)
     return _load_folder(folder, **options)
 
 
@@ -149,28 +154,32 @@ def _load_prefixed(folder: Path, prefix: str, **options: Any) -> dict[str, Ranki
     return load_parts(files, **options)
 
 
-def _lightgbm_file(folder: Path) -> Path | None:
-    """``rank.train``, or the one file of another name that ends in ``.train`` and has its sizes beside it."""
-    if (train := find_file(folder, ["rank"], ".train")) is not None:
-        return train
-    found = [
-        file for file in sorted(folder.glob("*.train*")) if sizes_file(file) != file and sizes_file(file).is_file()
-    ]
-    if len(found) > 1:
-        raise DataError(f"{folder} holds several training files: {', '.join(file.name for file in found)}")
-    return found[0] if found else None
+def _lightgbm_parts(folder: Path) -> dict[str, Path]:
+    """Files with their sizes beside them, by the word for a part in their name, as in ``web_test.svm``."""
+    found: dict[str, Path] = {}
+    several: dict[str, set[str]] = {}
+    for file in sorted(folder.iterdir()):
+        if file.name.endswith(".query") or not sizes_file(file).is_file():
+            continue
+        words = set(re.split(r"[^a-z]+", file.name.lower()))
+        for split, aliases in SPLITS.items():
+            if words & {split, *aliases}:
+                found.setdefault(split, file)
+                several.setdefault(split, set()).add(file.name.removesuffix(".gz"))
+    for split, names in several.items():
+        if len(names) > 1:
+            word = {"train": "training", "valid": "validation"}.get(split, split)
+            raise DataError(f"{folder} holds several {word} files: {', '.join(sorted(names))}")
+    return found if "train" in found else {}
 
 
-def _load_lightgbm(folder: Path, train: Path, seed: int, **options: Any) -> dict[str, RankingData]:
-    stem = train.name.partition(".train")[0]
-    test = find_file(folder, [stem], ".test")
-    if test is None:
-        raise DataError(f"{folder / (stem + '.test')}: no such file")
-    files = {"train": train, "test": test}
-    valid = next((file for word in SPLITS["valid"] if (file := find_file(folder, [stem], f".{word}"))), None)
-    if valid is not None:
-        return load_parts({"train": train, "valid": valid, "test": test}, kind="lightgbm", **options)
-    parts = load_parts(files, kind="lightgbm", **options)
+def _load_lightgbm(folder: Path, files: dict[str, Path], seed: int, **options: Any) -> dict[str, RankingData]:
+    if "test" not in files:
+        name = files["train"].name.lower().replace("train", "test")
+        raise DataError(f"{folder / name}: no such file")
+    parts = load_parts({split: files[split] for split in SPLITS if split in files}, kind="lightgbm", **options)
+    if "valid" in parts:
+        return parts
     rest, held = parts["train"].split((1 - VALIDATION_SHARE, VALIDATION_SHARE), seed=seed)
     return {"train": rest, "valid": held, "test": parts["test"]}
 
@@ -215,6 +224,7 @@ def load_file(
     num_features: int | None = None,
     feature_names: Sequence[str] | None = None,
     columns: Columns | None = None,
+    categories: Asked = None,
     missing: str = "error",
     absent: str = "zero",
     dtype: torch.dtype = torch.float32,
@@ -229,6 +239,7 @@ def load_file(
         num_features: how many features there are; by default what the file says.
         feature_names: names they must have (in a table, in any order), or get (in LETOR lines).
         columns: which columns of a table are no features.
+        categories: which hold words, see `lgmml_torch.open_source`.
         missing: see `lgmml_torch.load_letor`, like the arguments after it.
         absent: see `lgmml_torch.load_letor`.
         dtype: see `lgmml_torch.load_letor`.
@@ -240,8 +251,9 @@ def load_file(
     """
     kind = kind_of(path) if kind is None else kind
     names = None if feature_names is None else tuple(feature_names)
-    options = ReadOptions(num_features, names, missing, absent, dtype, columns or Columns(), progress)
-    if kind in ("letor", "lightgbm"):
+    used, words = columns or Columns(), WordColumns.of(categories)
+    options = ReadOptions(num_features, names, missing, absent, dtype, used, progress, categories=words)
+    if kind in ("letor", "lightgbm") and not words.known:  # which the source refuses
         load = load_letor if kind == "letor" else load_lightgbm
         width = options.num_features
         data = load(
@@ -255,28 +267,43 @@ def load_file(
 
     if kind not in ("csv", "tsv"):  # others are read about as fast as the cache
         return parse()
-    used = options.columns
     facts = {
         "kind": kind,
-        "columns": [used.qid, used.label, used.doc_id, list(used.drop)],
+        "columns": [used.qid, used.label, used.doc_id, [*used.drop, *filter(None, (used.weight, used.position))]],
         "num_features": options.num_features,
         "feature_names": None if names is None else list(names),
         "missing": missing,
         "dtype": str(dtype),
+        **({"categories": [dict(words.known), words.closed]} if words.known else {}),
     }
     return cached(cache, [Path(path)], facts, parse)
 
 
 def load_parts(
-    files: dict[str, Path], *, feature_names: Sequence[str] | None = None, **options: Any
+    files: dict[str, Path],
+    *,
+    feature_names: Sequence[str] | None = None,
+    categories: Asked = None,
+    same_words: bool = True,
+    **options: Any,
 ) -> dict[str, RankingData]:
-    """Load several files with the same features: by name where the first has names, else as many as the widest has."""
-    known = feature_names
+    """Load several files with the same features: by name where the first has names, else as many as the widest has.
+
+    Categories have the words of the first file too, the training part, unless ``same_words`` is False.
+    """
+    known, words = feature_names, categories
 
     def load(file: Path, **chosen: Any) -> RankingData:
-        nonlocal known
-        data = load_file(file, feature_names=known, **chosen)
-        known = data.feature_names if known is None else known
+        nonlocal known, words
+        data = load_file(file, feature_names=known, categories=words, **chosen)
+        if known is None:
+            known = data.feature_names
+        if same_words and data.categories is not None and data.feature_names is not None:
+            words = {
+                name: found
+                for name, found in zip(data.feature_names, data.categories, strict=True)
+                if found is not None
+            }
         return data
 
     return load_agreed(load, files, **options)
@@ -290,6 +317,9 @@ def open_table(
     doc_id: str = "docid",
     split: str | None = None,
     drop: Sequence[str] = (),
+    categories: Sequence[str] | None = None,
+    weight: str | None = None,
+    position: str | None = None,
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
     seed: int = 0,
     **options: Any,
@@ -305,6 +335,10 @@ def open_table(
         doc_id: the column with the document's id, which may be absent.
         split: a column whose values are ``train``, ``valid`` and ``test``; otherwise the queries are cut at random.
         drop: columns to leave out.
+        categories: columns whose words are categories, besides those whose type says so.
+        weight: a column with what the relevance of each row counts, see `RankingData.weighed`.
+        position: a column with the place where each row was shown, whole numbers. In a folder of files called after the
+            parts, those beside ``train`` may lack both columns.
         fractions: shares of the queries in each part, where they are cut at random.
         seed: for that cut.
         options: those of `load_file`.
@@ -313,19 +347,26 @@ def open_table(
         DataError: the file, the place and what is wrong.
     """
     place = Path(path)
-    columns = Columns(qid, label, doc_id, (*drop, *([] if split is None else [split])))
+    columns = Columns(qid, label, doc_id, (*drop, *([] if split is None else [split])), weight, position)
+    kind = options.get("kind")
     files = [place]
     if place.is_dir():
         if parts := _parts(place):
-            return load_parts(parts, columns=columns, **options)
+            found = load_parts(parts, columns=columns, categories=categories, **options)
+            return {
+                name: _with_extras(part, [parts[name]], columns, kind, needed=name == "train")
+                for name, part in found.items()
+            }
         suffixes = {suffix for form in FORMATS.values() for suffix in form.suffixes}
         files = [file for file in sorted(place.iterdir()) if Path(file.name.removesuffix(".gz")).suffix in suffixes]
         if not files:
             raise DataError(f"{place}: no file of a known format in this folder")
-    pieces = load_parts({str(number): file for number, file in enumerate(files)}, columns=columns, **options)
+    numbered = {str(number): file for number, file in enumerate(files)}
+    pieces = load_parts(numbered, columns=columns, categories=categories, same_words=False, **options)
     data = RankingData.merge(list(pieces.values())) if len(pieces) > 1 else pieces["0"]
+    data = _with_extras(data, files, columns, kind, needed=True)
     if split is not None:
-        words = [word for file in files for word in _column(file, split, columns, options.get("kind"))]
+        words = [word for file in files for word in _column("split", file, split, columns, kind)]
         return _split_by_words(data, words, f"{place}: column {split!r}")
     if len(fractions) != len(SPLITS):
         raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
@@ -336,12 +377,46 @@ def open_table(
     return found
 
 
-def _column(file: Path, name: str, columns: Columns, kind: str | None) -> list[str]:
+def _column(asked: str, file: Path, name: str, columns: Columns, kind: str | None, *, needed: bool = True) -> list[str]:
+    """The text of a column, row by row; nothing where it is not there and not needed."""
     with open_file(file, ReadOptions(columns=columns), kind=kind) as source:
-        if not hasattr(source, "column"):
-            raise DataError(f"{file}: `split` needs a table with a column {name!r}")
-        words: list[str] = source.column(name)
+        header = getattr(source, "header", None)
+        if header is None or name not in header:
+            if not needed:
+                return []
+            hint = did_you_mean(name, header or [])
+            raise DataError(f"{file}: `{asked}` needs a table with a column {name!r}{hint}")
+        words: list[str] = source.column(name)  # type: ignore[attr-defined]
         return words
+
+
+def _with_extras(
+    data: RankingData, files: Sequence[Path], columns: Columns, kind: str | None, *, needed: bool
+) -> RankingData:
+    """The lists with the weights and positions that columns of their files hold."""
+    for asked, name in (("weight", columns.weight), ("position", columns.position)):
+        if name is None:
+            continue
+        words = [word for file in files for word in _column(asked, file, name, columns, kind, needed=needed)]
+        if not words:
+            continue
+        values = _numbers(words, name)
+        if asked == "weight":
+            data = data.weighed(values, name=name)
+        else:
+            places = torch.from_numpy(place_vector(name, values, data.num_documents))
+            data = data.replace(positions=places[data.order])
+    return data
+
+
+def _numbers(words: Sequence[str], name: str) -> NDArray[np.float64]:
+    values = np.empty(len(words))
+    for row, word in enumerate(words):
+        try:
+            values[row] = float(word)
+        except ValueError:
+            raise DataError(f"column {name!r} must hold numbers, got {word!r} at row {row + 1} (from 1)") from None
+    return values
 
 
 def _split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict[str, RankingData]:
@@ -350,7 +425,7 @@ def _split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict
     place = {split: number for number, split in enumerate(SPLITS)}
     for row, word in enumerate(words):
         if word.strip().lower() not in known:
-            raise DataError(f"{where} must say train, valid or test, got {word!r} at row {row} (from 0)")
+            raise DataError(f"{where} must say train, valid or test, got {word!r} at row {row + 1} (from 1)")
     codes = torch.tensor([place[known[word.strip().lower()]] for word in words])[data.order]
     first = codes[data.offsets[:-1]]
     if len(mixed := (codes != first[data.query_index]).nonzero()):

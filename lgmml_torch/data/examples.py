@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, check_unit_interval
 from lgmml_torch.data.source import PathLike
+from lgmml_torch.files import npy_bytes, write_bytes, write_text
 from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids
 
@@ -139,17 +140,15 @@ def random_splits(
 def save_examples(items: Examples, folder: PathLike) -> None:
     """Write a folder that `load_examples` reads back."""
     home = Path(folder)
-    home.mkdir(parents=True, exist_ok=True)
-    np.save(home / "features.npy", items.features.numpy(), allow_pickle=False)
+    write_bytes(home / "features.npy", npy_bytes(items.features.numpy()))
     rows = [items.relevant[a:b].tolist() for a, b in zip(items.offsets[:-1], items.offsets[1:], strict=True)]
-    (home / "relevant.txt").write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
+    write_text(home / "relevant.txt", "".join(" ".join(map(str, row)) + "\n" for row in rows))
     if items.ids is not None:
-        (home / "ids.txt").write_text("".join(f"{name}\n" for name in items.ids), encoding="utf-8")
+        write_text(home / "ids.txt", "".join(f"{name}\n" for name in items.ids))
     for number, split in enumerate(items.splits, start=1):
         for part, name in _PARTS.items():
-            file = home / f"Split{number}" / name
-            file.parent.mkdir(exist_ok=True)
-            file.write_text("".join(f"{row}\n" for row in getattr(split, part).tolist()))
+            rows_text = "".join(f"{row}\n" for row in getattr(split, part).tolist())
+            write_text(home / f"Split{number}" / name, rows_text)
 
 
 def _features(home: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.checks import LGMMLError, check_positive, check_shape
+from lgmml_torch.checks import LGMMLError, check_number, check_positive, check_shape, check_whole
 from lgmml_torch.ragged import RankingData
 
 Floats = NDArray[np.float64]
@@ -179,6 +179,7 @@ class LetorLike:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        value: Any
         for name, value, least in (
             ("num_queries", self.num_queries, 1),
             ("num_features", self.num_features, 3),
@@ -187,8 +188,12 @@ class LetorLike:
             ("regions", self.regions, 1),
             ("seed", self.seed, 0),
         ):
-            if value is not None and value < least:
+            if value is None and name in ("num_documents", "informative"):
+                continue
+            check_number(name, value)
+            if value < least:
                 raise LGMMLError(f"`{name}` must be at least {least}, got {value}")
+            check_whole(name, value, zero=True)
         if self.informative is not None and self.informative > self.num_features:
             raise LGMMLError(
                 f"`informative` must be at most the number of features, {self.num_features}, got {self.informative}"

@@ -7,6 +7,7 @@ are not mentioned are 0. The loaders parse a file once; after that the data is m
 from __future__ import annotations
 
 import re
+import warnings
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.checks import DataError
+from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.source import PathLike, ReadOptions, Rows, cached, sizes_file
 from lgmml_torch.data.svmlight import Block, Rules, parse, parse_block, parse_lines
@@ -45,9 +46,14 @@ class LetorSource(TextSource):
     def __init__(
         self, path: PathLike, options: ReadOptions, *, sizes: Path | None = None, first_index: int = 1
     ) -> None:
+        if options.categories.known:
+            names = ", ".join(options.categories.known)
+            raise DataError(f"{path}: LETOR lines hold numbers only, but these columns are categories: {names}")
         super().__init__(path, options)
         self.sizes, self.feature_names = sizes, options.feature_names
         self._absent = np.nan if options.absent == "missing" else 0.0
+        self._told = False
+        self._seen = 0  # features of the rows that were read
         self._counts, self._noted, self._widest = array("i"), bytearray(), 0  # of each document: features, a comment
         try:
             self._first_line, words = self._first_words()
@@ -71,6 +77,15 @@ class LetorSource(TextSource):
 
     def _column(self, column: int) -> str:
         return f"feature {column + self.rules.first_index}"
+
+    def _all_seen(self) -> None:
+        """Lines may leave zeros out, so a feature that is gone looks like one that is always 0: say so once."""
+        width, seen = self.options.num_features, self._seen
+        if self.options.model and width is not None and seen < width and not self._told:
+            self._told = True
+            gone = f"feature {width} counts" if seen == width - 1 else f"features {seen + 1} to {width} count"
+            asked = f"the highest feature index is {seen}, the model was trained on {width} features"
+            warnings.warn(f"{self.name}: {asked}: {gone} as 0 everywhere", DataWarning, stacklevel=3)
 
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         codes, qids = super()._index()
@@ -121,6 +136,7 @@ class LetorSource(TextSource):
             check_last(np.array(self._counts), np.array(self._noted, bool), f"{self.name}:{self._last_line}")
         table = _Rows(rules, self._absent)
         table.append(block, expected=None)
+        self._seen = max(self._seen, table.width)
         return table.rows()
 
     def _whole(self) -> Rows:
@@ -138,6 +154,7 @@ class LetorSource(TextSource):
         if not block.endswith(b"\n"):
             noted = np.array([bool(word) for word in rows.doc_ids or [""] * rows.count])
             check_last(np.concatenate(rows.given), noted, f"{self.name}:{line}")
+        self._seen = rows.width
         codes = np.concatenate(rows.codes) if rules.qid else None
         self._queries = self._grouped(rows.count) if codes is None else (codes, query_ids(list(rows.qids)))
         return rows.rows()
@@ -340,7 +357,8 @@ def load_letor_splits(folder: PathLike, *, num_features: int | None = None, **op
     files = {split: find_file(folder, names) for split, names in SPLITS.items()}
     present = {split: file for split, file in files.items() if file is not None}
     if not present:
-        raise DataError(f"no train.txt, vali.txt or test.txt in {Path(folder)}")
+        hint = "pieces of one table are opened with data=table data.path=FOLDER"
+        raise DataError(f"no train.txt, vali.txt or test.txt in {Path(folder)}; {hint}")
     return load_agreed(load_letor, present, num_features=num_features, **options)
 
 

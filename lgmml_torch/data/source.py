@@ -11,7 +11,7 @@ import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lgmml_torch.canonical import canonical_ranks
+from lgmml_torch.categories import Asked, Categories, WordColumns, fill_words
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache, from_arrays, resolve, to_arrays
 from lgmml_torch.inputs import MISSING_HINT, POLICIES, fill_missing, first_bad, frame_library
@@ -28,6 +30,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
 PathLike = str | os.PathLike[str]
+MOST_TIMES, MOST_UNPACKED = 100, 1 << 26  # bytes of a compressed file, both as a multiple and in all
 PARSER = 1  # part of every cache key: raise it when the same text comes to mean other numbers
 
 
@@ -72,12 +75,16 @@ class Columns:
         label: its relevance; may be absent where nothing is trained.
         doc_id: the id of the document; may be absent.
         drop: columns to leave out.
+        weight: what the relevance of each row counts, see `RankingData.weighed`; may be absent.
+        position: where each row was shown; may be absent.
     """
 
     qid: str = "qid"
     label: str = "label"
     doc_id: str = "docid"
     drop: tuple[str, ...] = ()
+    weight: str | None = None
+    position: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,7 @@ class ReadOptions:
         columns: which columns of a table are no features.
         progress: show a bar if it takes more than two seconds.
         model: whether the features asked for are those of a model, which messages then mention.
+        categories: which columns hold words, and those of them that are known.
     """
 
     num_features: int | None = None
@@ -103,6 +111,7 @@ class ReadOptions:
     columns: Columns = Columns()
     progress: bool = True
     model: bool = False
+    categories: WordColumns = field(default_factory=WordColumns)
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, POLICIES)
@@ -159,10 +168,12 @@ class Source(ABC):
         options: how it is read.
         has_labels: whether it says how relevant the documents are; labels are 0 where it does not.
         feature_names: the names of the features, or None.
+        categories: for each feature the words its codes stand for, see `RankingData`; None where all are numbers.
     """
 
     has_labels: bool = True
     feature_names: tuple[str, ...] | None = None
+    categories: Categories | None = None
     gap = "missing"  # what a value that is not there is called
 
     def __init__(self, name: str, options: ReadOptions) -> None:
@@ -213,18 +224,27 @@ class Source(ABC):
         if labelled and not self.has_labels:
             raise DataError(self._unlabelled())
         part = self._whole()
+        self._all_seen()
         return self._data(part, np.arange(self.num_rows))
 
-    def batches(self, documents: int = 32_768) -> Iterator[Batch]:
-        """Whole lists, in the order in which their queries first appear, about so many documents at a time."""
+    def batches(self, documents: int = 32_768, *, by_id: bool = False) -> Iterator[Batch]:
+        """Whole lists, about so many documents at a time, in the order in which their queries first appear.
+
+        ``by_id`` goes through the queries in the order of their ids instead, which is that of `read`.
+        """
         check_positive("documents", documents)
-        order = None if self.in_order else np.argsort(self.codes, kind="stable")
-        sizes = np.bincount(self.codes, minlength=len(self.qids))
+        codes = canonical_ranks(self.qids)[self.codes] if by_id else self.codes
+        order = None if (np.diff(codes) >= 0).all() else np.argsort(codes, kind="stable")
+        sizes = np.bincount(codes, minlength=len(self.qids))
         offsets = offsets_from_sizes(torch.from_numpy(sizes))
         for first, last in list_blocks(offsets, documents):
             start, stop = int(offsets[first]), int(offsets[last])
             rows = np.arange(start, stop) if order is None else np.sort(order[start:stop])
             yield Batch(self._data(self._read(rows), rows), rows)
+        self._all_seen()
+
+    def _all_seen(self) -> None:  # noqa: B027 - most sources have nothing to add
+        """Say what only the whole of the source shows."""
 
     def only(self, qid: str) -> RankingData:
         """The list of one query, by its id as text.
@@ -241,7 +261,7 @@ class Source(ABC):
 
     def place(self, row: int) -> str:
         """Where a row stands, for messages."""
-        return f"{self.name}: row {row} (from 0)"
+        return f"{self.name}: row {row + 1} (from 1)"
 
     def _unlabelled(self) -> str:
         return f"{self.name}: there are no labels, and training needs them"
@@ -266,11 +286,18 @@ class Source(ABC):
         used, codes = np.unique(self.codes[rows], return_inverse=True)
         features, part.features = part.features, np.empty((0, 0))
         if self.options.missing != "error":
+            fill_words(features, self.categories)
             fill_missing(features, codes, self.options.missing)
         labels = np.zeros(len(rows), np.float32) if part.labels is None else part.labels
         qids = [self.qids[code] for code in used.tolist()]
         return RankingData.from_codes(
-            features, labels, codes, qids, doc_ids=part.doc_ids, feature_names=self.feature_names
+            features,
+            labels,
+            codes,
+            qids,
+            doc_ids=part.doc_ids,
+            feature_names=self.feature_names,
+            categories=self.categories,
         )
 
     def close(self) -> None:  # noqa: B027 - most sources hold no file
@@ -299,6 +326,7 @@ def open_source(
     missing: str = "error",
     absent: str = "zero",
     dtype: torch.dtype = torch.float32,
+    categories: Asked = None,
 ) -> Source:
     """Open ranking data of any kind, to be read whole or list by list.
 
@@ -318,6 +346,8 @@ def open_source(
             ``"query-mean"``.
         absent: features a LETOR line does not mention: ``"zero"``, or ``"missing"``.
         dtype: of the features.
+        categories: columns of a table that hold words, besides those whose type says so; or, as of a model, the words
+            of each of them, which are then all there are.
 
     Raises:
         DataError: the file, the place and what is wrong.
@@ -327,7 +357,16 @@ def open_source(
     [(('b',), [0, 2]), (('a',), [1])]
     """
     names = None if feature_names is None else tuple(feature_names)
-    options = ReadOptions(num_features, names, missing, absent, dtype, columns or Columns(), model=True)
+    options = ReadOptions(
+        num_features,
+        names,
+        missing,
+        absent,
+        dtype,
+        columns or Columns(),
+        model=True,
+        categories=WordColumns.of(categories),
+    )
     if isinstance(what, (str, os.PathLike)):
         return open_file(what, options, kind=kind)
     from lgmml_torch.data import arrays  # which is built on this module
@@ -353,6 +392,29 @@ def kind_of(path: PathLike) -> str:
     suffix = Path(str(path).lower().removesuffix(".gz")).suffix
     kind = next((name for name, form in FORMATS.items() if suffix in form.suffixes), "letor")
     return "lightgbm" if kind == "letor" and sizes_file(path).is_file() else kind
+
+
+def check_unpacked(name: str, packed: int, unpacked: int) -> None:
+    """Refuse a compressed file that unpacks to a multiple of its size that no data has.
+
+    Raises:
+        DataError: more than `MOST_UNPACKED` bytes, and more than `MOST_TIMES` times the size of the file.
+    """
+    if unpacked > max(MOST_UNPACKED, MOST_TIMES * packed):
+        times = f"{packed:,} bytes unpack to more than {MOST_TIMES} times as many"
+        raise DataError(f"{name}: {times}; unpack it yourself if it is meant to be so")
+
+
+def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
+    """Refuse rows that cannot fit into the memory of this machine.
+
+    Raises:
+        DataError: how much is needed, and how much there is.
+    """
+    needed, there = rows * width * itemsize, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        sizes = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
+        raise DataError(f"{name}: {rows:,} documents of {width:,} features need {sizes}")
 
 
 def sizes_file(path: PathLike) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lgmml_torch.categories import codes_of, distinct, found_vocabulary, gathered
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.source import PathLike, ReadOptions, Rows
 from lgmml_torch.data.svmlight import decimal, shown
@@ -24,6 +25,7 @@ from lgmml_torch.inputs import MISSING_HINT
 
 BLOCK_BYTES = 1 << 22  # of text that is read at a time
 _MISSING_WORDS = ["", "NULL", "Null", "null", "nan", "NaN", "NAN"]  # other spellings go through the slow reader
+_TRUTH = {b"true": 1.0, b"false": 0.0}
 _SHOWN = 6
 
 
@@ -61,12 +63,13 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
         if name not in place:
             hint = did_you_mean(name, list(header)) or f"; there are {_listed(header)}"
             raise DataError(f"{where}: {what} must name a column {name!r}{hint}")
-    special = {columns.qid, columns.label, columns.doc_id, *columns.drop}
+    special = {columns.qid, columns.label, columns.doc_id, columns.weight, columns.position, *columns.drop}
     found = tuple(name for name in header if name not in special)
     wanted = options.feature_names
     if wanted is not None:
         check_names(found, wanted, where, model=options.model)
         found = wanted
+    options.categories.check_present(found, where)
     options.check_width(len(found), where, f"{what} names")
     if not found:
         raise DataError(f"{where}: {what} names no feature")
@@ -109,6 +112,7 @@ class CsvSource(TextSource):
         self.delimiter = delimiter
         try:
             self._take_header()
+            self._find_words()
         except BaseException:
             self.close()
             raise
@@ -121,6 +125,22 @@ class CsvSource(TextSource):
                 self.feature_names, self.has_labels = self.layout.names, self.layout.label is not None
                 return
         raise DataError(f"{self.name}:1: the file holds no documents")
+
+    def _find_words(self) -> None:
+        """The vocabulary of each category, by a pass over the file where it is not known yet."""
+        known, pairs = self.options.categories, zip(self.layout.features, self.layout.names, strict=True)
+        # All of them before the first pass: what is a category must not be read as a number meanwhile.
+        self._words = {
+            position: known.vocabulary(name) or () for position, name in pairs if known.holds(name, typed=False)
+        }
+        for position in self._words:
+            name = self.header[position]
+            if known.vocabulary(name) is None:
+                self._words[position] = found_vocabulary(self._distinct(position), name)
+        self.categories = gathered([self._words.get(position) for position in self.layout.features])
+
+    def _distinct(self, position: int) -> set[str | None]:
+        return {word for part in self._column_blocks(position) for word in distinct(part)[0]}
 
     def _unlabelled(self) -> str:
         label = self.options.columns.label
@@ -169,17 +189,18 @@ class CsvSource(TextSource):
 
     def column(self, name: str) -> list[str]:
         """The text of one column that is no feature, row by row."""
-        position = self.header.index(name)
-        found: list[str] = []
+        parts = self._column_blocks(self.header.index(name))
+        return [word for part in parts for word in (part if isinstance(part, list) else part.to_pylist())]
+
+    def _column_blocks(self, position: int) -> Iterator[Any]:
+        """The text of one column, some lines at a time: a list, or a column of pyarrow."""
         for line, _, block in self._blocks(BLOCK_BYTES):
             table = self._arrow_table(block, [position])
             if table is not None:
-                found.extend(table.column(0).to_pylist())
-                continue
-            for number, text in enumerate(block.split(b"\n"), line):
-                if text.strip():
-                    found.append(self._checked(text, number)[position])
-        return found
+                yield table.column(0)
+            else:
+                lines = enumerate(block.split(b"\n"), line)
+                yield [self._checked(text, number)[position] for number, text in lines if text.strip()]
 
     def _fast(self, block: bytes) -> _Part | None:
         """What pyarrow makes of whole lines; None where the slow reader has to look."""
@@ -192,7 +213,7 @@ class CsvSource(TextSource):
         labels = None if plan.label is None else self._arrow_numbers([table.column(1)], np.float32, missing=False)
         start = len(special)
         columns = [table.column(position) for position in range(start, start + len(plan.features))]
-        features = self._arrow_numbers(columns, self.options.kind, missing=self.options.missing != "error")
+        features = self._arrow_features(columns)
         if features is None or not all(qids) or (labels is None and plan.label is not None):
             return None
         ids = None if plan.doc_id is None else table.column(start - 1).to_pylist()
@@ -206,7 +227,9 @@ class CsvSource(TextSource):
         from pyarrow import csv as arrow_csv
 
         numbers = {
-            self.header[position] for position in (*self.layout.features, self.layout.label) if position is not None
+            self.header[position]
+            for position in (*self.layout.features, self.layout.label)
+            if position is not None and position not in self._words
         }
         try:
             return arrow_csv.read_csv(
@@ -221,6 +244,22 @@ class CsvSource(TextSource):
             )
         except pa.ArrowException:
             return None
+
+    def _arrow_features(self, columns: Sequence[Any]) -> NDArray[Any] | None:
+        """Numbers and codes side by side; None where the slow reader has to look."""
+        missing = self.options.missing != "error"
+        if not self._words:
+            return self._arrow_numbers(columns, self.options.kind, missing=missing)
+        out = np.empty((len(columns[0]), len(columns)), self.options.kind)
+        for place, (position, column) in enumerate(zip(self.layout.features, columns, strict=True)):
+            if position in self._words:
+                out[:, place] = codes_of(*distinct(column), self._words[position])
+                continue
+            numbers = self._arrow_numbers([column], self.options.kind, missing=missing)
+            if numbers is None:
+                return None
+            out[:, place] = numbers[:, 0]
+        return out
 
     @staticmethod
     def _arrow_numbers(columns: Sequence[Any], kind: Any, *, missing: bool) -> NDArray[Any] | None:
@@ -239,11 +278,24 @@ class CsvSource(TextSource):
         cells = [self._checked(text, number) for text, number in zip(texts, numbers, strict=True)]
         label = plan.label
         plain = all(text.isascii() and b"_" not in text for text in texts)
-        features = self._numbers([[row[at] for at in plan.features] for row in cells], plan.features, numbers, plain)
+        features = self._slow_features(cells, numbers, plain)
         labels = None if label is None else self._numbers([[row[label]] for row in cells], [label], numbers, plain)
         ids = None if plan.doc_id is None else [row[plan.doc_id] for row in cells]
         rows = Rows(features, None if labels is None else labels[:, 0].astype(np.float32), ids)
         return _Part([row[plan.qid].encode() for row in cells], rows)
+
+    def _slow_features(self, cells: list[list[str]], numbers: list[int], plain: bool) -> NDArray[Any]:
+        places = [(place, at) for place, at in enumerate(self.layout.features) if at not in self._words]
+        columns = [at for _, at in places]
+        values = self._numbers([[row[at] for at in columns] for row in cells], columns, numbers, plain)
+        if not self._words:
+            return values
+        out = np.empty((len(cells), len(self.layout.features)), self.options.kind)
+        out[:, [place for place, _ in places]] = values
+        for place, at in enumerate(self.layout.features):
+            if at in self._words:
+                out[:, place] = codes_of(*distinct([row[at] for row in cells]), self._words[at])
+        return out
 
     def _numbers(self, cells: list[list[str]], columns: Sequence[int], numbers: list[int], plain: bool) -> NDArray[Any]:
         """Numbers of some columns; ``plain`` promises that Python's ``float`` is not more generous than we are."""
@@ -268,8 +320,11 @@ class CsvSource(TextSource):
         with np.errstate(over="ignore"):
             if value is not None and np.isfinite(self.options.kind(value)):
                 return value
+        if value is None and word.lower() in _TRUTH:
+            return _TRUTH[word.lower()]
         if value is None or not np.isnan(value) or column == self.layout.label:
-            raise DataError(f"{where} must be a finite number, got {shown(word)}")
+            hint = "" if value is not None or column == self.layout.label else _word_hint(self.header[column])
+            raise DataError(f"{where} must be a finite number, got {shown(word)}{hint}")
         if self.options.missing == "error":
             raise DataError(f"{where} is missing; {MISSING_HINT}")
         return value
@@ -287,6 +342,10 @@ class CsvSource(TextSource):
             return next(csv.reader([line.decode("utf-8").rstrip("\r\n")], delimiter=self.delimiter, strict=True))
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{self.name}:{number}: not a line of CSV: {error}") from error
+
+
+def _word_hint(name: str) -> str:
+    return f"; if its words are categories, name it in `categories` (data.categories=[{name}])"
 
 
 def open_tsv(path: PathLike, options: ReadOptions) -> CsvSource:

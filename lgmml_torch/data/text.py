@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.source import PathLike, ReadOptions, Source
+from lgmml_torch.data.source import PathLike, ReadOptions, Source, check_unpacked
 from lgmml_torch.progress import progress_bar
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _WHOLE = re.compile(rb"0|-?[1-9][0-9]{0,17}")
+MOST_LINE = 1 << 24  # bytes of one line
 INDEX_BYTES = 1 << 20  # looked through at a time for the places of lines
 
 
@@ -55,6 +56,9 @@ class TextFile:
         with progress_bar(f"Reading {Path(self.name).name}", self.size, enabled=progress) as report:
             while block := self._lines(size):
                 mark = len(_BYTE_ORDER_MARK) if place == 0 and block.startswith(_BYTE_ORDER_MARK) else 0
+                if not block.endswith(b"\n") and len(block) >= size + MOST_LINE:
+                    at = line + block.count(b"\n")
+                    raise DataError(f"{self.name}:{at}: a line must have at most {MOST_LINE:,} bytes, got a longer one")
                 yield line, place + mark, block[mark:]
                 line += block.count(b"\n")
                 place += len(block)
@@ -67,7 +71,10 @@ class TextFile:
 
     def _lines(self, size: int) -> bytes:
         try:
-            return self._stream.read(size) + self._stream.readline()
+            block = self._stream.read(size) + self._stream.readline(MOST_LINE)
+            if self.zipped:
+                check_unpacked(self.name, self.size, self._stream.tell())
+            return block
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{self.name}: the compressed file is damaged or cut: {error}") from error
 
@@ -113,6 +120,7 @@ class TextSource(Source):
 
     def __init__(self, path: PathLike, options: ReadOptions) -> None:
         self.text = TextFile(path)
+        self._last_read = -1  # the row up to which `_texts` has come
         super().__init__(self.text.name, options)
 
     def close(self) -> None:
@@ -143,8 +151,9 @@ class TextSource(Source):
     def _texts(self, rows: NDArray[np.int64]) -> tuple[list[bytes], list[int]]:
         """The lines of the given rows, and their numbers."""
         places = self._places
-        if not self.in_order:
+        if not self.in_order or rows[0] < self._last_read:  # going back would decompress all of it again
             self.text.unzip()
+        self._last_read = int(rows[-1])
         starts, ends, numbers = (np.frombuffer(item, np.int64) for item in (places.starts, places.ends, places.numbers))
         return self.text.texts(starts[rows], ends[rows]), numbers[rows].tolist()
 

@@ -9,16 +9,21 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from lgmml_torch.categories import Categories, Vocabulary
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import NAMES, require_arrow
 from lgmml_torch.data.source import Columns, PathLike, sizes_file
-from lgmml_torch.files import replacing
+from lgmml_torch.files import replacing, write_text
 from lgmml_torch.ragged import RankingData
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def save_letor(data: RankingData, path: PathLike, *, sparse: bool = False) -> None:
@@ -50,7 +55,7 @@ def save_lightgbm(data: RankingData, path: PathLike, *, sparse: bool = True) -> 
     if len(runs) != data.num_queries:
         raise DataError("the rows of each query must follow one another to be saved with group sizes")
     _save(data, path, [""] * data.num_documents, sparse)
-    sizes_file(path).write_text("".join(f"{n}\n" for n in sizes.tolist()))
+    write_text(sizes_file(path), "".join(f"{n}\n" for n in sizes.tolist()))
 
 
 def save_table(data: RankingData, path: PathLike) -> None:
@@ -58,7 +63,8 @@ def save_table(data: RankingData, path: PathLike) -> None:
 
     ``.parquet`` (zstd), ``.arrow`` and ``.feather`` get a row per query, in the order in which the queries first
     appear, with lists in the other columns; their features keep their precision, and their names stand in the
-    metadata. ``.csv`` and ``.tsv``, optionally with ``.gz``, get a row per document in the caller's order.
+    metadata. ``.csv`` and ``.tsv``, optionally with ``.gz``, get a row per document in the caller's order. Categories
+    are written as words; one that is not in the vocabulary is left empty.
 
     Args:
         data: what to write. Features without names are called ``f1``, ``f2``, … in text.
@@ -92,17 +98,47 @@ def _save_csv(data: RankingData, path: PathLike, delimiter: str) -> None:
         for row in rows:
             own = [] if data.doc_ids is None else [data.doc_ids[row]]
             label = _number(data.labels[row].numpy()[()])
-            cells = [str(data.qids[queries[row]]), label, *own, *map(_number, data.features[row].numpy())]
+            cells = [str(data.qids[queries[row]]), label, *own, *_cells(data.features[row].numpy(), data.categories)]
             if any("\n" in cell or "\r" in cell for cell in cells):
                 raise DataError(f"an id must stand on one line to be saved, got {cells[0]!r} or {own}")
             writer.writerow(cells)
 
 
+def _cells(values: NDArray[Any], categories: Categories | None) -> list[str]:
+    """The features of a row as text."""
+    if categories is None:
+        return [_number(value) for value in values]
+    pairs = zip(values, categories, strict=True)
+    return [_number(value) if words is None else _word(words, int(value)) or "" for value, words in pairs]
+
+
+def _word(words: Vocabulary, code: int) -> str | None:
+    return words[code] if code >= 0 else None
+
+
 def _save_arrow(data: RankingData, path: PathLike, *, parquet: bool) -> None:
+    table = nested_table(data)
+    if parquet:
+        save_parquet(table, path)
+        return
+    from pyarrow import feather
+
+    with replacing(path) as temporary:
+        feather.write_feather(table, str(temporary), compression="uncompressed")
+
+
+def save_parquet(table: pa.Table, path: PathLike) -> None:
+    """Write a table as Parquet (zstd), atomically."""
+    from pyarrow import parquet
+
+    with replacing(path) as temporary:
+        parquet.write_table(table, temporary, compression="zstd", row_group_size=2048)
+
+
+def nested_table(data: RankingData) -> pa.Table:
+    """A row per query, in the order in which the queries first appear, with lists in the other columns."""
     require_arrow()
     import pyarrow as pa
-    from pyarrow import feather
-    from pyarrow import parquet as arrow_parquet
 
     rows = data.in_caller_order(torch.arange(data.num_documents))
     first = data.query_index[rows]  # queries in the caller's order, which may be scattered
@@ -111,33 +147,46 @@ def _save_arrow(data: RankingData, path: PathLike, *, parquet: bool) -> None:
     place[seen] = torch.arange(len(seen))
     rows = rows[place[first].argsort(stable=True)]
     offsets = pa.array(np.concatenate([[0], np.cumsum(data.sizes[seen].numpy())]), pa.int32())
-    values = pa.array(data.features[rows].numpy().reshape(-1))
-    vectors = pa.FixedSizeListArray.from_arrays(values, data.num_features)
     qids = [data.qids[query] for query in seen]
     whole = all(isinstance(qid, int) for qid in qids)
     columns = {
         "qid": pa.array(qids if whole else [str(qid) for qid in qids], pa.int64() if whole else pa.string()),
         "label": pa.ListArray.from_arrays(offsets, pa.array(data.labels[rows].numpy())),
-        "features": pa.ListArray.from_arrays(offsets, vectors),
+        **{
+            name: pa.ListArray.from_arrays(offsets, values)
+            for name, values in _feature_arrays(data.features[rows].numpy(), data).items()
+        },
     }
     if data.doc_ids is not None:
         words = pa.array([data.doc_ids[row] for row in rows.tolist()], pa.string())
         columns["docid"] = pa.ListArray.from_arrays(offsets, words)
     table = pa.table(columns)
-    if data.feature_names is not None:
+    if data.feature_names is not None and data.categories is None:
         table = table.replace_schema_metadata({NAMES: json.dumps(data.feature_names)})
-    with replacing(path) as temporary:
-        if parquet:
-            arrow_parquet.write_table(table, temporary, compression="zstd", row_group_size=2048)
+    return table
+
+
+def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]:
+    """One column of vectors; with categories a column for each feature, theirs in Arrow's type for them."""
+    import pyarrow as pa
+
+    if data.categories is None:
+        return {"features": pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), data.num_features)}
+    out = {}
+    for name, words, values in zip(data.feature_names or (), data.categories, features.T, strict=True):
+        if words is None:
+            out[name] = pa.array(np.ascontiguousarray(values))
         else:
-            feather.write_feather(table, str(temporary), compression="uncompressed")
+            found = [_word(words, code) for code in values.astype(int).tolist()]
+            out[name] = pa.array(found, pa.string()).dictionary_encode()
+    return out
 
 
 @contextmanager
 def _text(path: PathLike) -> Iterator[io.TextIOWrapper]:
     """A text file to write, gzipped if its name says so."""
     file = Path(path)
-    with file.open("wb") as raw:
+    with replacing(file) as temporary, temporary.open("wb") as raw:
         # No time stamp inside: the same data gives the same file.
         stream = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if file.suffix == ".gz" else raw
         with stream, io.TextIOWrapper(stream, encoding="utf-8", newline="") as text:
@@ -145,6 +194,8 @@ def _text(path: PathLike) -> Iterator[io.TextIOWrapper]:
 
 
 def _save(data: RankingData, path: PathLike, queries: list[str], sparse: bool) -> None:
+    if data.categories is not None:
+        raise DataError("`data` must hold numbers only to be saved in such lines, got categories; save it as a table")
     with _text(path) as text:
         text.writelines(_lines(data, queries, sparse))
 

@@ -1,0 +1,250 @@
+"""Columns of words: a vocabulary for each, and a number for each of its words.
+
+A category column stands in the features as codes, its words' places in a sorted vocabulary; `OTHER` stands for words
+that are not in it. What a model makes of the codes is decided by `lgmml_torch.models.encode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.inputs import dense_features, frame_column, frame_columns, frame_library, is_missing, numeric_column
+
+OTHER = -1.0  # the code of a word that the vocabulary does not hold
+MOST_WORDS = 100_000  # in a vocabulary: the model file holds it
+_GAPS = ("", "null", "nan")
+
+Vocabulary = tuple[str, ...]
+Categories = tuple[Vocabulary | None, ...]  # one entry per feature, None for numbers
+Asked = Mapping[str, Sequence[str]] | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class WordColumns:
+    """Which columns hold categories.
+
+    Attributes:
+        known: their names, each with its vocabulary, or None where it is still to be found.
+        closed: whether there are no others; otherwise columns whose type says so are categories too.
+    """
+
+    known: Mapping[str, Vocabulary | None] = field(default_factory=dict)
+    closed: bool = False
+
+    @classmethod
+    def of(cls, asked: Asked) -> WordColumns:
+        """From names, or from names with their vocabularies, which are then all there are.
+
+        >>> WordColumns.of(["colour"]).holds("colour", typed=False), WordColumns.of({}).holds("colour", typed=True)
+        (True, False)
+        """
+        if isinstance(asked, str):
+            raise DataError(f"`categories` must be a list of names, got the text {asked!r}")
+        if isinstance(asked, Mapping):
+            return cls({name: tuple(words) for name, words in asked.items()}, closed=True)
+        return cls(dict.fromkeys(asked or ()))
+
+    def holds(self, name: object, *, typed: bool) -> bool:
+        """Whether a column is one of them; ``typed`` says that its type is that of a category."""
+        return name in self.known or (typed and not self.closed)
+
+    def vocabulary(self, name: object) -> Vocabulary | None:
+        """The words of a column, where they are known."""
+        return self.known.get(str(name))
+
+    def check_present(self, names: Iterable[str], where: str) -> None:
+        """Require every category to be among the features."""
+        there = set(names)
+        for name in self.known:
+            if name not in there:
+                raise DataError(f"{where}: there must be a column {name!r}, which `categories` names")
+
+
+def word_of(value: object) -> str | None:
+    """A value as a word; None where it is missing. Whole numbers are written without a point.
+
+    >>> word_of(" red "), word_of(3.0), word_of("NULL")
+    ('red', '3', None)
+    """
+    if is_missing(value):
+        return None
+    whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
+    word = str(int(value) if whole else value).strip()  # type: ignore[call-overload]
+    return None if word.lower() in _GAPS else word
+
+
+def distinct(values: Any) -> tuple[list[str | None], NDArray[np.int64]]:
+    """The words that occur in a column of a frame, or in a list, and the place of each row's among them."""
+    if type(values).__module__.partition(".")[0] == "pyarrow":
+        return _arrow_distinct(values)
+    seen: dict[object, int] = {}
+    places = [seen.setdefault(value, len(seen)) for value in (values if isinstance(values, list) else values.to_list())]
+    return [word_of(value) for value in seen], np.array(places, dtype=np.int64)
+
+
+def _arrow_distinct(values: Any) -> tuple[list[str | None], NDArray[np.int64]]:
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        values = values.unify_dictionaries().combine_chunks()
+    coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+    used, places = np.unique(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), return_inverse=True)
+    words = coded.dictionary.to_pylist()
+    return [None if place < 0 else word_of(words[place]) for place in used.tolist()], places.astype(np.int64)
+
+
+def found_vocabulary(words: Iterable[str | None], name: object) -> Vocabulary:
+    """The words in one order, whatever order they came in.
+
+    Raises:
+        DataError: for more than a model file should hold.
+    """
+    vocabulary = tuple(sorted({word for word in words if word is not None}))
+    if len(vocabulary) > MOST_WORDS:
+        got = f"got {len(vocabulary):,} words; leave it out or group them"
+        raise DataError(f"column {name!r} must have at most {MOST_WORDS:,} different words to be a category, {got}")
+    return vocabulary
+
+
+def codes_of(
+    words: Sequence[str | None],
+    places: NDArray[np.int64],  # (N,)
+    vocabulary: Vocabulary,
+) -> NDArray[np.float64]:  # (N,)
+    """The code of each row: a place in the vocabulary, `OTHER` for a word it does not hold, NaN for none at all.
+
+    >>> codes_of(["b", None, "z"], np.array([2, 0, 1]), ("a", "b")).tolist()
+    [-1.0, 1.0, nan]
+    """
+    code = {word: float(place) for place, word in enumerate(vocabulary)}
+    known = [np.nan if word is None else code.get(word, OTHER) for word in words]
+    return np.array(known, dtype=np.float64)[places]
+
+
+def is_category(values: Any) -> bool:
+    """Whether the type of a column of a frame says that it holds categories."""
+    library = type(values).__module__.partition(".")[0]
+    if library == "pyarrow":
+        import pyarrow as pa
+
+        return bool(pa.types.is_dictionary(values.type))
+    if library == "polars":
+        import polars as pl
+
+        return isinstance(values.dtype, (pl.Categorical, pl.Enum))
+    return str(values.dtype) == "category"
+
+
+def column_values(
+    values: Any, name: object, columns: WordColumns
+) -> tuple[NDArray[Any], Vocabulary | None]:  # (N,) and the words behind codes
+    """The numbers of one column of a frame, or the codes of its words and their vocabulary.
+
+    Raises:
+        DataError: for dates, and for text that nobody called a category.
+    """
+    if not columns.holds(name, typed=is_category(values)):
+        return numeric_column(values, name), None
+    words, places = distinct(values)
+    vocabulary = columns.vocabulary(name)
+    vocabulary = found_vocabulary(words, name) if vocabulary is None else vocabulary
+    return codes_of(words, places, vocabulary), vocabulary
+
+
+def coded_features(X: Any, dtype: torch.dtype, columns: WordColumns) -> tuple[NDArray[Any], Categories | None]:
+    """Features as a C-contiguous array, and the vocabularies of those that are categories, if any are.
+
+    Raises:
+        DataError: for what is no matrix of numbers and no frame, or categories that it cannot hold.
+    """
+    if frame_library(X) is None:
+        if columns.known:
+            raise DataError(f"`X` must be a frame to hold the categories {list(columns.known)}, got {type(X).__name__}")
+        return dense_features(X, dtype), None
+    names = frame_columns(X)
+    columns.check_present(names, "`X`")
+    return frame_values(X, range(len(names)), names, dtype, columns)
+
+
+def frame_values(
+    frame: Any, positions: Sequence[int], names: Sequence[object], dtype: torch.dtype, columns: WordColumns
+) -> tuple[NDArray[Any], Categories | None]:
+    """Some columns of a frame side by side, and the vocabularies of the categories among them."""
+    out = np.empty((len(frame), len(positions)), np.float64 if dtype == torch.float64 else np.float32)
+    found: list[Vocabulary | None] = []
+    with np.errstate(over="ignore"):  # a number too large becomes infinite, which is refused by row and column
+        for place, (position, name) in enumerate(zip(positions, names, strict=True)):
+            out[:, place], vocabulary = column_values(frame_column(frame, position), name, columns)
+            found.append(vocabulary)
+    return out, gathered(found)
+
+
+def gathered(found: Sequence[Vocabulary | None]) -> Categories | None:
+    """The vocabularies of all features; None where none is a category."""
+    return tuple(found) if any(words is not None for words in found) else None
+
+
+def category_columns(categories: Categories | None) -> list[int]:
+    """The features that are categories."""
+    return [column for column, words in enumerate(categories or ()) if words is not None]
+
+
+def fill_words(features: NDArray[Any], categories: Categories | None) -> None:
+    """Put `OTHER`, in place, where a word is missing: stand-ins for numbers mean nothing among codes."""
+    for column in category_columns(categories):
+        values = features[:, column]
+        values[np.isnan(values)] = OTHER
+
+
+def recoded(features: torch.Tensor, categories: Categories | None, target: Categories | None) -> torch.Tensor:
+    """The same words as codes of other vocabularies, for the same columns."""
+    if categories == target or categories is None or target is None:
+        return features
+    out = features.clone()
+    for column in category_columns(categories):
+        old, new = categories[column] or (), target[column] or ()
+        code = {word: float(place) for place, word in enumerate(new)}
+        table = torch.tensor([*(code.get(word, OTHER) for word in old), OTHER], dtype=features.dtype)
+        out[:, column] = table[features[:, column].long()]  # −1, the other words, is the last entry
+    return out
+
+
+def with_words(
+    features: torch.Tensor, categories: Categories | None, names: Sequence[str] | None, columns: WordColumns
+) -> tuple[torch.Tensor, Categories | None]:
+    """The same rows as codes of the vocabularies asked for, where all of them are known.
+
+    Raises:
+        DataError: where other columns are categories than asked for.
+    """
+    if not columns.closed:
+        return features, categories
+    width = features.shape[1]
+    target = gathered([columns.vocabulary(name) for name in names]) if names is not None else None
+    asked, there = category_columns(target), category_columns(categories)
+    if asked != there or len(asked) != len(columns.known):
+        got = [names[column] if names is not None else column for column in there]
+        raise DataError(f"the data must have the categories {list(columns.known)}, got {got} among {width} features")
+    return recoded(features, categories, target), target
+
+
+def united(parts: Sequence[Categories | None]) -> Categories | None:
+    """Vocabularies that hold the words of all parts.
+
+    Raises:
+        DataError: where a feature is a category in some parts and a number in others.
+    """
+    kinds = {tuple(category_columns(part)) for part in parts}
+    if len(kinds) > 1:
+        raise DataError(f"`parts` must have the same categories, got them in columns {sorted(kinds)} (from 0)")
+    if not any(kinds):
+        return None
+    columns = zip(*(part for part in parts if part is not None), strict=True)
+    return tuple(None if column[0] is None else tuple(sorted(set().union(*column))) for column in columns)

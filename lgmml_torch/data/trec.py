@@ -1,0 +1,190 @@
+"""TREC's two file formats: runs (who ranked what, by which score) and qrels (what was judged how relevant).
+
+    run:    qid Q0 docid rank score tag
+    qrels:  qid 0 docid relevance
+
+Ids are text. What is between them is cut at blanks, so no id can hold one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.data.source import Batch, PathLike
+from lgmml_torch.data.text import TextFile
+
+Run = dict[str, dict[str, float]]  # score by query and document
+Qrels = dict[str, dict[str, int]]  # relevance by query and document
+
+_READ = 1 << 20  # bytes at a time
+Value = TypeVar("Value", int, float)
+
+
+def read_run(path: PathLike) -> Run:
+    """The scores of a run, plain or gzipped. Ranks are checked to be whole numbers, then ignored, as trec_eval does.
+
+    Raises:
+        DataError: with ``file:line``: a line that has not six words, a rank or score that is no number, a document
+            that a query has twice.
+    """
+
+    def value(words: list[str], where: str) -> float:
+        _whole("rank", words[3], where)
+        try:
+            score = float(words[4])
+        except ValueError:
+            score = math.nan
+        if math.isnan(score):
+            raise DataError(f"{where}: the score must be a number, got {words[4]!r}")
+        return score
+
+    return _read(path, "qid Q0 docid rank score tag", value)
+
+
+def read_qrels(path: PathLike) -> Qrels:
+    """The judgements of a qrels file, plain or gzipped; below 0 is what some collections call spam.
+
+    Raises:
+        DataError: with ``file:line``: a line that has not four words, a relevance that is no whole number, a document
+            that a query has twice.
+    """
+    return _read(path, "qid 0 docid relevance", lambda words, where: _whole("relevance", words[3], where))
+
+
+def run_lines(batch: Batch, scores: NDArray[Any], tag: str) -> Iterator[str]:
+    """The lines of a run, best first; equal scores in the order of the rows.
+
+    Args:
+        batch: whole lists.
+        scores: ``(n,)`` of their rows, in the order of the file.
+        tag: the last word.
+    """
+    names, queries = document_names(batch), batch.data.in_caller_order(batch.data.query_index)
+    best = torch.from_numpy(scores).argsort(descending=True, stable=True)
+    best = best[queries[best].argsort(stable=True)]
+    rank, previous = 0, -1
+    for place, query in zip(best.tolist(), queries[best].tolist(), strict=True):
+        rank = rank + 1 if query == previous else 1
+        previous = query
+        yield f"{word(batch.data.qids[query])} Q0 {names[place]} {rank} {scores[place]!s} {word(tag)}\n"
+
+
+def qrels_lines(batch: Batch) -> Iterator[str]:
+    """The lines of a qrels file, in the order of the rows.
+
+    Raises:
+        DataError: a label that is no whole number.
+    """
+    data, names = batch.data, document_names(batch)
+    queries, labels = data.in_caller_order(data.query_index).tolist(), data.in_caller_order(data.labels).tolist()
+    for query, name, label in zip(queries, names, labels, strict=True):
+        if label != int(label):
+            raise DataError(f"labels must be whole numbers to be written as qrels, got {label:g} in {data.qids[query]}")
+        yield f"{word(data.qids[query])} 0 {name} {int(label)}\n"
+
+
+def write_run(run: Mapping[str, Mapping[str, float]], stream: IO[bytes], *, tag: str = "lgmml") -> None:
+    """Write a run, each query's documents best first; equal scores by falling id, the way trec_eval reads them."""
+    for qid, scores in run.items():
+        ordered = sorted(scores.items(), key=lambda item: (item[1], item[0]), reverse=True)
+        lines = (f"{_checked(qid)} Q0 {_checked(d)} {i + 1} {s!r} {word(tag)}\n" for i, (d, s) in enumerate(ordered))
+        stream.write("".join(lines).encode())
+
+
+def write_qrels(qrels: Mapping[str, Mapping[str, int]], stream: IO[bytes]) -> None:
+    """Write judgements."""
+    for qid, labels in qrels.items():
+        stream.write("".join(f"{_checked(qid)} 0 {_checked(d)} {y}\n" for d, y in labels.items()).encode())
+
+
+def document_names(batch: Batch) -> list[str]:
+    """A word for each row of a batch, in the order of the file: its id, or else its row in the file, from 1."""
+    ids = batch.data.doc_ids
+    rows = batch.data.order.argsort().tolist()  # canonical rows in the file's order
+    return [word((ids[row] if ids is not None else "") or batch.rows[i] + 1) for i, row in enumerate(rows)]
+
+
+def word(value: object) -> str:
+    """One word: a TREC line is cut at blanks.
+
+    >>> word("two words"), word(7)
+    ('two_words', '7')
+    """
+    return "_".join(str(value).split()) or "_"
+
+
+def _checked(name: str) -> str:
+    if len(name.split()) != 1 or name.split()[0] != name:
+        raise DataError(f"an id must be one word to stand in a TREC file, got {name!r}")
+    return name
+
+
+def _read(path: PathLike, form: str, value: Callable[[list[str], str], Value]) -> dict[str, dict[str, Value]]:
+    file = TextFile(path)
+    found: dict[str, dict[str, Value]] = {}
+    try:
+        for number, line in _lines(file):
+            words, where = line.split(), f"{file.name}:{number}"
+            if not words:
+                continue
+            if len(words) != len(form.split()):
+                raise DataError(f"{where}: a line must read `{form}`, got {len(words)} words")
+            own = found.setdefault(words[0], {})
+            if words[2] in own:
+                raise DataError(f"{where}: query {words[0]} has document {words[2]} twice")
+            own[words[2]] = value(words, where)
+    finally:
+        file.close()
+    if not found:
+        raise DataError(f"{file.name}:1: the file holds no documents")
+    return found
+
+
+def _lines(file: TextFile) -> Iterable[tuple[int, str]]:
+    for first, _, block in file.blocks(_READ):
+        for number, line in enumerate(block.split(b"\n"), first):
+            try:
+                yield number, line.decode()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{file.name}:{number}: the line is not UTF-8: {error.reason}") from error
+
+
+def _whole(name: str, text: str, where: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise DataError(f"{where}: the {name} must be a whole number, got {text!r}") from None
+
+
+def as_arrays(
+    run: Mapping[str, Mapping[str, float]], qrels: Mapping[str, Mapping[str, int]]
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[int]]:
+    """Every judged query with the documents that were ranked or judged, one query after the other.
+
+    Scores are single precision, and documents of a query stand by falling id, which is how trec_eval breaks ties.
+
+    Returns:
+        Scores, labels (0 where nothing was judged or the judgement is negative), whether a document was ranked, and
+        the number of documents of each query.
+    """
+    scores: list[float] = []
+    labels: list[int] = []
+    ranked: list[bool] = []
+    sizes: list[int] = []
+    for qid, judged in qrels.items():
+        own = run.get(qid, {})
+        names = sorted({*own, *judged}, reverse=True)
+        scores += [own.get(name, -math.inf) for name in names]
+        labels += [max(judged.get(name, 0), 0) for name in names]
+        ranked += [name in own for name in names]
+        sizes.append(len(names))
+    with np.errstate(over="ignore"):  # beyond single precision is infinite there, too
+        single = np.array(scores, dtype=np.float64).astype(np.float32)
+    return single, np.array(labels, np.float32), np.array(ranked, bool), sizes

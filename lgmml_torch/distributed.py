@@ -1,0 +1,252 @@
+"""Several processes as one: which lists of a set each of them has, and what they tell one another.
+
+Written against ``torch.distributed`` alone: torchrun, SLURM and Ray set the same environment variables, and nothing
+here knows which of them it was. With one process nothing is sent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lgmml_torch.checks import ConfigError, LGMMLError
+from lgmml_torch.files import write_bytes
+from lgmml_torch.segments import offsets_from_sizes
+
+PATIENCE = timedelta(minutes=30)  # how long one process waits for the others, e.g. while they read their data
+
+JOINED = "LGMML_JOINED"  # set by `join`: the process that did it
+
+
+def join() -> None:
+    """Become one of several processes, if whoever started this one says so by RANK and WORLD_SIZE.
+
+    Ray Train has joined its workers already; that counts.
+
+    Raises:
+        ConfigError: numbers that cannot be, or nobody to meet.
+    """
+    if dist.is_initialized():
+        os.environ[JOINED] = str(os.getpid())
+        return
+    found = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
+    if None in found or int(found[1] or 1) < 2:
+        return
+    try:
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)
+        os.environ[JOINED] = str(os.getpid())
+        leave_in_the_end()
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"process {found[0]} of {found[1]} could not join the others: {' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+def leave() -> None:
+    """Be one process again; nothing to do for one that is alone."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def leave_in_the_end() -> None:
+    """Leave the others before the program ends: gloo's threads, still there at the very end, would abort it."""
+    atexit.unregister(leave)
+    atexit.register(leave)
+
+
+def joined() -> bool:
+    """Whether `join` found others to join, as opposed to processes that Lightning starts by itself in a fit."""
+    return dist.is_initialized() and os.environ.get(JOINED) == str(os.getpid())
+
+
+def place() -> tuple[int, int]:
+    """The number of this process, and how many there are.
+
+    >>> place()
+    (0, 1)
+    """
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def agreed(value: Any, source: int = 0) -> Any:
+    """What the first process says, or another one, on all of them: text, numbers, or lists of these."""
+    if place()[1] == 1:
+        return value
+    told = [value]
+    dist.broadcast_object_list(told, src=source)
+    return told[0]
+
+
+def tensor_of(source: int, tensor: Tensor | None) -> Tensor:
+    """The tensor that one process has, on all of them; the others need not know what it looks like."""
+    if place()[1] == 1:
+        assert tensor is not None
+        return tensor
+    shape, dtype = agreed(None if tensor is None else (list(tensor.shape), str(tensor.dtype)[6:]), source)
+    told = torch.empty(shape, dtype=getattr(torch, dtype)) if tensor is None else tensor.contiguous()
+    if told.numel():
+        dist.broadcast(told, src=source)
+    return told
+
+
+def of_each(value: Any) -> list[Any]:
+    """What every process says, in their order; for small things."""
+    size = place()[1]
+    if size == 1:
+        return [value]
+    told: list[Any] = [None] * size
+    dist.all_gather_object(told, value)
+    return told
+
+
+def moments_of_all(
+    values: Tensor,  # (n, C) of this process
+) -> tuple[Tensor, Tensor]:  # (C,) each
+    """Mean and standard deviation over the rows of all processes."""
+    wide = values.double()
+    count = _sum_of_all(torch.tensor(float(len(values)), dtype=torch.float64, device=values.device))
+    mean = _sum_of_all(wide.sum(0)) / count
+    return mean.to(values.dtype), (_sum_of_all((wide - mean).square().sum(0)) / count).sqrt().to(values.dtype)
+
+
+def _sum_of_all(values: Tensor) -> Tensor:
+    if place()[1] > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def copy_of_first(tensors: dict[str, Tensor]) -> None:
+    """Overwrite tensors by those of the first process, so that all have the same bits."""
+    if place()[1] > 1:
+        for name in sorted(tensors):
+            if tensors[name].numel():
+                dist.broadcast(tensors[name], src=0)
+
+
+def file_of_first(path: Path) -> None:
+    """Give a file of the first process to those that do not have it, or another one, under the same name."""
+    if place()[1] == 1:
+        return
+    held = path.read_bytes() if path.is_file() else b""
+    digests = of_each(hashlib.sha256(held).hexdigest())
+    if len(set(digests)) > 1:
+        content = agreed(held if place()[0] == 0 else None)
+        if content and content != held:
+            write_bytes(path, content)
+
+
+@dataclass
+class Traffic:
+    """What one process has sent to others so far."""
+
+    calls: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """A set whose lists are spread over processes: how long every list is, and who has it.
+
+    Lists are numbered as they would be on one process. A process keeps the documents of its own lists, one list after
+    the other in the order of their numbers.
+
+    Attributes:
+        sizes: ``(Q,)`` documents of every list.
+        owner: ``(Q,)`` the process that has it.
+        rank: of this process.
+        traffic: what was sent.
+    """
+
+    sizes: Tensor
+    owner: Tensor
+    rank: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def __post_init__(self) -> None:
+        if self.sizes.shape != self.owner.shape:
+            raise LGMMLError(f"`owner` must name a process for each of {len(self.sizes)} lists, got {len(self.owner)}")
+
+    @cached_property
+    def own(self) -> Tensor:  # (q,)
+        """Numbers of the lists that this process has."""
+        return (self.owner == self.rank).nonzero()[:, 0]
+
+    @cached_property
+    def offsets(self) -> Tensor:  # (Q+1,)
+        """Where each list would begin if one process had all."""
+        return offsets_from_sizes(self.sizes)
+
+    @cached_property
+    def own_rows(self) -> Tensor:  # (n,)
+        """For each document of this process, its row if one process had all."""
+        sizes = self.sizes[self.own]
+        starts = self.offsets[self.own] - offsets_from_sizes(sizes)[:-1]
+        return starts.repeat_interleave(sizes) + torch.arange(int(sizes.sum()))
+
+    @cached_property
+    def _shift(self) -> Tensor:  # (Q,) from a row of the whole set to a row of its owner
+        starts = torch.empty_like(self.sizes)
+        for rank in range(int(self.owner.max()) + 1 if len(self.owner) else 0):
+            lists = self.owner == rank
+            starts[lists] = offsets_from_sizes(self.sizes[lists])[:-1]
+        return starts - self.offsets[:-1]
+
+    def take(
+        self,
+        values: Tensor,  # (n, ...) of the documents of this process
+        rows: Tensor,  # (M,) of the whole set, the same on every process
+    ) -> Tensor:  # (M, ...)
+        """The values of some documents, wherever they are, in the order asked for; the same bits on every process."""
+        owner = self.owner[self._lists(rows)]
+        return self.exchange(values[self.here(rows).to(values.device)], owner)
+
+    def here(
+        self,
+        rows: Tensor,  # (M,) of the whole set
+    ) -> Tensor:  # (m,)
+        """Those of the rows that this process has, as rows of its own, in the order given."""
+        lists = self._lists(rows)
+        mine = self.owner[lists] == self.rank
+        return rows[mine] + self._shift[lists[mine]]
+
+    def _lists(self, rows: Tensor) -> Tensor:  # (M,)
+        return torch.bucketize(rows, self.offsets, right=True) - 1
+
+    def per_query(
+        self,
+        values: Tensor,  # (q, ...) one for each list of this process
+    ) -> Tensor:  # (Q, ...)
+        """One value for every list of the set, on every process."""
+        return self.exchange(values, self.owner)
+
+    def exchange(
+        self,
+        values: Tensor,  # (m, ...) what this process has of them, in order
+        owner: Tensor,  # (M,) the process that has each of them
+    ) -> Tensor:  # (M, ...)
+        """Values of which every process has some, all of them on every process, in their order."""
+        size = place()[1]
+        if size == 1:
+            return values
+        counts = torch.bincount(owner, minlength=size).tolist()
+        sent = values.new_zeros((max(counts), *values.shape[1:]))
+        sent[: len(values)] = values
+        told = [torch.empty_like(sent) for _ in range(size)]
+        dist.all_gather(told, sent)
+        self.traffic.calls += 1
+        self.traffic.bytes += sent.numel() * sent.element_size()
+        found = values.new_empty((len(owner), *values.shape[1:]))
+        for rank, part in enumerate(told):
+            found[(owner == rank).to(found.device)] = part[: counts[rank]]
+        return found
