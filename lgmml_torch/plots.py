@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from torch import Tensor
 
 from lgmml_torch.files import replacing
+from lgmml_torch.functional.significance import Interval
+from lgmml_torch.models.importance import PartialEffect, feature_weight
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
 
@@ -30,7 +33,7 @@ def metrics_picture(
     panels: int = 8,
 ) -> Figure:
     """The heaviest metrics as matrices, and how much each feature counts over the whole bank."""
-    figure = Figure(figsize=(12, 6.4), layout="constrained")
+    figure = Figure(figsize=(1.5 * panels, 6.4), layout="constrained")
     top, bottom = np.asarray(figure.subfigures(2, 1, height_ratios=[1.1, 1])).ravel()
     shown = _heaviest(bank, phi, panels)
     axes = np.atleast_1d(top.subplots(1, max(1, len(shown))))
@@ -47,31 +50,12 @@ def metrics_picture(
     top.suptitle("heaviest local metrics M = F Fᵀ (blue −, red +)")
     axis = bottom.subplots()
     weight = feature_weight(bank, phi).cpu().numpy()
-    order = np.argsort(-weight)[:40]
+    order = np.argsort(-weight)[: 5 * panels]
     axis.bar(range(len(order)), weight[order], color="#4477aa")
     axis.set_xticks(range(len(order)), [_name(names, int(i)) for i in order], rotation=90, fontsize=7)
     axis.set_ylabel("share of Φ·diag(M)")
     axis.set_title("features that count most", fontsize=10)
     return figure
-
-
-def feature_weight(
-    bank: LocalMetrics,
-    phi: Tensor,  # (K,)
-) -> Tensor:  # (D,)
-    """How much each feature counts: Φ-weighted share of each metric's diagonal, summing to one."""
-    total = torch.zeros(bank.num_features, dtype=torch.float64)
-    start = 0
-    for block in bank.iter_blocks():
-        weights = phi[start : start + block.num_metrics].detach().cpu().double()
-        diagonal = block.zoomed_factors.detach().square().sum(-1).cpu().double()
-        share = diagonal / diagonal.sum(1, keepdim=True).clamp_min(1e-300) * weights[:, None]
-        if block.is_full:
-            total += share.sum(0)
-        else:
-            total.index_add_(0, block.support.cpu().reshape(-1), share.reshape(-1))
-        start += block.num_metrics
-    return total / total.sum().clamp_min(1e-300)
 
 
 def curves_picture(
@@ -87,6 +71,119 @@ def curves_picture(
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.set_title(title)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    return figure
+
+
+def search_picture(
+    values: Sequence[float], curves: Sequence[Mapping[int, float]], settings: Sequence[Mapping[str, Any]]
+) -> Figure:
+    """A search for settings: what the trials reached, their validation curves, and the values over each setting.
+
+    Args:
+        values: of each trial, NaN for one that was stopped early.
+        curves: of each trial, by epoch.
+        settings: of each trial, by name.
+    """
+    names = sorted({name for chosen in settings for name in chosen})
+    columns = 3
+    rows = -(-(len(names) + 2) // columns)
+    figure = Figure(figsize=(4 * columns, 3 * rows), layout="constrained")
+    first, second, *others = figure.subplots(rows, columns, squeeze=False).ravel()
+    finished = [number for number, value in enumerate(values) if not np.isnan(value)]
+    best = max(finished, key=lambda number: values[number], default=None)
+    first.plot(values, "o", color="#4477aa", label="trial")
+    first.plot(np.fmax.accumulate(np.asarray(values, dtype=float)), color="#cc6677", label="best so far")
+    first.set_xlabel("trial")
+    first.legend(fontsize=8)
+    for number, curve in enumerate(curves):
+        colour = "#cc6677" if number == best else "#4477aa" if number in finished else "grey"
+        line = "-" if number in finished else ":"
+        second.plot(list(curve), list(curve.values()), color=colour, linestyle=line, alpha=0.7, marker=".")
+    second.set_xlabel("epoch (red: the best trial; grey: stopped early)")
+    for axis in (first, second):
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    for axis, name in zip(others, names, strict=False):
+        _plot_setting(axis, name, [chosen.get(name) for chosen in settings], values, best)
+    for axis in others[len(names) :]:
+        axis.set_axis_off()
+    for axis in (first, second, *others[: len(names)]):
+        axis.grid(alpha=0.3)
+        axis.set_ylabel("validation NDCG@10", fontsize=8)
+    return figure
+
+
+def _plot_setting(axis: Any, name: str, chosen: Sequence[Any], values: Sequence[float], best: int | None) -> None:
+    shown = [number for number, x in enumerate(chosen) if x is not None]
+    numbers = [chosen[i] for i in shown if isinstance(chosen[i], (int, float))]
+    if len(numbers) == len(shown):
+        if min(numbers) > 0 and max(numbers) > 10 * min(numbers):
+            axis.set_xscale("log")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            axis.locator_params(axis="x", nbins=4)
+    colours = ["#cc6677" if i == best else "#4477aa" for i in shown]
+    axis.scatter([chosen[i] for i in shown], [values[i] for i in shown], c=colours)
+    axis.set_xlabel(name)
+
+
+def importance_picture(
+    values: Mapping[str, float], *, x: str, intervals: Mapping[str, Interval] | None = None, count: int = 20
+) -> Figure:
+    """Bars of the features with the largest values, largest on top, with intervals where there are any."""
+    shown = sorted(values, key=lambda name: -values[name])[:count][::-1]
+    figure = Figure(figsize=(7, 1 + 0.28 * len(shown)), layout="constrained")
+    axis = figure.subplots()
+    axis.barh(range(len(shown)), [values[name] for name in shown], color="#4477aa")
+    for row, name in enumerate(shown):
+        if intervals is not None:
+            axis.plot([intervals[name].low, intervals[name].high], [row, row], color="black", linewidth=1.2)
+    axis.set_yticks(range(len(shown)), shown, fontsize=8)
+    axis.axvline(0, color="grey", linewidth=0.8)
+    axis.set_xlabel(x)
+    axis.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def effect_picture(effects: Mapping[str, PartialEffect], *, columns: int = 3) -> Figure:
+    """How the score changes with each of some features, in deviations of the scores within a list."""
+    rows = -(-len(effects) // columns)
+    figure = Figure(figsize=(3.6 * min(columns, len(effects)), 2.6 * rows), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(rows, min(columns, len(effects)), sharey=True, squeeze=False)).ravel()
+    for axis, (name, effect) in zip(axes, effects.items(), strict=False):
+        unit = effect.spread or 1.0
+        low, mean, high = (
+            [getattr(interval, part) / unit for interval in effect.intervals] for part in ("low", "mean", "high")
+        )
+        axis.fill_between(effect.values, low, high, color="#4477aa", alpha=0.2, linewidth=0)
+        axis.plot(effect.values, mean, color="#4477aa", marker="o", markersize=3)
+        axis.axhline(0, color="grey", linewidth=0.8)
+        axis.set_xlabel(name)
+        axis.grid(alpha=0.3)
+    for axis in axes[len(effects) :]:
+        axis.set_axis_off()
+    figure.supylabel("change of score / spread within a list", fontsize=9)
+    return figure
+
+
+def differences_picture(gaps: Sequence[float], *, first: str, second: str, measure: str) -> Figure:
+    """Differences per query, sorted: where the first is better and where the second is."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axis = figure.subplots()
+    ordered = np.sort(np.asarray(gaps))[::-1]
+    axis.fill_between(
+        range(len(ordered)), ordered, step="mid", where=ordered > 0, color="#4477aa", label=f"{first} better"
+    )
+    axis.fill_between(
+        range(len(ordered)), ordered, step="mid", where=ordered < 0, color="#cc6677", label=f"{second} better"
+    )
+    axis.axhline(0, color="grey", linewidth=0.8)
+    axis.axhline(float(ordered.mean()), color="black", linestyle=":", label=f"mean {ordered.mean():+.4f}")
+    axis.set_xlabel("queries, by difference")
+    axis.set_ylabel(f"difference in {measure}")
     axis.grid(alpha=0.3)
     axis.legend()
     return figure

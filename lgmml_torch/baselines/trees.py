@@ -7,7 +7,6 @@ those of the `RankingData`, so the order of the caller's rows does not matter. T
 
 from __future__ import annotations
 
-import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -21,22 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.baselines.base import RankingSystem, choose, fitted, grid_points
-from lgmml_torch.checks import DataError, LGMMLError, MissingDependencyError, check_positive, check_shape
+from lgmml_torch.checks import DataError, LGMMLError, check_positive, check_shape, require
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
 from lgmml_torch.ragged import RankingData
 
 LIGHTGBM_MAX_ROWS = 10_000  # its lambdarank objective refuses longer lists
+NEEDED = ("for this system", "trees")
 COMMON: Mapping[str, Any] = MappingProxyType({"learning_rate": 0.1, "num_leaves": 31, "min_data_in_leaf": 20})
-
-
-def require(package: str) -> Any:
-    """Import an optional package, or say which extra brings it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"`{package}` is needed for this system; install it with: pip install 'lgmml-torch[trees]'"
-        ) from error
 
 
 class Growth(ABC):
@@ -196,7 +186,7 @@ class _LightGBM(TreeRanker):
         return train.labels.double().numpy(), {}
 
     def _start(self, train: RankingData, valid: RankingData | None, point: Mapping[str, Any]) -> Growth:
-        lightgbm = require("lightgbm")
+        lightgbm = require("lightgbm", *NEEDED)
         labels, extra = self._labels(train)
         data = lightgbm.Dataset(train.features.numpy(), labels, group=train.sizes.numpy(), free_raw_data=False)
         params = {
@@ -260,7 +250,7 @@ class XGBoostRanker(TreeRanker):
     name = "XGBoost"
 
     def _start(self, train: RankingData, valid: RankingData | None, point: Mapping[str, Any]) -> Growth:
-        xgboost = require("xgboost")
+        xgboost = require("xgboost", *NEEDED)
         # The smallest number of documents in a leaf has no counterpart: XGBoost bounds sums of Hessians instead.
         renamed = {"num_leaves": "max_leaves"}
         params = {
@@ -274,7 +264,7 @@ class XGBoostRanker(TreeRanker):
         return _XGBoostGrowth(booster, data, valid, held)
 
     def _matrix(self, data: RankingData, labels: NDArray[Any]) -> Any:
-        matrix = require("xgboost").DMatrix(data.features.numpy(), labels, nthread=self.num_threads)
+        matrix = require("xgboost", *NEEDED).DMatrix(data.features.numpy(), labels, nthread=self.num_threads)
         matrix.set_group(data.sizes.numpy())
         return matrix
 

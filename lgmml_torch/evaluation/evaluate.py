@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_shape
+from lgmml_torch.distributed import of_each
 from lgmml_torch.evaluation.tables import evaluation_markdown, evaluation_table
+from lgmml_torch.functional.ranking.custom import Function, Measure, measures_of
 from lgmml_torch.functional.ranking.measures import rank_data
-from lgmml_torch.functional.ranking.presets import REPORTED, Preset, describe, find_preset
+from lgmml_torch.functional.ranking.presets import REPORTED, Preset, find_preset
 from lgmml_torch.functional.score import warn_if_degenerate
+from lgmml_torch.functional.significance import Interval, bootstrap_interval
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
@@ -60,6 +63,13 @@ class Evaluation:
         """The table and the definitions as Markdown."""
         return evaluation_markdown([self])
 
+    def interval(self, name: str, *, confidence: float = 0.95, resamples: int = 2_000) -> Interval | None:
+        """Bootstrap interval over queries of the mean of one metric; None where it counts no query."""
+        if not self.counted[name]:
+            return None
+        generator = torch.Generator().manual_seed(0)
+        return bootstrap_interval(self.per_query[name], generator=generator, confidence=confidence, resamples=resamples)
+
     def to_dict(self, *, per_query: bool = False) -> dict[str, Any]:
         """Primitives only; NaN becomes None, because JSON has no such number."""
         content: dict[str, Any] = {
@@ -71,6 +81,7 @@ class Evaluation:
             "metrics": {
                 name: {
                     "mean": _number(mean),
+                    "interval": None if (found := self.interval(name)) is None else [found.low, found.high],
                     "counted": self.counted[name],
                     "skipped": self.skipped[name],
                     "definition": self.definitions[name],
@@ -93,7 +104,7 @@ def evaluate(
     data: RankingData | Iterable[RankingData],
     *,
     split: str = "data",
-    metrics: Sequence[str] = REPORTED,
+    metrics: Sequence[str | Function | Measure] = REPORTED,
     preset: str | Preset = "default",
     known_queries: bool = False,
     policy: str | None = None,
@@ -109,7 +120,8 @@ def evaluate(
         data: raw features; several parts, each with whole lists, are evaluated one after the other, so that they need
             not be in memory together.
         split: what to call the data.
-        metrics: names such as ``"ndcg@10"`` or ``"map"``.
+        metrics: names such as ``"ndcg@10"`` or ``"map"``, or functions ``(scores, labels, offsets) -> (Q,)`` with NaN
+            for a query that does not count, see `lgmml_torch.functional.ranking.custom`.
         preset: metric definitions, see `lgmml_torch.functional.ranking.presets`.
         known_queries: use the trained Φ of queries whose id was in the training data.
         policy: what other queries get, instead of the model's own policy.
@@ -129,11 +141,11 @@ def evaluate(
     for part in [data] if isinstance(data, RankingData) else data:
         scores = model.score(part, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)
         warn_if_degenerate(scores, part.offsets.cpu())
-        found.append(rank_data(scores, part, **rules))
-        qids.append(part.qids)
-        documents += part.num_documents
+        found.append(_of_all(rank_data(scores, part, **rules), part))
+        qids.append(_all_qids(part))
+        documents += int(part.all_sizes.sum())
     name = policy or model.phi.policy
-    return _summary(found, tuple(chain(*qids)), documents, rules, split, "own Φ" if known_queries else name, seed)
+    return summarise(found, tuple(chain(*qids)), documents, rules, split, "own Φ" if known_queries else name, seed)
 
 
 def evaluate_scores(
@@ -141,7 +153,7 @@ def evaluate_scores(
     data: RankingData,
     *,
     split: str = "data",
-    metrics: Sequence[str] = REPORTED,
+    metrics: Sequence[str | Function | Measure] = REPORTED,
     preset: str | Preset = "default",
     policy: str = "",
     seed: int | None = None,
@@ -156,10 +168,24 @@ def evaluate_scores(
     """
     check_shape("scores", scores, (data.num_documents,))
     rules: dict[str, Any] = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
-    return _summary([rank_data(scores, data, **rules)], data.qids, data.num_documents, rules, split, policy, seed)
+    found, documents = _of_all(rank_data(scores, data, **rules), data), int(data.all_sizes.sum())
+    return summarise([found], _all_qids(data), documents, rules, split, policy, seed)
 
 
-def _summary(
+def _of_all(values: dict[str, Tensor], data: RankingData) -> dict[str, Tensor]:
+    """The values of all queries, where processes share them."""
+    return {name: data.of_all_queries(column.cpu()) for name, column in values.items()}
+
+
+def _all_qids(data: RankingData) -> tuple[Hashable, ...]:
+    """The ids of all queries, where processes share them."""
+    if data.spread is None:
+        return data.qids
+    each = [iter(qids) for qids in of_each(data.qids)]
+    return tuple(next(each[owner]) for owner in data.spread.owner.tolist())
+
+
+def summarise(
     parts: list[dict[str, Tensor]],
     qids: tuple[Hashable, ...],
     documents: int,
@@ -168,17 +194,18 @@ def _summary(
     policy: str,
     seed: int | None,
 ) -> Evaluation:
+    """An evaluation from the values per query of each part of the data."""
     if not qids:
         raise DataError(f"there are no queries to evaluate in {split!r}")
     values = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
     counted = {name: int((~column.isnan()).sum()) for name, column in values.items()}
-    preset = find_preset(rules["preset"])
+    preset, asked = find_preset(rules["preset"]), measures_of(rules["metrics"])
     return Evaluation(
         split=split,
         means={name: float(column.nanmean()) for name, column in values.items()},
         counted=counted,
         skipped={name: len(qids) - count for name, count in counted.items()},
-        definitions={name: describe(name, preset, threshold=rules["threshold"]) for name in values},
+        definitions={one.name: one.definition(preset, threshold=rules["threshold"]) for one in asked},
         per_query=values,
         qids=qids,
         policy=policy,

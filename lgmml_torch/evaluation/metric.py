@@ -15,8 +15,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lgmml_torch.checks import LGMMLError
+from lgmml_torch.functional.ranking.custom import Function, Measure, measures_of
 from lgmml_torch.functional.ranking.measures import rank_metrics
-from lgmml_torch.functional.ranking.presets import Preset, describe, find_preset
+from lgmml_torch.functional.ranking.presets import Preset, find_preset
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class RankingMetrics(Metric):
     counted as skipped; a metric that has counted no query yet is NaN.
 
     Args:
-        metrics: Names such as ``"ndcg@10"`` or ``"map"``.
+        metrics: Names such as ``"ndcg@10"`` or ``"map"``, or functions of one's own, see
+            :class:`~lgmml_torch.functional.ranking.custom.Measure`.
         preset: Name of a set of rules, or a :class:`~lgmml_torch.functional.ranking.presets.Preset`.
         threshold: Label from which a document is relevant, instead of the preset's.
         max_grade: Highest grade of the data set; ERR needs it.
@@ -63,7 +65,7 @@ class RankingMetrics(Metric):
 
     def __init__(
         self,
-        metrics: Sequence[str] = ("ndcg@10", "map"),
+        metrics: Sequence[str | Function | Measure] = ("ndcg@10", "map"),
         *,
         preset: str | Preset = "default",
         threshold: float | None = None,
@@ -71,7 +73,8 @@ class RankingMetrics(Metric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.names = tuple(dict.fromkeys([metrics] if isinstance(metrics, str) else metrics))
+        self.measures = {measure.name: measure for measure in measures_of(metrics)}
+        self.names = tuple(self.measures)
         if not self.names:
             raise LGMMLError("`metrics` must hold at least one name, got none")
         self.preset = find_preset(preset)
@@ -113,14 +116,14 @@ class RankingMetrics(Metric):
 
     def definition(self, name: str) -> str:
         """The metric's rules in one line, see :func:`~lgmml_torch.functional.ranking.presets.describe`."""
-        return describe(name, self.preset, threshold=self.threshold)
+        return self.measures[name].definition(self.preset, threshold=self.threshold)
 
     def _per_query(self, scores: Tensor, labels: Tensor, offsets: Tensor, tie_order: Tensor | None) -> Tensor:  # (M, Q)
         found = rank_metrics(
             scores,
             labels,
             offsets,
-            metrics=self.names,
+            metrics=list(self.measures.values()),
             preset=self.preset,
             threshold=self.threshold,
             max_grade=self.max_grade,

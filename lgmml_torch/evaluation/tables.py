@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,12 +25,12 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
 
 
 def evaluation_markdown(evaluations: Sequence[Evaluation]) -> str:
-    """The same table as Markdown, with the definitions below it."""
+    """The same table as Markdown, with intervals, and the definitions below it."""
     header = _header(evaluations)
-    lines = [header, ["---"] * 2 + ["---:"] * (len(header) - 2), *_rows(evaluations)]
+    lines = [header, ["---"] * 2 + ["---:"] * (len(header) - 2), *_rows(evaluations, intervals=True)]
     table = "\n".join("| " + " | ".join(row) + " |" for row in lines)
     notes = "\n".join(f"- {text}" for text in _definitions(evaluations))
-    return f"{table}\n\n{notes}\n"
+    return f"{table}\n\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n{notes}\n"
 
 
 def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
@@ -51,34 +51,105 @@ OWN_LABELS_NOTE = (
 )
 
 
+MOST_POSITIONS = 30  # that a report lists
+
+
 def run_markdown(
     evaluations: Sequence[Evaluation],
     curve: Mapping[int, float],
     best_epoch: int,
     name: str = "run",
     chosen: str | None = None,
+    *,
+    bank: Mapping[str, Any] | None = None,
+    measure: str = "ndcg@10",
+    comparison: str | None = None,
+    seconds: Mapping[str, float] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> str:
-    """The report of a training run: what it reached, what was fitted and why, how validation went."""
-    lines = [f"| {epoch} | {value:.4f}{' (kept)' if epoch == best_epoch else ''} |" for epoch, value in curve.items()]
-    validation = "\n".join(["| epoch | validation NDCG@10 |", "|---:|---:|", *lines])
+    """The report of a training run: what it reached, what was fitted and why, how validation went, how long it took.
+
+    Args:
+        evaluations: what it reached.
+        curve: what validation says of each epoch.
+        best_epoch: the epoch that was kept.
+        name: of the run.
+        chosen: why this was fitted.
+        bank: how the fit of the metrics went, see `lgmml_torch.fitting.bank.Bank`.
+        measure: what validation goes by.
+        comparison: with another model, in words.
+        seconds: of each stage.
+        settings: all of them, flat.
+    """
+    validation = _curve_table("epoch", curve, best_epoch, measure)
     if not curve:
         validation = f"No validation queries: the weights of the last epoch ({best_epoch}) were kept."
-    note = OWN_LABELS_NOTE if any(e.split.endswith(OWN_LABELS) for e in evaluations) else ""
-    fitted = f"## What was fitted\n\n{chosen[0].upper()}{chosen[1:]}.\n\n" if chosen else ""
-    return f"# {name}\n\n{evaluation_markdown(evaluations)}\n{note}{fitted}## Validation\n\n{validation}\n"
+    rounds = _bank_curve(bank or {})
+    parts = [
+        f"# {name}",
+        evaluation_markdown(evaluations).rstrip(),
+        OWN_LABELS_NOTE.strip() if any(e.split.endswith(OWN_LABELS) for e in evaluations) else "",
+        f"## Comparison\n\n{comparison}." if comparison else "",
+        f"## What was fitted\n\n{chosen[0].upper()}{chosen[1:]}." if chosen else "",
+        f"## Validation\n\n{validation}",
+        f"### Rounds of boosting\n\n{rounds}" if rounds else "",
+        _positions((bank or {}).get("position_bias") or {}),
+        f"## Time\n\n{_times(seconds)}" if seconds else "",
+        "## Settings\n\n```yaml\n" + "\n".join(f"{key}: {value}" for key, value in settings.items()) + "\n```"
+        if settings
+        else "",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _positions(biases: Mapping[int, float]) -> str:
+    """What being shown at a position added to the score of a document while training."""
+    if not biases:
+        return ""
+    lines = [f"| {position} | {bias:.3f} |" for position, bias in list(biases.items())[:MOST_POSITIONS]]
+    more = f"\n\nand {len(biases) - MOST_POSITIONS} more" if len(biases) > MOST_POSITIONS else ""
+    return "\n".join(["### Positions\n", "| position | added to the score |", "|---:|---:|", *lines]) + more
+
+
+def _curve_table(what: str, curve: Mapping[int, float], kept: int, measure: str, most: int = 20) -> str:
+    """Validation by epoch or round; of many, evenly spaced ones and the one that was kept."""
+    places = list(curve)
+    if len(places) > most:
+        places = sorted({*(places[round(i * (len(places) - 1) / (most - 1))] for i in range(most)), kept} & {*places})
+    lines = [f"| {place} | {curve[place]:.4f}{' (kept)' if place == kept else ''} |" for place in places]
+    called = measure.replace("ndcg", "NDCG")
+    return "\n".join([f"| {what} | validation {called} |", "|---:|---:|", *lines])
+
+
+def _bank_curve(bank: Mapping[str, Any]) -> str:
+    rounds, values = bank.get("rounds"), bank.get("valid_measure") or bank.get("valid_ndcg")
+    if not isinstance(rounds, list) or not values:  # bags have a curve for each member
+        return ""
+    measure = bank.get("measure", "ndcg@10")
+    return _curve_table("round", dict(zip(rounds, values, strict=True)), bank["best_round"], measure)
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    stages = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+    return f"{sum(seconds.values()):.1f} s: {stages}."
 
 
 def _header(evaluations: Sequence[Evaluation]) -> list[str]:
     return ["data", "weights", *_names(evaluations), "queries", "skipped"]
 
 
-def _rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
+def _mean(evaluation: Evaluation, name: str, interval: bool) -> str:
+    found = evaluation.interval(name) if interval else None
+    return f"{evaluation.means[name]:.4f}" + ("" if found is None else f" [{found.low:.4f}, {found.high:.4f}]")
+
+
+def _rows(evaluations: Sequence[Evaluation], *, intervals: bool = False) -> list[list[str]]:
     names = _names(evaluations)
     return [
         [
             e.split,
             e.policy,
-            *(f"{e.means[name]:.4f}" if name in e.means else "" for name in names),
+            *(_mean(e, name, intervals) if name in e.means else "" for name in names),
             _counts(e.counted),
             _counts(e.skipped),
         ]
@@ -98,4 +169,17 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def _definitions(evaluations: Sequence[Evaluation]) -> list[str]:
-    return list(dict.fromkeys(text for evaluation in evaluations for text in evaluation.definitions.values()))
+    return merge_definitions(text for evaluation in evaluations for text in evaluation.definitions.values())
+
+
+def merge_definitions(texts: Iterable[str]) -> list[str]:
+    """Each definition once, with all measures that share it.
+
+    >>> merge_definitions(["ndcg@1 (mslr): gain y", "map (mslr): hits", "ndcg@5 (mslr): gain y", "map (mslr): hits"])
+    ['ndcg@1, ndcg@5 (mslr): gain y', 'map (mslr): hits']
+    """
+    names: dict[str, list[str]] = {}
+    for text in dict.fromkeys(texts):
+        name, _, rules = text.partition(" ")
+        names.setdefault(rules, []).append(name)
+    return [f"{', '.join(shared)} {rules}" for rules, shared in names.items()]

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, check_positive, check_unit_interval
+from lgmml_torch.checks import DataError, check_positive, check_unit_interval, check_whole
 from lgmml_torch.fitting.bank import Bank, OnRound, checked_by, merge_banks
-from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted, make_config
+from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted
+from lgmml_torch.fitting.boosted.fit import check_settings as check_boosted
+from lgmml_torch.functional.positions import position_curve
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids, segment_sum
@@ -23,10 +25,10 @@ SEED_STEP = 1000  # between members, so that bags of neighbouring seeds share no
 
 def check_settings(*, members: int = 5, share: float = 1.0, **settings: Any) -> None:
     """Refuse what `fit_bagged` cannot work with."""
-    check_positive("members", members)
+    check_whole("members", members)
     check_unit_interval("share", share)
     check_positive("share", share)
-    make_config(**settings)
+    check_boosted(**settings)
 
 
 @checked_by(check_settings)
@@ -82,7 +84,13 @@ def fit_bagged(
     }
     if valid is not None:
         history["best_valid_ndcg"] = mean_ndcg(merged.score(valid.features), valid)
+    if merged.position_bias is not None:
+        history["position_bias"] = position_curve(merged.position_bias, data)
     return replace(merged, history=history)
+
+
+fit_bagged.takes_measure = True  # type: ignore[attr-defined]
+fit_bagged.takes_positions = True  # type: ignore[attr-defined]
 
 
 def score_spread(

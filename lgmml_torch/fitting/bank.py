@@ -7,6 +7,7 @@ nothing but that, and a file in ``conf/local_metrics/`` that names it; `checked_
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -14,9 +15,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError, check_choice, check_shape
+from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_shape
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.models.storage import tensors_digest
 from lgmml_torch.ragged import RankingData
 
 OnRound = Callable[[int, Any], None]
@@ -33,6 +35,8 @@ class Bank:
         phi: ``(K,)`` weights Φ₀ ≥ 0 shared by all queries, in the order of the columns; None when the fit has none.
         history: how the fit went, primitives only.
         trained: whether anchors, factors and scales are a start that gradients go on from, together with Φ.
+        position_bias: ``(P,)`` what being shown at each position added to a score in training; None without positions.
+            Scores of new lists do without it.
     """
 
     metrics: LocalMetrics
@@ -40,6 +44,12 @@ class Bank:
     phi: Tensor | None = None
     history: dict[str, Any] = field(default_factory=dict)
     trained: bool = False
+    position_bias: Tensor | None = None
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of the metrics and their weights."""
+        return tensors_digest([*self.metrics.state_dict().values(), *([] if self.phi is None else [self.phi])])
 
     def __post_init__(self) -> None:
         check_choice("kernel", self.kernel, KERNELS)
@@ -85,6 +95,12 @@ def check_builder(builder: Callable[..., Any]) -> None:
         LGMMLError: what is wrong with them.
     """
     builder, settings = _unwrapped(builder)
+    try:
+        inspect.signature(builder).bind_partial(**settings)
+    except TypeError as error:
+        raise ConfigError(
+            f"{getattr(builder, '__name__', 'the builder')} does not take these settings: {error}"
+        ) from error
     check = getattr(builder, "check_settings", None)
     if check is not None:
         check(**settings)
@@ -93,6 +109,37 @@ def check_builder(builder: Callable[..., Any]) -> None:
 def trains_metrics(builder: Callable[..., Any]) -> bool:
     """Whether a builder's banks are a start that gradients go on from; it says so by an attribute."""
     return bool(getattr(_unwrapped(builder)[0], "trains_metrics", False))
+
+
+def takes_spread(builder: Callable[..., Any]) -> bool:
+    """Whether a builder fits lists that processes share, together with the others; it says so by an attribute."""
+    return bool(getattr(_unwrapped(builder)[0], "takes_spread", False))
+
+
+def grows(builder: Callable[..., Any]) -> bool:
+    """Whether a builder adds metrics to a bank that it is given as ``start``; it says so by an attribute."""
+    return bool(getattr(_unwrapped(builder)[0], "grows", False))
+
+
+def takes_measure(builder: Callable[..., Any]) -> bool:
+    """Whether a builder lets a ``measure`` decide when it stops; it says so by an attribute."""
+    return bool(getattr(_unwrapped(builder)[0], "takes_measure", False))
+
+
+def takes_positions(builder: Callable[..., Any]) -> bool:
+    """Whether a builder learns what a position adds to a score; it says so by an attribute."""
+    return bool(getattr(_unwrapped(builder)[0], "takes_positions", False))
+
+
+def resumable_by(builder: Callable[..., Any]) -> Callable[[dict[str, Any]], Any] | None:
+    """How a builder reads the states that its ``on_round`` reports and its ``resume`` takes; None: it has none."""
+    return getattr(_unwrapped(builder)[0], "load_state", None)
+
+
+def describe_builder(builder: Callable[..., Any]) -> str:
+    """A builder's name and settings: the same text for the same fit, in whatever process."""
+    builder, settings = _unwrapped(builder)
+    return f"{getattr(builder, '__qualname__', builder)} {sorted(settings.items())}"
 
 
 def _unwrapped(builder: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -130,7 +177,13 @@ def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
         norm=banks[0].metrics.norm,
     )
     phi = torch.cat([phi for group in blocks.values() for _, phi in group])
-    return Bank(metrics, banks[0].kernel, phi)
+    biases = [
+        bank.position_bias * weight
+        for bank, weight in zip(banks, weights, strict=True)
+        if bank.position_bias is not None
+    ]
+    bias = torch.stack(biases).sum(0) if len(biases) == len(banks) else None
+    return Bank(metrics, banks[0].kernel, phi, position_bias=bias)
 
 
 def _nature(bank: Bank) -> tuple[int, str, str]:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError, check_choice, check_positive, check_unit_interval
+from lgmml_torch.checks import (
+    LGMMLError,
+    check_choice,
+    check_each,
+    check_flag,
+    check_number,
+    check_positive,
+    check_unit_interval,
+    check_whole,
+)
 from lgmml_torch.fitting.bank import Bank, checked_by
 from lgmml_torch.functional.distance import NORMS, median_scales
 from lgmml_torch.functional.gmml import REDUCTIONS, gmml, gmml_bank, pooled_scatter
@@ -57,13 +66,18 @@ def check_settings(**settings: Any) -> None:
         if name in settings:
             check_choice(name, settings[name], choices)
     for name in ("num_metrics", "pool"):
-        check_positive(name, settings.get(name, 1))
+        check_whole(name, settings.get(name, 1))
     check_unit_interval("t", settings.get("t", 0.5))
     check_positive("lam", settings.get("lam", 0.0), zero=True)
+    check_flag("relative", settings.get("relative", True))
+    check_each("alphas", settings.get("alphas", ()), check_number)
     prior = settings.get("prior", "identity")
     if not isinstance(prior, Tensor):  # a tensor is looked at when its size is known
         check_choice("prior", str(prior), PRIORS)
-    grid = _grid(settings.get("bandwidth", 1.0))
+    bandwidth = settings.get("bandwidth", 1.0)
+    several = isinstance(bandwidth, Collection) and not isinstance(bandwidth, str)
+    check_each("bandwidth", bandwidth if several else [bandwidth], check_number)
+    grid = _grid(bandwidth)
     if not grid or min(grid) <= 0:
         raise LGMMLError(f"`bandwidth` must be a positive number or some of them, got {grid}")
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, check_choice, check_positive, check_unit_interval
+from lgmml_torch.checks import DataError, check_choice, check_unit_interval, check_whole
 from lgmml_torch.fitting.bank import Bank, OnRound, checked_by
 from lgmml_torch.functional.boosting import list_scatter
 from lgmml_torch.functional.features import column_moments
@@ -36,7 +36,7 @@ def check_settings(**settings: Any) -> None:
     check_choice("start", settings.get("start", "strength"), STARTS)
     check_choice("kernel", settings.get("kernel", "paper"), KERNELS)
     for name in ("num_metrics", "rank", "pool"):
-        check_positive(name, settings.get(name, 1))
+        check_whole(name, settings.get(name, 1))
     check_unit_interval("lam", settings.get("lam", 0.1))
 
 

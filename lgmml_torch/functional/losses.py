@@ -41,6 +41,7 @@ def lambda_gradients(
     sigma: float = 1.0,
     floor: float = 0.05,
     ideal: Tensor | None = None,  # (Q,)
+    weights: Tensor | None = None,  # (N,)
     chunk_pairs: int = CHUNK_PAIRS,
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
     r"""Negative gradient and diagonal Hessian of the LambdaRank loss.
@@ -51,8 +52,9 @@ def lambda_gradients(
     .. math:: g_i = \sum_j \sigma w_{ij} p_{ij} - \sum_j \sigma w_{ji} p_{ji}, \qquad
               h_i = \sum_j \sigma^2 w_{ij} (p_{ij} (1 - p_{ij}) + \mathrm{floor})
 
-    where the second sum runs over all pairs of ``i``. ``g`` points towards better scores and sums to zero over every
-    list. Without ``floor`` the Hessian of well separated pairs vanishes and a Newton step has no bound.
+    where the second sum runs over all pairs of ``i``. With ``weights``, a pair counts as often as the weight of its
+    better document says; the ideal DCG stays what the labels make it. ``g`` points towards better scores and sums to
+    zero over every list. Without ``floor`` the Hessian of well separated pairs vanishes and a Newton step has no bound.
 
     Limiting cases: lists with one document, equal labels or no gain have zero gradients; ``truncation`` at least the
     length of the list uses every pair.
@@ -65,6 +67,7 @@ def lambda_gradients(
         sigma: slope of the pairwise probability.
         floor: added to ``p (1 - p)``.
         ideal: `ideal_dcg` with the same ``truncation``, when the caller has it already.
+        weights: what the relevance of each document counts; 1 when not given.
         chunk_pairs: pairs in memory at a time.
 
     Raises:
@@ -76,6 +79,8 @@ def lambda_gradients(
     """
     check_shape("labels", labels, scores.shape)
     check_offsets(offsets, len(scores))
+    if weights is not None:
+        check_shape("weights", weights, scores.shape)
     check_positive("truncation", truncation)
     check_positive("sigma", sigma)
     check_positive("floor", floor, zero=True)
@@ -88,7 +93,8 @@ def lambda_gradients(
     width = min(truncation, int(offsets.diff().max())) if len(offsets) > 1 else 0
     if not width:
         return torch.zeros_like(scores), torch.zeros_like(scores)
-    grad, hess = _sums_over_pairs(f, gains, offsets, place, query, width, floor, max(1, chunk_pairs // width))
+    w = None if weights is None else weights[order].to(f.dtype)
+    grad, hess = _sums_over_pairs(f, gains, w, offsets, place, query, width, floor, max(1, chunk_pairs // width))
     back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
     return sigma * grad[back], sigma**2 * hess[back]
 
@@ -96,6 +102,7 @@ def lambda_gradients(
 def _sums_over_pairs(
     f: Tensor,  # (N,) sorted within lists
     gains: Tensor,  # (N,)
+    weights: Tensor | None,  # (N,)
     offsets: Tensor,  # (Q+1,)
     place: Tensor,  # (N,)
     query: Tensor,  # (N,)
@@ -109,6 +116,7 @@ def _sums_over_pairs(
     # Row numbers of the first places (Q, T); a short list repeats its last row, which no row of it stands below.
     heads = torch.minimum(offsets[:-1, None] + slots, (offsets[1:, None] - 1).clamp_min(0))
     head_f, head_gains = f[heads], gains[heads]
+    head_weights = None if weights is None else weights[heads]
     grad, hess = torch.zeros_like(f), torch.zeros_like(f)
     for start in range(0, len(f), step):
         rows = slice(start, start + step)
@@ -116,6 +124,8 @@ def _sums_over_pairs(
         gap = head_gains[lists].sub_(gains[rows, None])  # (B, T)
         # A pair belongs to its lower row: slots at or below the row itself are the same pair again, or padding.
         weight = (head_discounts - discounts[rows, None]).clamp_min_(0).mul_(gap)
+        if weights is not None and head_weights is not None:
+            weight.mul_(torch.where(gap > 0, head_weights[lists], weights[rows, None]))
         p = head_f[lists].sub_(f[rows, None]).mul_(gap.sign_()).neg_().sigmoid_()
         lam = weight * p  # signed: positive when the higher place has the higher label
         h = weight.mul_(gap).mul_(torch.sub(1, p).mul_(p).add_(floor))
@@ -138,6 +148,8 @@ def softmax_loss(
     scores: Tensor,  # (N,)
     labels: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
+    *,
+    weights: Tensor | None = None,  # (N,)
 ) -> Tensor:  # (Q,)
     r"""Cross entropy between the gains of each list and the softmax of its scores.
 
@@ -145,7 +157,9 @@ def softmax_loss(
               \sum_{j \in q} e^{f_j}}
 
     Differentiable in the scores; its gradient is softmax minus target. Lists without any gain, and empty ones, have a
-    loss of 0. Shifting all scores of a list changes nothing.
+    loss of 0. Shifting all scores of a list changes nothing. With ``weights`` each term of the outer sum counts as
+    often as the weight of its document says; the gains are shared out as without, so the same weight for a whole list
+    is a factor on its loss.
 
     >>> softmax_loss(torch.zeros(3), torch.tensor([0, 1, 0]), torch.tensor([0, 2, 3]))  # log 2, and nothing to gain
     tensor([0.6931, 0.0000])
@@ -156,6 +170,9 @@ def softmax_loss(
     gains = torch.exp2(labels.to(scores.dtype)) - 1
     total = segment_sum(gains, offsets)
     targets = gains / torch.where(total > 0, total, 1.0)[ids]
+    if weights is not None:
+        check_shape("weights", weights, scores.shape)
+        targets = targets * weights.to(scores.dtype)
     highest = segment_max(scores.detach(), offsets, empty=0.0)[ids]
     sums = segment_sum((scores - highest).exp(), offsets)
     log_sums = torch.where(sums > 0, sums, 1.0).log()[ids] + highest

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lgmml_torch.canonical import fingerprint
 from lgmml_torch.checks import (
     DegenerateScoresWarning,
     LGMMLError,
@@ -19,7 +20,6 @@ from lgmml_torch.checks import (
     check_positive,
     check_shape,
 )
-from lgmml_torch.ragged import fingerprint
 from lgmml_torch.segments import argsort_segments, segment_ids, segment_max, segment_min, segment_sum
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -255,9 +255,14 @@ def nearest_mean(
     rows: Tensor,  # (T, K) what the training lists have
     neighbours: int,
 ) -> Tensor:  # (Q, K)
-    """Mean row of the training lists whose summaries are nearest, each column of the summaries standardised."""
+    """Mean row of the training lists whose summaries are nearest, each column of the summaries standardised.
+
+    Squared distances are taken as |a|² + |b|² − 2ab, which can be exported where `torch.cdist` cannot; in float64,
+    because of the difference.
+    """
     mean, spread = known.mean(0), known.std(0, unbiased=False)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    gaps = torch.cdist((summaries - mean) / spread, (known - mean) / spread)
+    new, old = ((values - mean).div(spread).double() for values in (summaries, known))
+    gaps = new.square().sum(1, keepdim=True) + old.square().sum(1) - 2 * new @ old.mT
     nearest = gaps.topk(min(neighbours, len(known)), largest=False).indices
     return rows[nearest].mean(dim=1)

@@ -9,6 +9,7 @@ of :mod:`lgmml_torch.functional.score`, so ∂f/∂Φ_q[r] = −κ(d_r).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -177,23 +178,43 @@ def list_draws_from_uniforms(
     return _draws(table, queries[owner], table.positives[places], weights, uniforms, all_negatives)
 
 
+class Among(NamedTuple):
+    """Where the positives of some lists stand among those of a batch that several processes share.
+
+    Attributes:
+        places: ``(M,)`` of these positives.
+        total: positives of the whole batch.
+        most: the largest number of negatives that one of them has.
+    """
+
+    places: Tensor
+    total: int
+    most: int
+
+
 def sample_list_draws(
     table: NegativeTable,
     queries: Tensor,  # (B,)
     *,
     max_draws: int | None = 10,
     generator: torch.Generator,
+    among: Among | None = None,
 ) -> Draws:
     """:func:`list_draws_from_uniforms` with numbers from ``generator``; ``max_draws=None`` allows n⁻ draws each.
+
+    With ``among``, numbers are drawn for the whole batch these lists belong to: its draws are then the same for any
+    number of processes that share it.
 
     >>> table = negative_table(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
     >>> draws = sample_list_draws(table, torch.tensor([0]), generator=torch.Generator().manual_seed(0))
     >>> draws.positives, draws.num_negatives
     (tensor([1, 2]), tensor([1, 1]))
     """
-    places, _ = gather_segments(table.positive_offsets, queries)
-    width = _width(table, table.positives[places], max_draws)
-    uniforms = _rand(len(places), width, generator)
+    if among is None:
+        places, _ = gather_segments(table.positive_offsets, queries)
+        uniforms = _rand(len(places), _width(table, table.positives[places], max_draws), generator)
+    else:
+        uniforms = _rand(among.total, among.most if max_draws is None else max_draws, generator)[among.places]
     return list_draws_from_uniforms(table, queries, uniforms, all_negatives=max_draws is None)
 
 

@@ -227,6 +227,7 @@ def compress(model: LGMML, tol: float, data: RankingData) -> Compressed:
         )
     device = model.metrics.scales.device
     model = model if device.type == "cpu" else deepcopy(model).cpu()
+    data = model.encoded(data)
     sample = _reference(data)
     offsets = sample.offsets
     features = model.preprocess(sample.features.to(model.metrics.scales), offsets)
@@ -252,10 +253,10 @@ def compress(model: LGMML, tol: float, data: RankingData) -> Compressed:
         phi = Phi(model.phi.num_queries, len(order), mode="shared", init=gains[order]).to(model.phi.table.weight)
     else:
         phi = model.phi.select(chosen[order], gains[order])
-    names = model.feature_names
     small = type(model)(
-        deepcopy(model.preprocess), metrics, phi, kernel=model.kernel, qids=model.qids, feature_names=names
-    )
+        deepcopy(model.preprocess), metrics, phi, kernel=model.kernel, qids=model.qids,
+        feature_names=model.feature_names, encoder=model.encoder,
+    )  # fmt: skip
     return _judged(model, small.eval().to(device), data)
 
 

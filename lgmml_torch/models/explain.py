@@ -16,6 +16,7 @@ from lgmml_torch.models.preprocess.base import Source
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
+PAIR_VALUES = 1 << 22  # of pairs, metrics and features held at a time
 FLAT = 1e-9  # below this relative difference of squared distances, the kernel's slope replaces its secant
 
 
@@ -38,6 +39,7 @@ class Explanation:
         values: ``(2, D')`` preprocessed features of the two.
         raw: ``(2, D)`` their raw features.
         base: what trees that the model adds to add to the difference; 0 without.
+        feature_names: of the raw features, where they have names.
     """
 
     qid: Hashable
@@ -54,6 +56,14 @@ class Explanation:
     values: Tensor
     raw: Tensor
     base: float = 0.0
+    feature_names: tuple[str, ...] | None = None
+
+    def called(self, column: int) -> str:
+        """What a preprocessed feature is called: by the name of the raw one, where it has a name, and the view."""
+        source = self.columns[column]
+        if self.feature_names is None or source.feature < 0:
+            return str(source)
+        return ", ".join(part for part in (self.feature_names[source.feature], source.view) if part)
 
     @property
     def difference(self) -> float:
@@ -102,39 +112,97 @@ def explain(
     Raises:
         DataError: when there is no such query or document.
     """
-    index = find_query(data, qid)
-    part = data.select([index])
+    data = model.encoded(data)
+    part = data.select([find_query(data, qid)])
     rows = [find_document(part, name) for name in (document, over)]
-    device, dtype = model.metrics.scales.device, model.metrics.scales.dtype
-    features, offsets = part.features.to(device=device, dtype=dtype), part.offsets.to(device)
-    prepared = model.preprocess(features, offsets)
-    known = model.known_rows((qid,)).to(device) if known_queries else None
-    kappa = kernel(model.metrics(prepared), model.kernel)
-    phi = model.weights(kappa, offsets, policy=policy, rows=known)[0].double().cpu()
-    trees = torch.zeros(2, dtype=torch.float64)
-    if model.base is not None:
-        phi = phi * model.base.own_weight
-        trees = model.base.add_to(phi.new_zeros(part.num_documents), part)[rows]
-    pair = prepared[rows].double().cpu()
-    split = [_split_block(block, pair, model.metrics.norm, model.kernel) for block in model.metrics.iter_blocks()]
-    distances, shares, anchors = (torch.cat(parts) for parts in zip(*split, strict=True))
-    kappa = kernel(distances.T, model.kernel)
+    prepared, phi, trees = _list_at_hand(model, part, policy=policy, known_queries=known_queries)
+    pair = prepared[rows]
+    squares, shares, anchors = [], [], []
+    for block in model.metrics.iter_blocks():
+        square, share, support = _split_block(block, pair[None], model.metrics.norm, model.kernel)
+        empty = pair.new_zeros(block.num_metrics, pair.shape[1])
+        squares.append(square[:, 0])
+        shares.append(empty.scatter_add(1, support, share[:, 0]))
+        anchors.append((empty + torch.nan).scatter_(1, support, block.anchors.double().cpu()))
+    distances = torch.cat(squares).sqrt().T  # (2, K)
+    kappa = kernel(distances, model.kernel)
     return Explanation(
         qid=qid,
-        document=_label(part, rows[0]),
-        over=_label(part, rows[1]),
-        scores=trees - (kappa * phi).sum(1),
+        document=document_label(part, rows[0]),
+        over=document_label(part, rows[1]),
+        scores=trees[rows] - (kappa * phi).sum(1),
         phi=phi,
-        distances=distances.T,
+        distances=distances,
         quality=model.metrics.quality.double().cpu(),
         metrics=phi * (kappa[1] - kappa[0]),
-        features=phi[:, None] * shares,
-        anchors=anchors,
+        features=phi[:, None] * torch.cat(shares),
+        anchors=torch.cat(anchors),
         columns=model.preprocess.sources(),
         values=pair,
         raw=part.features[rows],
-        base=float(trees[0] - trees[1]),
+        base=float(trees[rows[0]] - trees[rows[1]]),
+        feature_names=model.feature_names,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class PairParts:
+    """Score differences of several pairs of documents of one list, split as in `Explanation`; all in float64.
+
+    Attributes:
+        metrics: ``(P, K)`` what each metric adds to the difference of each pair.
+        features: ``(P, D')`` what each preprocessed feature adds, over all metrics.
+        base: ``(P,)`` what trees that the model adds to add.
+    """
+
+    metrics: Tensor
+    features: Tensor
+    base: Tensor
+
+
+@torch.no_grad()
+def explain_pairs(
+    model: LGMML,
+    data: RankingData,
+    pairs: Tensor,  # (P, 2) rows of `data`: a document, and the one it is compared with
+    *,
+    policy: str | None = None,
+    known_queries: bool = False,
+) -> PairParts:
+    """`explain` for many pairs of the documents of the only list of ``data``, without the parts of each metric."""
+    prepared, phi, trees = _list_at_hand(model, data, policy=policy, known_queries=known_queries)
+    both = prepared[pairs]  # (P, 2, D')
+    metrics, features = both.new_zeros(len(pairs), len(phi)), both.new_zeros(len(pairs), both.shape[2])
+    start = 0
+    for block in model.metrics.iter_blocks():
+        weights = phi[start : start + block.num_metrics]
+        step = max(1, PAIR_VALUES // block.factors[..., 0].numel())
+        for first in range(0, len(pairs), step):
+            here = slice(first, first + step)
+            _, shares, support = _split_block(block, both[here], model.metrics.norm, model.kernel)  # (K, P, s)
+            shares = shares * weights[:, None, None]
+            metrics[here, start : start + block.num_metrics] = shares.sum(2).T
+            index = support.reshape(1, -1).expand(shares.shape[1], -1)
+            features[here] = features[here].scatter_add(1, index, shares.transpose(0, 1).flatten(1))
+        start += block.num_metrics
+    return PairParts(metrics, features, trees[pairs[:, 0]] - trees[pairs[:, 1]])
+
+
+def _list_at_hand(
+    model: LGMML, part: RankingData, *, policy: str | None, known_queries: bool
+) -> tuple[Tensor, Tensor, Tensor]:  # (N, D'), (K,), (N,)
+    """Of one list: its preprocessed features, the weights it gets, and what trees add to its scores."""
+    device, dtype = model.metrics.scales.device, model.metrics.scales.dtype
+    features, offsets = part.features.to(device=device, dtype=dtype), part.offsets.to(device)
+    prepared = model.preprocess(features, offsets)
+    known = model.known_rows(part.qids).to(device) if known_queries else None
+    kappa = kernel(model.metrics(prepared), model.kernel)
+    phi = model.weights(kappa, offsets, policy=policy, rows=known)[0].double().cpu()
+    trees = phi.new_zeros(part.num_documents)
+    if model.base is not None:
+        phi = phi * model.base.own_weight
+        trees = model.base.add_to(trees, part)
+    return prepared.double().cpu(), phi, trees
 
 
 def find_query(data: RankingData, qid: Hashable) -> int:
@@ -164,49 +232,47 @@ def find_document(data: RankingData, name: str | int) -> int:
         what = f"{len(rows)} documents" if rows else "no document"
         raise DataError(f"query {data.qids[0]!r} has {what} with the id {name!r}")
     if not 0 <= name < data.num_documents:
-        raise DataError(f"query {data.qids[0]!r} has {data.num_documents} documents, got place {name}")
+        raise DataError(f"query {data.qids[0]!r} has {data.num_documents} documents, got place {name}, counted from 0")
     return int(data.order.argsort()[name])
 
 
-def _label(data: RankingData, row: int) -> str:
+def document_label(data: RankingData, row: int) -> str:
+    """What a document is called: its id, or else its number in the caller's order, from 1."""
     own = data.doc_ids[row] if data.doc_ids is not None else ""
     return own or f"no. {int(data.order[row]) + 1}"
 
 
 def _split_block(
     block: MetricBlock,
-    pair: Tensor,  # (2, D')
+    pairs: Tensor,  # (P, 2, D')
     norm: str,
     name: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # (K, 2), (K, D'), (K, D')
-    """Distances of the pair, each feature's part of κ(d(b)) − κ(d(a)), and the anchors."""
+) -> tuple[Tensor, Tensor, Tensor]:  # (K, P, 2), (K, P, s), (K, s)
+    """Squared distances of the pairs, each feature's part of κ(d(b)) − κ(d(a)), and which features these are."""
     factors, points = norm_factors(block.factors.double().cpu(), norm), block.anchors.double().cpu()
     count, width = points.shape
     support = torch.arange(width).expand(count, width) if block.is_full else block.support.cpu()
-    a, b = pair[0][support], pair[1][support]  # (K, s)
-    images = [((x - points)[:, None, :] @ factors)[:, 0] for x in (a, b)]
-    scales = block.scales.double().cpu()
-    squares = torch.stack([image.square().sum(1) for image in images], dim=1) / scales[:, None].square()  # (K, 2)
-    pull = (factors @ (images[0] + images[1])[:, :, None])[:, :, 0]
-    rise = (b - a) * pull / scales[:, None].square()  # (K, s): sums to d²(b) − d²(a)
-    shares = pair.new_zeros(count, pair.shape[1]).scatter_add_(1, support, _slope(squares, rise.sum(1), name) * rise)
-    anchors = pair.new_full((count, pair.shape[1]), torch.nan).scatter_(1, support, points)
-    return squares.sqrt(), shares, anchors
+    a, b = (pairs[:, side][:, support].transpose(0, 1) for side in (0, 1))  # (K, P, s)
+    images = [(x - points[:, None]) @ factors for x in (a, b)]
+    unit = block.scales.double().cpu().square()[:, None, None]
+    squares = torch.stack([image.square().sum(2) for image in images], dim=2) / unit
+    rise = (b - a) * ((images[0] + images[1]) @ factors.mT) / unit  # sums to d²(b) − d²(a)
+    return squares, _slope(squares, rise.sum(2), name) * rise, support
 
 
 def _slope(
-    squares: Tensor,  # (K, 2)
-    rise: Tensor,  # (K,)
+    squares: Tensor,  # (K, P, 2)
+    rise: Tensor,  # (K, P)
     name: str,
-) -> Tensor:  # (K, 1)
+) -> Tensor:  # (K, P, 1)
     """(κ(d_b) − κ(d_a))/(d_b² − d_a²), or the derivative of κ by d² where the two are too close for a quotient."""
     kappa = kernel(squares.sqrt(), name)
-    flat = rise.abs() <= FLAT * squares.sum(1)
-    secant = (kappa[:, 1] - kappa[:, 0]) / torch.where(flat, 1.0, rise)
+    flat = rise.abs() <= FLAT * squares.sum(2)
+    secant = (kappa[..., 1] - kappa[..., 0]) / torch.where(flat, 1.0, rise)
     with torch.enable_grad():
-        middle = squares.mean(1).clamp_min(torch.finfo(squares.dtype).tiny).requires_grad_()
+        middle = squares.mean(2).clamp_min(torch.finfo(squares.dtype).tiny).requires_grad_()
         (tangent,) = torch.autograd.grad(kernel(middle.sqrt(), name).sum(), middle)
-    return torch.where(flat, tangent, secant)[:, None]
+    return torch.where(flat, tangent, secant)[..., None]
 
 
 def _leading(parts: Tensor, count: int) -> list[int]:

@@ -1,83 +1,184 @@
-"""Export of the whole scorer to ONNX: raw features of one list in, scores out."""
+"""Export of the whole scorer, to ONNX or to a program of torch: raw features of lists in, scores out."""
 
 from __future__ import annotations
 
-import importlib
+import io
+import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from lgmml_torch.checks import LGMMLError, MissingDependencyError, check_choice
+from lgmml_torch.checks import LGMMLError, check_choice, require
 from lgmml_torch.files import write_bytes
 from lgmml_torch.functional.distance import norm_factors
+from lgmml_torch.functional.features import list_ids
 from lgmml_torch.functional.score import SPREAD_FLOOR, kernel
 from lgmml_torch.models.local_metrics import MetricBlock
-from lgmml_torch.models.phi import POLICIES
+from lgmml_torch.models.phi import POLICIES, RULES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION
+from lgmml_torch.ragged import RankingData
 
 OPSET = 18
 GROUP = 32  # metrics in one product: bounds what a list needs beside its (N, K) distances
 
 
-def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | None = None) -> Path:
+def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | None = None, batch: bool = False) -> Path:
     """Write a model as one ONNX file: input ``features (documents, D)`` of one list, output ``scores (documents,)``.
 
     Preprocessing, distances, kernel and the policy for new queries are all inside, so the file needs nothing of this
     package. Steps that look at the list (ranks within it, gates) see the rows of the call: one list for each call, of
-    any length. Scores agree with `LGMML.score` to rounding.
+    any length, or with ``batch`` many lists, one after the other, and a second input ``offsets (lists + 1,)`` of
+    int64: list q is rows ``offsets[q]:offsets[q + 1]``. Scores agree with `LGMML.score` to rounding.
 
     Args:
         model: float32 or float64; features have its dtype.
         path: of the file, written atomically.
         policy: what the query gets; the model's own policy when None.
+        batch: many lists in one call.
 
     Raises:
         MissingDependencyError: ``onnx`` or ``onnxscript`` is not installed.
-        LGMMLError: an unknown policy, a model that adds to trees, or one too large for one ONNX file.
+        LGMMLError: an unknown policy, a model that adds to trees or has categories, or one too large for one file.
     """
-    if model.base is not None:
-        raise LGMMLError(
-            f"`model` must not add to a {model.base.title} model to be exported; `model.base = None` leaves ours alone"
-        )
+    scorer, inputs, shapes = _to_export(model, policy, batch)
     for package in ("onnx", "onnxscript"):
-        _require(package)
-    name = policy or model.phi.policy
-    check_choice("policy", name, POLICIES[model.phi.mode])
-    scorer = ListScorer(deepcopy(model).cpu(), name).eval()
+        require(package, "to export a model", "onnx")
     size = sum(tensor.numel() * tensor.element_size() for tensor in scorer.state_dict().values())
     if size >= 2**31:
         raise LGMMLError(f"`model` must be smaller than 2 GiB for one ONNX file, got {size} bytes; compress it first")
-    example = torch.zeros(3, model.num_features, dtype=model.metrics.scales.dtype)
     with _quiet():
         program = torch.onnx.export(
             scorer,
-            (example,),
+            inputs,
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            input_names=["features"],
+            input_names=["features", "offsets"][: len(inputs)],
             output_names=["scores"],
-            dynamic_shapes=({0: torch.export.Dim("documents", min=1)},),
+            dynamic_shapes=shapes,
         )
     if program is None:
         raise LGMMLError("`model` could not be exported: the exporter gave no program")
-    program.model.metadata_props.update(
-        {"format": FORMAT, "version": str(VERSION), "num_features": str(model.num_features), "policy": name}
-    )
+    program.model.metadata_props.update(_facts(model, scorer))
     write_bytes(path, program.model_proto.SerializeToString())
     return Path(path)
 
 
+def export_program(
+    model: LGMML, path: str | os.PathLike[str], *, policy: str | None = None, batch: bool = False
+) -> Path:
+    """The same as a program of `torch.export`, ``.pt2``: ``torch.export.load(path).module()(features)``.
+
+    It needs torch and nothing of this package; arguments and errors are those of `export_onnx`, without its limit of
+    size.
+    """
+    scorer, inputs, shapes = _to_export(model, policy, batch)
+    stream = io.BytesIO()
+    with _quiet(), torch.no_grad():
+        program = torch.export.export(scorer, inputs, dynamic_shapes=shapes)
+        torch.export.save(program, stream, extra_files={"lgmml.json": json.dumps(_facts(model, scorer))})
+    write_bytes(path, stream.getvalue())
+    return Path(path)
+
+
+EXPORTERS = {".onnx": export_onnx, ".pt2": export_program}
+"""What writes a file, by the end of its name."""
+
+
+class Parity(NamedTuple):
+    """How near an exported file comes to the model.
+
+    Attributes:
+        largest: difference of two scores.
+        size: of the model's own scores, the largest.
+        lists: number of lists tried.
+        documents: number of documents in them.
+        engine: what computed the scores of the file, with its version.
+    """
+
+    largest: float
+    size: float
+    lists: int
+    documents: int
+    engine: str
+
+
+def compare_exported(
+    path: str | os.PathLike[str], model: LGMML, data: RankingData, *, policy: str | None = None, batch: bool = False
+) -> Parity:
+    """Score lists with an exported file, one by one or with ``batch`` all in one call, and with the model itself.
+
+    Raises:
+        MissingDependencyError: for an ONNX file, when ``onnxruntime`` is not installed.
+    """
+    run, engine = _open_exported(Path(path))
+    features = data.features.to(model.metrics.scales.dtype)
+    if batch:
+        found = run(features, data.offsets)
+    else:
+        bounds = pairwise(data.offsets.tolist())
+        found = torch.cat([run(features[start:stop]) for start, stop in bounds if start < stop])
+    expected = model.score(data, policy=policy)
+    largest, size = float((found - expected).abs().max()), float(expected.abs().max())
+    return Parity(largest, size, data.num_queries, data.num_documents, engine)
+
+
+def _open_exported(path: Path) -> tuple[Callable[..., Tensor], str]:
+    """What scores with an exported file, and its name."""
+    if path.suffix == ".pt2":
+        program = torch.export.load(path).module()
+        return cast("Callable[..., Tensor]", program), f"torch {torch.__version__}"
+    onnxruntime = require("onnxruntime", "to try an exported model", "onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> Tensor:
+        given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return torch.from_numpy(session.run(["scores"], given)[0])
+
+    return run, f"onnxruntime {onnxruntime.__version__}"
+
+
+def _to_export(
+    model: LGMML, policy: str | None, batch: bool
+) -> tuple[ListScorer, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
+    """What computes, inputs to trace it with, and which of their sizes are free."""
+    if model.encoder is not None:
+        names = ", ".join(model.encoder.vocabularies)
+        raise LGMMLError(f"`model` must take numbers only to be exported, got one with categories in {names}")
+    if model.base is not None:
+        raise LGMMLError(
+            f"`model` must not add to a {model.base.title} model to be exported; `model.base = None` leaves ours alone"
+        )
+    name = policy or model.phi.policy
+    check_choice("policy", name, POLICIES[model.phi.mode])
+    scorer = ListScorer(deepcopy(model).cpu(), name).eval().requires_grad_(False)
+    features = torch.zeros(7, model.num_features, dtype=model.metrics.scales.dtype)
+    documents = {0: torch.export.Dim("documents", min=1)}
+    if not batch:
+        return scorer, (features,), (documents,)
+    return scorer, (features, torch.tensor([0, 3, 5, 7])), (documents, {0: torch.export.Dim("bounds", min=2)})
+
+
+def _facts(model: LGMML, scorer: ListScorer) -> dict[str, str]:
+    """What the file says of itself."""
+    names = {} if model.feature_names is None else {"feature_names": json.dumps(model.feature_names)}
+    facts = {"format": FORMAT, "version": str(VERSION), "num_features": str(model.num_features)}
+    return {**facts, "policy": scorer.policy, **names}
+
+
 class ListScorer(nn.Module):
-    """Scores of one list, in operations whose shapes do not depend on values.
+    """Scores of lists, in operations whose shapes do not depend on values.
 
     The same numbers as the model's own `score`; only the order of the work differs, which there follows the cache.
     """
@@ -92,27 +193,21 @@ class ListScorer(nn.Module):
     def forward(
         self,
         features: Tensor,  # (N, D)
+        offsets: Tensor | None = None,  # (Q+1,)
     ) -> Tensor:  # (N,)
-        """Scores; higher is better."""
-        total = torch.scalar_tensor(features.shape[0], dtype=torch.long)
-        prepared = self.model.preprocess(features, torch.stack([torch.zeros_like(total), total]))
+        """Scores; higher is better. All rows are one list without ``offsets``."""
+        if offsets is None:
+            total = torch.scalar_tensor(features.shape[0], dtype=torch.long)
+            offsets = torch.stack([torch.zeros_like(total), total])
+        prepared = self.model.preprocess(features, offsets)
         blocks = self.model.metrics.iter_blocks()
         parts = [self._distances(prepared, block, number) for number, block in enumerate(blocks)]
         kappa = kernel(torch.cat(parts, dim=1), self.model.kernel)
-        summary = _summary(kappa)
-        phi = self._neighbours(summary) if self.policy == "knn" else self.model.phi.for_new(summary, 1, self.policy)
-        return -(kappa * phi).sum(dim=1)
-
-    def _neighbours(self, summary: Tensor) -> Tensor:
-        """`functional.summary.nearest_mean` for one list; ONNX has no operation for all pairs of distances."""
-        phi = self.model.phi
-        half = phi.num_metrics
-        known = phi.summaries[:, :half]
-        spread = known.std(0, unbiased=False)
-        gaps = (summary[:, :half] - known) / torch.where(spread > 0, spread, torch.ones_like(spread))
-        count = min(phi.neighbours, len(known))
-        nearest = gaps.square().sum(dim=1).topk(count, largest=False).indices
-        return phi.table.weight[nearest].mean(dim=0, keepdim=True)
+        if not RULES[self.policy].looks:
+            return -(kappa * self.model.phi.for_new(None, 1, self.policy)).sum(dim=1)
+        lists = list_ids(offsets, features.shape[0])
+        summaries = _summaries(kappa, offsets, lists)
+        return -(kappa * self.model.phi.for_new(summaries, summaries.shape[0], self.policy)[lists]).sum(dim=1)
 
     def _distances(self, features: Tensor, block: MetricBlock, number: int) -> Tensor:
         lenses = getattr(self, f"lenses{number}")
@@ -125,20 +220,18 @@ class ListScorer(nn.Module):
         return torch.cat(parts).T / block.scales
 
 
-def _summary(kappa: Tensor) -> Tensor:
-    """`functional.summary.list_summary` of one list."""
-    mean = kappa.mean(dim=0, keepdim=True)
-    spread = (kappa - mean).square().mean(dim=0, keepdim=True).sqrt()
+# One row more than there are lists keeps the exported program free of assumptions about a single list.
+def _summaries(
+    kappa: Tensor,  # (N, K)
+    offsets: Tensor,  # (Q+1,)
+    lists: Tensor,  # (N,)
+) -> Tensor:  # (Q+1, 2K)
+    """`functional.score.list_summary`."""
+    sums = kappa.new_zeros((offsets.shape[0], kappa.shape[1]))
+    counts = kappa.new_zeros((offsets.shape[0], 1)).index_add(0, lists, torch.ones_like(kappa[:, :1])).clamp_min(1)
+    mean = sums.index_add(0, lists, kappa) / counts
+    spread = (sums.index_add(0, lists, (kappa - mean[lists]).square()) / counts).sqrt()
     return torch.cat([mean, (spread + SPREAD_FLOOR).log()], dim=1)
-
-
-def _require(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"`{package}` is needed to export a model; install it with: pip install 'lgmml-torch[onnx]'"
-        ) from error
 
 
 @contextmanager

@@ -343,12 +343,16 @@ class LocalMetrics(nn.Module):
         return LocalMetrics(blocks, num_features=self.num_features, norm=self.norm)
 
     def spec(self) -> dict[str, Any]:
-        """All that is needed, besides the buffers, to build the module again: primitives only."""
+        """All that is needed, besides the buffers, to build the module again: primitives only.
+
+        ``trained`` is there in the middle of training only: who goes on from a checkpoint must train the metrics, too.
+        """
         shapes = []
         for block in self.iter_blocks():
             zoomed = {} if block.zoom is None else {"zoomed": True}
             shapes.append({"shape": list(block.factors.shape), "full": block.is_full, **zoomed})
-        return {"num_features": self.num_features, "norm": self.norm, "blocks": shapes}
+        trained = {"trained": True} if self.trained else {}
+        return {"num_features": self.num_features, "norm": self.norm, "blocks": shapes, **trained}
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> Self:

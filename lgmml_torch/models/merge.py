@@ -39,10 +39,18 @@ def merge_models(models: Sequence[LGMML], weights: Sequence[float]) -> LGMML:
         for (model, _), start in zip(kept, starts, strict=True)
         for block in model.metrics.iter_blocks()
     ]
-    rows = torch.cat([model.phi.table.weight.detach()[0] * weight for model, weight in kept])
+    rows = torch.cat([model.phi.for_new(None, 1, model.phi.policy)[0].detach() * weight for model, weight in kept])
     phi = Phi(first.phi.num_queries, len(rows), mode="shared", init=rows)
     metrics = LocalMetrics(blocks, num_features=width, norm=first.metrics.norm)
-    merged = LGMML(preprocess, metrics, phi, kernel=first.kernel, qids=first.qids, feature_names=first.feature_names)
+    merged = LGMML(
+        preprocess,
+        metrics,
+        phi,
+        kernel=first.kernel,
+        qids=first.qids,
+        feature_names=first.feature_names,
+        encoder=first.encoder,
+    )
     return merged.to(first.metrics.scales.dtype).eval()
 
 
@@ -61,6 +69,7 @@ def _check(models: Sequence[LGMML], weights: Sequence[float]) -> None:
         "kernel": {model.kernel for model in models},
         "norm": {model.metrics.norm for model in models},
         "precision": {str(model.metrics.scales.dtype) for model in models},
+        "categories": {str(model.encoder) for model in models},
         "feature names": {model.feature_names for model in models if model.feature_names is not None},
     }
     for name, natures in agreed.items():

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from lgmml_torch.checks import LGMMLError, check_choice, check_positive, check_shape
+from lgmml_torch.checks import (
+    DivergedError,
+    LGMMLError,
+    check_choice,
+    check_flag,
+    check_number,
+    check_shape,
+    check_whole,
+)
 from lgmml_torch.functional.score import nearest_mean
 
 # The policies for new queries that each way of training Φ allows; the first is the default.
@@ -21,7 +29,7 @@ POLICIES = {
 
 
 class Phi(nn.Module):
-    """Weights Φ ≥ 0 of K metrics for each query, as rows of an `nn.Embedding`.
+    """Weights Φ ≥ 0 of K metrics for each query, as rows of an `torch.nn.Embedding`.
 
     Three ways to train them:
 
@@ -41,6 +49,9 @@ class Phi(nn.Module):
         neighbours: for ``"knn"``.
         hidden: width of the gate.
         sparse: give sparse gradients, so that a step costs what it touches; needs an optimizer that takes them.
+
+    Attributes:
+        mean_of_all: ``(1, K)`` where these are the rows of one process of several: the mean row of all of them.
     """
 
     summaries: Tensor
@@ -62,12 +73,17 @@ class Phi(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("mode", mode, POLICIES)
-        check_positive("num_metrics", num_metrics)
-        check_positive("neighbours", neighbours)
+        for name, value in (("num_metrics", num_metrics), ("neighbours", neighbours), ("hidden", hidden)):
+            check_whole(name, value)
+        for name, value in (("deviations", deviations), ("sparse", sparse)):
+            check_flag(name, value)
+        if not isinstance(init, Tensor):
+            check_number("init", init)
         if deviations and mode != "shared":
             raise LGMMLError(f"`deviations` needs `mode` 'shared', got {mode!r}")
         self.mode, self.deviations, self.neighbours, self.hidden = mode, deviations, neighbours, hidden
         self.num_queries, self.num_metrics, self.sparse = num_queries, num_metrics, sparse
+        self.mean_of_all: Tensor | None = None
         self.policy = policy or POLICIES[mode][0]
         self.table = _embedding(num_queries if mode == "per_query" else 1, num_metrics, sparse)
         self.deviation = _embedding(num_queries, num_metrics, sparse) if deviations else None
@@ -94,6 +110,17 @@ class Phi(nn.Module):
         """Whether training lists have to be summarised before training (the gate) or scoring (k-NN)."""
         return self.mode != "shared"
 
+    @property
+    def policies_here(self) -> tuple[str, ...]:
+        """The policies that the mode allows, less those that need rows which are elsewhere."""
+        return tuple(name for name in POLICIES[self.mode] if name != "knn" or self.mean_of_all is None)
+
+    @property
+    def rows_by_query(self) -> tuple[str, ...]:
+        """Names of the tensors that have a row for each training query."""
+        own = {"per_query": ("table.weight", "summaries"), "amortized": ("summaries",), "shared": ()}[self.mode]
+        return own if self.deviation is None else (*own, "deviation.weight")
+
     @torch.no_grad()
     def reset(self, init: float | Tensor) -> None:
         """Give every row the starting weights."""
@@ -110,14 +137,18 @@ class Phi(nn.Module):
     def set_summaries(
         self,
         summaries: Tensor,  # (Q, 2K) of the training lists
+        moments: tuple[Tensor, Tensor] | None = None,  # (2K,) each
     ) -> None:
-        """Remember what the training lists look like."""
+        """Remember what the training lists look like.
+
+        ``moments`` are mean and standard deviation over the lists of all processes, where these are those of one.
+        """
         if not self.needs_summaries:
             return
         check_shape("summaries", summaries, (self.num_queries, 2 * self.num_metrics))
         self.summaries.copy_(summaries)
-        self.summary_mean.copy_(summaries.mean(0))
-        spread = summaries.std(0, unbiased=False)
+        mean, spread = moments or (summaries.mean(0), summaries.std(0, unbiased=False))
+        self.summary_mean.copy_(mean)
         self.summary_spread.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
 
     def forward(
@@ -148,11 +179,29 @@ class Phi(nn.Module):
             check_shape("summaries", summaries, (count, 2 * self.num_metrics))
         return rule.weights(self, summaries)
 
+    def mean_row(self) -> Tensor:  # (1, K)
+        """The mean of all rows.
+
+        Raises:
+            LGMMLError: there are none, as in a checkpoint whose rows are in other files.
+        """
+        if self.mean_of_all is not None:
+            return self.mean_of_all.to(self.table.weight)
+        if not self.table.num_embeddings:
+            raise LGMMLError("`policy` 'mean' needs the rows of the training queries, and this file has none of them")
+        return self.table.weight.mean(0, keepdim=True)
+
     def nearest(
         self,
         summaries: Tensor,  # (Q, 2K)
     ) -> Tensor:  # (Q, K)
-        """The mean row of the training queries whose means of κ are nearest."""
+        """The mean row of the training queries whose means of κ are nearest.
+
+        Raises:
+            LGMMLError: not all rows are here.
+        """
+        if self.mean_of_all is not None or not self.table.num_embeddings:
+            raise LGMMLError("`policy` 'knn' needs the rows of all training queries in one place; 'mean' does not")
         half = self.num_metrics
         return nearest_mean(summaries[:, :half], self.summaries[:, :half], self.table.weight, self.neighbours)
 
@@ -193,6 +242,8 @@ class Phi(nn.Module):
     def check(self) -> None:
         """Require weights that are finite and at least 0, each query's own (base and deviation together) included.
 
+        A query's weights must have a finite sum, too: it is what bounds the scores of a κ that is bounded by 1.
+
         Raises:
             LGMMLError: when one is not.
         """
@@ -202,6 +253,8 @@ class Phi(nn.Module):
             low, high = (float(bound) for bound in weights.aminmax()) if weights.numel() else (0.0, 0.0)
             if not (low >= 0 and math.isfinite(high)):
                 raise LGMMLError(f"weights Φ must be finite and at least 0, got {high if low >= 0 else low}")
+            if not bool(weights.sum(dim=1).isfinite().all()):
+                raise DivergedError(f"weights Φ must have a finite sum, or scores are infinite, got some of {high:g}")
 
     @torch.no_grad()
     def select(
@@ -290,7 +343,7 @@ class Policy(NamedTuple):
 RULES: dict[str, Policy] = {
     "ones": Policy(lambda phi, _: phi.table.weight.new_ones(1, phi.num_metrics)),
     "shared": Policy(lambda phi, _: phi.table.weight),
-    "mean": Policy(lambda phi, _: phi.table.weight.mean(0, keepdim=True)),
+    "mean": Policy(lambda phi, _: phi.mean_row()),
     "knn": Policy(lambda phi, summaries: phi.nearest(_given(summaries)), looks=True),
     "amortized": Policy(lambda phi, summaries: phi.gated(phi.table.weight, _given(summaries)), looks=True),
 }

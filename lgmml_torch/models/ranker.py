@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lgmml_torch.checks import LGMMLError, check_choice, check_offsets, check_shape
+from lgmml_torch.checks import CheckpointError, LGMMLError, check_choice, check_offsets, check_shape
 from lgmml_torch.functional.score import KERNELS, kernel, list_summary, tie_equal_rows
 from lgmml_torch.functional.score import score as score_kappa
+from lgmml_torch.models.encode import CategoryEncoder
 from lgmml_torch.models.local_metrics import LocalMetrics, tensor_state
 from lgmml_torch.models.phi import RULES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
@@ -37,7 +38,11 @@ class LGMML(nn.Module):
         kernel: κ, see `lgmml_torch.functional.score.kernel`.
         qids: ids of the training queries, in the order of Φ's rows; only for ``known_queries``.
         feature_names: of the raw features, where they have names; tables to be scored are matched by them.
+        encoder: what makes numbers of categories, where there are any; the raw features are then its columns.
         base: trees whose scores are added by `score`, with weights; training and `forward` do without them.
+
+    Attributes:
+        about: what the model comes from, for readers of its file: primitives only, or None. See `app.report.about`.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class LGMML(nn.Module):
         kernel: str = "paper",
         qids: tuple[Hashable, ...] = (),
         feature_names: tuple[str, ...] | None = None,
+        encoder: CategoryEncoder | None = None,
         base: TreeBase | None = None,
     ) -> None:
         super().__init__()
@@ -61,13 +67,37 @@ class LGMML(nn.Module):
             raise LGMMLError(
                 f"`feature_names` must name {preprocess.num_features_in} features, got {len(feature_names)}"
             )
-        self.base = base
+        if encoder is not None and feature_names != encoder.columns:
+            raise LGMMLError("`feature_names` must be the columns of the encoder, got others")
+        self.encoder, self.base = encoder, base
+        self.about: dict[str, Any] | None = None
         self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
 
     @property
     def num_features(self) -> int:
         """Features a raw document must have."""
         return self.preprocess.num_features_in
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """What a reader of files must know, which is number and names of the features, and the words of categories."""
+        encoder = self.encoder
+        if encoder is None:
+            return {"num_features": self.num_features, "feature_names": self.feature_names, "categories": {}}
+        names = encoder.names
+        return {"num_features": len(names), "feature_names": names, "categories": encoder.vocabularies}
+
+    def encoded(self, data: RankingData) -> RankingData:
+        """The lists with numbers in place of categories; as they are where that has been done, or none are expected.
+
+        Raises:
+            LGMMLError: categories that the model does not know, or none where it expects some.
+        """
+        if self.encoder is not None and (data.categories is not None or data.feature_names != self.feature_names):
+            return self.encoder.encode(data)
+        if data.categories is not None:
+            raise LGMMLError("`data` must hold numbers only, as the model was trained on, got categories")
+        return data
 
     def distances(
         self,
@@ -116,35 +146,21 @@ class LGMML(nn.Module):
         known_queries: bool = False,
         policy: str | None = None,
         documents_at_once: int = 32_768,
+        alone: bool = False,
     ) -> Tensor:  # (N,)
         """Scores of all documents, in the order of the rows of ``data``, as its labels and offsets are.
 
         `score_in_caller_order` gives them in the order in which the rows were handed in.
 
         Args:
-            data: raw features, as many as the model was trained on.
+            data: raw features, as many as the model was trained on, with its categories.
             known_queries: use the trained Φ of queries whose id was in the training data. Off by default: ids are
                 often just counters, and a new list numbered 7 must not pick up training query 7's weights.
             policy: what other queries get, instead of the model's own policy.
             documents_at_once: whole lists are scored together up to about so many documents.
+            alone: without the base, where there is one.
         """
-        own = self.own_score(data, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)
-        return own if self.base is None else self.base.add_to(own, data)
-
-    @torch.no_grad()
-    def own_score(
-        self,
-        data: RankingData,
-        *,
-        known_queries: bool = False,
-        policy: str | None = None,
-        documents_at_once: int = 32_768,
-    ) -> Tensor:  # (N,)
-        """`score` without the base, where there is one.
-
-        Equal rows are level already here, so that they stay level with the trees' scores added: there, parts of either
-        sign may cancel.
-        """
+        data = self.encoded(data)
         check_shape("features", data.features, (None, self.num_features))
         check_offsets(data.offsets, data.num_documents)
         self._check_names(data)
@@ -155,13 +171,16 @@ class LGMML(nn.Module):
         scorer = self.without_idle(policy)
         for first, last in list_blocks(data.offsets, documents_at_once):
             start, stop = int(data.offsets[first]), int(data.offsets[last])
-            scores[start:stop] = scorer._scores(
-                data.features[start:stop].to(device=device, dtype=dtype),
-                (data.offsets[first : last + 1] - start).to(device),
+            features, offsets = data.features[start:stop], data.offsets[first : last + 1] - start
+            own = scorer._scores(
+                features.to(device=device, dtype=dtype),
+                offsets.to(device),
                 policy=policy,
                 rows=None if rows is None else rows[first:last],
             ).cpu()
-        return tie_equal_rows(scores, data.features, data.offsets)
+            # Before trees are added: parts of either sign may cancel, and equal rows would not be level.
+            scores[start:stop] = tie_equal_rows(own, features, offsets)
+        return scores if alone or self.base is None else self.base.add_to(scores, data)
 
     def score_in_caller_order(self, data: RankingData, **options: Any) -> NDArray[Any]:  # (N,)
         """The scores for whoever handed the rows in: one per row, in their order; ``options`` are those of `score`.
@@ -197,7 +216,7 @@ class LGMML(nn.Module):
 
     def without_idle(self, policy: str) -> LGMML:
         """The model without the metrics that no query gives any weight, where the policy makes no other use of them."""
-        if policy not in ("shared", "mean"):
+        if policy not in ("shared", "mean") or self.phi.mean_of_all is not None or not len(self.phi.table.weight):
             return self
         weight = self.phi.table.weight
         most = weight.amax(dim=0) if self.phi.deviation is None else weight[0] + self.phi.deviation.weight.amax(dim=0)
@@ -215,6 +234,7 @@ class LGMML(nn.Module):
                 kernel=self.kernel,
                 qids=self.qids,
                 feature_names=self.feature_names,
+                encoder=self.encoder,
                 base=self.base,
             )
             self._trimmed = (state, small, parts)
@@ -235,16 +255,21 @@ class LGMML(nn.Module):
         self,
         dists: Tensor,  # (N, K)
         offsets: Tensor,  # (Q+1,)
+        moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """Let Φ remember the training lists, where its mode needs them."""
+        """Let Φ remember the training lists, where its mode needs them.
+
+        ``moments`` tells the mean and standard deviation of summaries, where other processes have some of them.
+        """
         if not self.phi.needs_summaries:
             return
-        blocks = []
+        blocks = [self.metrics.scales.new_zeros(0, 2 * self.phi.num_metrics)]
         for first, last in list_blocks(offsets, 32_768):
             start, stop = int(offsets[first]), int(offsets[last])
             kappa = kernel(dists[start:stop].to(self.metrics.scales.dtype), self.kernel)
             blocks.append(list_summary(kappa, offsets[first : last + 1] - start))
-        self.phi.set_summaries(torch.cat(blocks))
+        summaries = torch.cat(blocks)
+        self.phi.set_summaries(summaries, None if moments is None else moments(summaries))
 
     @torch.no_grad()
     def contributions(
@@ -281,7 +306,9 @@ class LGMML(nn.Module):
             "dtype": str(self.metrics.scales.dtype).removeprefix("torch."),
             "feature_names": None if self.feature_names is None else list(self.feature_names),
             "qids": [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids],
+            **({} if self.encoder is None else {"categories": self.encoder.spec()}),
             **({} if self.base is None else {"base": self.base.spec()}),
+            **({} if self.about is None else {"about": self.about}),
         }
 
     @classmethod
@@ -294,8 +321,10 @@ class LGMML(nn.Module):
             kernel=spec["kernel"],
             qids=tuple(spec["qids"]),
             feature_names=None if spec.get("feature_names") is None else tuple(spec["feature_names"]),
+            encoder=None if spec.get("categories") is None else CategoryEncoder.from_spec(spec["categories"]),
             base=None if spec.get("base") is None else _read_base(spec["base"]),
         )
+        model.about = spec.get("about")
         return model.to(getattr(torch, spec["dtype"]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -315,8 +344,14 @@ class LGMML(nn.Module):
             CheckpointError: for a missing, foreign, damaged or newer file.
         """
         spec, tensors = read_model(path)
-        model = cls.from_spec(spec)
-        model.load_state_dict(tensors)
+        try:
+            model = cls.from_spec(spec)
+            model.load_state_dict(tensors)
+        except LGMMLError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"{path} is damaged: its description does not fit ({reason})") from error
         model.metrics.train_metrics_(False)  # a checkpoint may be from the middle of training
         return model.eval()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from pathlib import Path
@@ -13,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lgmml_torch.checks import CheckpointError, LGMMLError, MissingDependencyError, check_choice, check_shape
+from lgmml_torch.checks import CheckpointError, LGMMLError, check_choice, check_shape, require
 from lgmml_torch.models.local_metrics import tensor_state
 from lgmml_torch.models.tree_files import check_content, file_kind, trees_of
 from lgmml_torch.ragged import RankingData
 
 KINDS = {"lightgbm": "LightGBM", "xgboost": "XGBoost"}
-EXTRA = "pip install 'lgmml-torch[trees]'"
+EXTRA = "trees"
 
 
 class TreeBase(nn.Module):
@@ -78,7 +77,16 @@ class TreeBase(nn.Module):
     @property
     def needs(self) -> str:
         """What must be installed for these trees to be asked."""
-        return f"{self.kind} ({EXTRA})"
+        return f"{self.kind} (pip install 'lgmml-torch[{EXTRA}]')"
+
+    @property
+    def num_features(self) -> int:
+        """Features a document must have.
+
+        Raises:
+            MissingDependencyError: the library is not installed.
+        """
+        return self._trees().num_features
 
     def check(self, num_features: int, feature_names: tuple[str, ...] | None = None) -> None:
         """Require trees that can rank documents with these features.
@@ -148,7 +156,7 @@ class TreeBase(nn.Module):
     def _trees(self) -> _Trees:
         state = tensor_state([self.content])
         if self._kept is None or self._kept[0] != state:
-            library = _require(self.kind)
+            library = _library(self.kind)
             content = self.content.cpu().numpy().tobytes()
             check_content(content, self.kind, f"the {self.title} model")
             trees = (_LightGBM if self.kind == "lightgbm" else _XGBoost)(library, content)
@@ -204,7 +212,7 @@ class _XGBoost:
 
 def _as_json(content: bytes, name: str) -> bytes:
     """Only JSON can be looked through before the library reads it, which every later reading then does."""
-    library = _require("xgboost")
+    library = _library("xgboost")
     booster = library.Booster()
     try:
         booster.load_model(bytearray(content))
@@ -228,10 +236,5 @@ def _plain(name: str) -> str:
     return "_".join(name.split())
 
 
-def _require(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"`{package}` is needed, because the model adds to a {KINDS[package]} model; install it with: {EXTRA}"
-        ) from error
+def _library(kind: str) -> Any:
+    return require(kind, f"because the model adds to a {KINDS[kind]} model", EXTRA)

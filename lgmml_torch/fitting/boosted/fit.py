@@ -7,16 +7,20 @@ seed and the round alone, so a fit that was interrupted goes on to the same resu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, DataError, did_you_mean
-from lgmml_torch.fitting.bank import Bank, OnRound, checked_by
+from lgmml_torch.checks import ConfigError, DataError, DivergedError, did_you_mean
+from lgmml_torch.fitting.bank import Bank, OnRound, checked_by, merge_banks
 from lgmml_torch.fitting.boosted.learners import BoostConfig, BoostState, Learners
 from lgmml_torch.fitting.boosted.search import Problem, draw_bag, find_learners, make_problem, round_generator
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.positions import position_curve, position_step
+from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.ranking.measures import ndcg, rank_metrics
 from lgmml_torch.ragged import RankingData
 
 IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is nothing left to fit
@@ -52,7 +56,15 @@ def make_config(**settings: Any) -> BoostConfig:
     return BoostConfig(**settings)
 
 
-@checked_by(make_config)
+def check_settings(*, start: Any = None, measure: Any = None, **settings: Any) -> None:
+    """Refuse what `fit_boosted` cannot work with; no rounds at all are fine where there is a ``start``."""
+    none = start is not None and settings.get("rounds") == 0
+    make_config(**{name: value for name, value in settings.items() if not (none and name == "rounds")})
+    if measure is not None:
+        Measure.of(measure)
+
+
+@checked_by(check_settings)
 def fit_boosted(
     data: RankingData,
     valid: RankingData | None = None,
@@ -60,17 +72,24 @@ def fit_boosted(
     seed: int = 0,
     on_round: OnRound | None = None,
     resume: BoostState | None = None,
+    start: Bank | None = None,
+    measure: str | Callable[..., Any] | None = None,
     **settings: Any,
 ) -> Bank:
     """Build a bank of local metrics, with its Φ₀, for queries nobody has seen.
 
     Args:
         data: training queries, features preprocessed (standardised; the quantile and list-rank features of
-            `lgmml_torch.models.preprocess.compose` suit this best).
+            `lgmml_torch.models.preprocess.compose` suit this best). Where they come with positions, what a position
+            adds to a score is fitted along; `Bank.position_bias` has it.
         valid: queries that decide when to stop; without them all rounds are run and kept.
         seed: the same data, seed and settings give the same bank.
         on_round: called as ``on_round(rounds_done, info)`` after every round.
         resume: the state of an earlier call with the same data, seed and settings.
+        start: a bank to add rounds to, fitted on whatever data with the same preprocessing; no round at all, asked for
+            or kept, gives its metrics and weights back as they are.
+        measure: a measure by name, or a function ``(scores, labels, offsets) -> (Q,)``, that decides by ``valid`` when
+            to stop and which round is kept; NDCG@k when None.
         **settings: fields of `BoostConfig`.
 
     Raises:
@@ -83,42 +102,110 @@ def fit_boosted(
     >>> bool((bank.phi >= 0).all()), bank.history["train_ndcg"]
     (True, [1.0])
     """
+    check_settings(start=start, measure=measure, **settings)
+    if start is not None and settings.get("rounds") == 0:
+        return replace(start, history={"rounds": [], "train_ndcg": [], "valid_ndcg": [], "best_round": 0})
     config = make_config(**settings)
-    problem = make_problem(data, valid, config, seed)
-    state = resume or initial_state(problem)
+    problem = make_problem(data, valid, config, seed, start, None if measure is None else Measure.of(measure))
+    state = initial_state(problem) if resume is None else resume
     if state.identity != problem.identity:
         raise ConfigError(
             f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
         )
+    if resume is not None:
+        state = scored_again(state, problem)
     while not finished(state, config):
         state = one_round(state, problem)
         if on_round is not None:
             on_round(state.round, round_info(state, config.rounds))
-    return make_bank(state, config.kernel, data.num_features)
+    return make_bank(state, problem)
+
+
+fit_boosted.grows = True  # type: ignore[attr-defined]
+fit_boosted.takes_measure = True  # type: ignore[attr-defined]
+fit_boosted.takes_positions = True  # type: ignore[attr-defined]
+fit_boosted.load_state = BoostState.load  # type: ignore[attr-defined]
+fit_boosted.takes_spread = True  # type: ignore[attr-defined]
 
 
 def one_round(state: BoostState, problem: Problem) -> BoostState:
     """The state one round later."""
-    data, valid, config = problem.data, problem.valid, problem.config
+    config = problem.config
     generator = round_generator(problem.seed, state.round)
-    bag, wide = draw_bag(data, state.scores, problem.usable, problem.ideal, config, generator)
+    bag, wide = draw_bag(problem, problem.seen(state.scores, problem.data, state.position_bias), generator)
     found = find_learners(bag, wide, problem.prior, config, generator)
     found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
     state = replace(state, round=state.round + 1, idle=0 if len(found) else state.idle + 1)
     if len(found):
-        state = replace(
-            state,
-            learners=Learners.cat([state.learners, found]),
-            scores=state.scores - (found.kernels(data.features, config.kernel) @ found.phi).double(),
-            valid_scores=state.valid_scores
-            if valid is None
-            else state.valid_scores - (found.kernels(valid.features, config.kernel) @ found.phi).double(),
-        )
+        state = with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
+        check_scores(state, config)
+    if state.position_bias is not None and wide.positions is not None:
+        step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
+        bias = position_step(state.position_bias, wide.positions, wide.gradients, wide.hessians, **step)
+        state = replace(state, position_bias=bias)
     if state.round % config.evaluate_every and state.round < config.rounds:
         return state
-    train = float(ndcg(state.scores, data.labels, data.offsets, k=config.k))
-    value = None if valid is None else float(ndcg(state.valid_scores, valid.labels, valid.offsets, k=config.k))
-    return state.evaluated_with(train, value, smooth=config.smooth)
+    return evaluated(state, problem)
+
+
+def evaluated(state: BoostState, problem: Problem) -> BoostState:
+    """The state with what it is worth; lists that come with positions are judged as the loss sees them."""
+    data, valid, config = problem.data, problem.valid, problem.config
+    train = ndcg_of_all(problem.seen(state.scores, data, state.position_bias), data, config.k)
+    if valid is None:
+        return state.evaluated_with(train, None, smooth=config.smooth)
+    scores = problem.seen(state.valid_scores, valid, state.position_bias)
+    value = ndcg_of_all(scores, valid, config.k)
+    measured = None if problem.measure is None else measure_of_all(scores, valid, problem.measure)
+    return state.evaluated_with(train, value, smooth=config.smooth, measured=measured)
+
+
+def with_scores_of(state: BoostState, found: Learners, problem: Problem) -> BoostState:
+    """The state with what these metrics add to the scores."""
+    kernel, valid = problem.config.kernel, problem.valid
+
+    def added(data: RankingData) -> Tensor:
+        return (found.kernels(data.features, kernel) @ found.phi).double()
+
+    valid_scores = state.valid_scores if valid is None else state.valid_scores - added(valid)
+    return replace(state, scores=state.scores - added(problem.data), valid_scores=valid_scores)
+
+
+def ndcg_of_all(scores: Tensor, data: RankingData, k: int) -> float:
+    """Mean NDCG@k over the queries of all processes that share the data."""
+    values = ndcg(scores, data.labels, data.offsets, k=k, reduction="none")
+    return float(data.of_all_queries(values).nanmean())
+
+
+def measure_of_all(scores: Tensor, data: RankingData, measure: Measure) -> float:
+    """Mean of a measure over the queries it counts, of all processes that share the data."""
+    values = rank_metrics(scores, data.labels, data.offsets, metrics=[measure])[measure.name]
+    return float(data.of_all_queries(values).nanmean())
+
+
+def scored_again(state: BoostState, problem: Problem) -> BoostState:
+    """The state with the scores its metrics give, added up round by round as the fit did, so that no bit differs."""
+    start = initial_state(problem)
+    state = replace(state, scores=start.scores, valid_scores=start.valid_scores)
+    for number in range(1, state.round + 1):
+        found = state.learners.select(state.learners.rounds == number)
+        if len(found):
+            state = with_scores_of(state, found, problem)
+    return state
+
+
+def check_scores(state: BoostState, config: BoostConfig) -> None:
+    """Require scores that a model of the learners' precision can give: finite ones.
+
+    Raises:
+        DivergedError: the round, and what usually helps.
+    """
+    total = state.learners.phi.sum()  # bounds the score of a κ that is bounded by 1
+    if not all(bool(x.isfinite().all()) for x in (total, state.scores, state.valid_scores)):
+        raise DivergedError(
+            f"scores are not finite any more in round {state.round} of boosting; no metrics are kept. "
+            f"A smaller `shrinkage` (now {config.shrinkage:g}) or a larger `ridge` (now {config.ridge:g}) usually helps"
+        )
 
 
 def finished(state: BoostState, config: BoostConfig) -> bool:
@@ -127,30 +214,52 @@ def finished(state: BoostState, config: BoostConfig) -> bool:
     return state.round >= config.rounds or stale or state.idle >= IDLE_ROUNDS
 
 
-def make_bank(state: BoostState, kernel: str, num_features: int) -> Bank:
-    """The metrics up to the best round."""
-    last = state.best_round if state.valid_ndcg else state.round  # without validation every round counts
+def make_bank(state: BoostState, problem: Problem) -> Bank:
+    """The metrics up to the best round, after those of the start."""
+    validated, start = bool(state.valid_ndcg), problem.start
+    last = state.best_round if validated else state.round  # without validation every round counts
     kept = state.learners.select(state.learners.rounds <= last)
-    if not len(kept):
+    if not len(kept) and start is None:
         raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
-    metrics, phi = kept.local_metrics(num_features)
-    history = {
+    bias = state.best_bias if validated else state.position_bias
+    history: dict[str, Any] = {
         "rounds": list(state.evaluated),
         "train_ndcg": list(state.train_ndcg),
         "valid_ndcg": list(state.valid_ndcg),
         "best_round": last,
-        "best_valid_ndcg": state.best_value if state.valid_ndcg else None,
+        "best_valid_ndcg": state.best_value if validated and problem.measure is None else None,
     }
-    return Bank(metrics, kernel, phi, history)
+    if problem.measure is not None:
+        best = state.best_value if validated else None
+        history |= {"measure": problem.measure.name, "valid_measure": list(state.valid_measure), "best_measure": best}
+    if bias is not None:
+        history["position_bias"] = position_curve(bias, problem.data)
+    if not len(kept) and start is not None:
+        return replace(start, history=history, position_bias=bias)
+    metrics, phi = kept.local_metrics(problem.data.num_features)
+    found = Bank(metrics, problem.config.kernel, phi)
+    if start is not None:
+        found = merge_banks(
+            [replace(start, phi=start.phi if start.phi is None else start.phi.to(phi)), found], [1.0, 1.0]
+        )
+    return replace(found, history=history, position_bias=bias)
 
 
 def initial_state(problem: Problem) -> BoostState:
-    """Nothing chosen, all scores zero."""
-    data, valid = problem.data, problem.valid
+    """Nothing chosen: all scores zero, or those of the bank to go on from, which may turn out to be the best."""
+    data, valid, start = problem.data, problem.valid, problem.start
     scores = data.features.new_zeros(data.num_documents, dtype=torch.float64)
     valid_scores = scores.new_zeros(0 if valid is None else valid.num_documents)
     learners = Learners.empty(max(problem.config.sizes), data.features)
-    return BoostState(0, scores, valid_scores, learners, identity=problem.identity)
+    bias = scores.new_zeros(problem.num_positions) if problem.num_positions else None
+    state = BoostState(0, scores, valid_scores, learners, identity=problem.identity, position_bias=bias)
+    if start is None:
+        return state
+    known = None if valid is None else start.score(valid.features).double()
+    state = replace(
+        state, scores=start.score(data.features).double(), valid_scores=valid_scores if known is None else known
+    )
+    return evaluated(state, problem)
 
 
 def round_info(state: BoostState, total: int) -> RoundInfo:

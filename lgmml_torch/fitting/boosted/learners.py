@@ -9,7 +9,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError, check_choice, check_positive, check_unit_interval
+from lgmml_torch.checks import (
+    LGMMLError,
+    check_choice,
+    check_each,
+    check_number,
+    check_positive,
+    check_unit_interval,
+    check_whole,
+)
 from lgmml_torch.functional.distance import subspace_distances
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.functional.score import kernel as kappa_of
@@ -18,6 +26,7 @@ from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
 METRIC_KINDS = ("gmml", "gmml-pooled", "identity")
 DRAWS = ("uniform", "gradient")
+LARGEST = 1e30  # its square, and its product with a feature, are still numbers
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class BoostConfig:
         sigma: slope of LambdaRank.
         hessian_floor: added to p(1 - p); without it a step has no bound.
         feature_floor: smallest sampling weight of a feature, relative to the mean.
+        position_ridge: L2 penalty on the biases of positions, where the data has any, relative to their mean Hessian.
         prior_power: exponent of the prior on features (see `feature_prior`); 0 turns it off.
         evaluate_every: rounds between two looks at NDCG.
         k: cutoff of that NDCG.
@@ -79,6 +89,7 @@ class BoostConfig:
     sigma: float = 1.0
     hessian_floor: float = 0.05
     feature_floor: float = 0.05
+    position_ridge: float = 0.01
     prior_power: float = 0.0
     evaluate_every: int = 5
     k: int = 10
@@ -86,26 +97,40 @@ class BoostConfig:
     patience: int = 40
 
     def __post_init__(self) -> None:
-        # A configuration file gives lists; equal settings should compare equal.
         for name in ("sizes", "steps", "bandwidths"):
+            check_each(name, getattr(self, name), check_number)
+            # A configuration file gives lists; equal settings should compare equal.
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check_choice("kernel", self.kernel, KERNELS)
         check_choice("metric", self.metric, METRIC_KINDS)
         check_choice("method", self.method, METHODS)
         check_choice("draw", self.draw, DRAWS)
-        check_unit_interval("t", self.t)
-        check_unit_interval("subsample", self.subsample)
+        for name in ("t", "subsample", "shrinkage"):
+            check_unit_interval(name, getattr(self, name))
         for name in (
-            "rounds", "batch", "shrinkage", "candidates", "anchors", "ridge", "subsample", "cap", "truncation", "sigma",
-            "hessian_floor", "feature_floor", "evaluate_every", "k", "smooth", "patience", "min_deviation",
+            "rounds", "batch", "candidates", "anchors", "cap", "truncation", "evaluate_every", "k", "smooth", "patience"
         ):  # fmt: skip
-            check_positive(name, getattr(self, name))
-        for name in ("lam", "prior_power", "phi_cap"):
-            check_positive(name, getattr(self, name), zero=True)
+            check_whole(name, getattr(self, name))
+        positive = (
+            "shrinkage",
+            "ridge",
+            "subsample",
+            "sigma",
+            "hessian_floor",
+            "feature_floor",
+            "min_deviation",
+            "position_ridge",
+        )
+        for name in (*positive, "lam", "prior_power"):
+            check_positive(name, getattr(self, name), zero=name not in positive)
+            if getattr(self, name) > LARGEST:
+                raise LGMMLError(f"`{name}` must be at most {LARGEST:g}, got {getattr(self, name)}")
+        check_whole("phi_cap", self.phi_cap, zero=True)
         for name in ("sizes", "bandwidths"):
             values = getattr(self, name)
             if not values or min(values) <= 0:
                 raise LGMMLError(f"`{name}` must hold positive numbers, got {list(values)}")
+        check_each("sizes", self.sizes, check_whole)
         if self.candidates < len(self.sizes):
             raise LGMMLError(
                 f"`candidates` must be at least one for each of the {len(self.sizes)} sizes, got {self.candidates}"
@@ -201,6 +226,9 @@ class BoostState:
         best_value: that NDCG.
         idle: rounds in a row that found no metric worth adding.
         identity: what the fit belongs to (settings, seed, sizes of the data); a resume with another is refused.
+        position_bias: ``(P,)`` float64 what being shown at each position adds to a score; None without positions.
+        best_bias: the same at the best round.
+        valid_measure: the measure that decides, at each evaluation, where it is another than NDCG.
     """
 
     round: int
@@ -214,28 +242,45 @@ class BoostState:
     best_value: float = float("-inf")
     idle: int = 0
     identity: str = ""
+    position_bias: Tensor | None = None
+    best_bias: Tensor | None = None
+    valid_measure: tuple[float, ...] = ()
 
     def export(self) -> dict[str, Any]:
-        """Tensors and primitives, fit for ``torch.save`` and ``weights_only=True``."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "learners"}
+        """Tensors and primitives, fit for ``torch.save`` and ``weights_only=True``.
+
+        Scores are left out: they follow from the metrics, and the size and the number of processes would be theirs.
+        """
+        left_out = ("learners", "scores", "valid_scores")
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
         plain["learners"] = {field.name: getattr(self.learners, field.name) for field in fields(self.learners)}
         return plain
 
     @classmethod
     def load(cls, exported: dict[str, Any]) -> Self:
-        """The state that `export` wrote."""
+        """The state that `export` wrote; a fit that goes on from it adds its scores up again."""
         plain = dict(exported)
         learners = Learners(**plain.pop("learners"))
-        for name in ("evaluated", "train_ndcg", "valid_ndcg"):
-            plain[name] = tuple(plain[name])
-        return cls(learners=learners, **plain)
+        none = torch.empty(0, dtype=torch.float64)
+        for name in ("evaluated", "train_ndcg", "valid_ndcg", "valid_measure"):
+            plain[name] = tuple(plain.get(name, ()))
+        return cls(learners=learners, scores=none, valid_scores=none, **plain)
 
-    def evaluated_with(self, train: float, valid: float | None, *, smooth: int) -> BoostState:
-        """The state after an evaluation; the best round moves when the average of the last ones is better."""
+    def evaluated_with(
+        self, train: float, valid: float | None, *, smooth: int, measured: float | None = None
+    ) -> BoostState:
+        """The state after an evaluation; the best round moves when the average of the last ones is better.
+
+        What is averaged is NDCG, or the measure that was asked for instead.
+        """
         after = replace(self, evaluated=(*self.evaluated, self.round), train_ndcg=(*self.train_ndcg, train))
         if valid is None:
-            return replace(after, best_round=self.round)
+            return replace(after, best_round=self.round, best_bias=self.position_bias)
         after = replace(after, valid_ndcg=(*self.valid_ndcg, valid))
-        last = after.valid_ndcg[-smooth:]
+        if measured is not None:
+            after = replace(after, valid_measure=(*self.valid_measure, measured))
+        last = (after.valid_measure or after.valid_ndcg)[-smooth:]
         average = sum(last) / len(last)
-        return replace(after, best_round=self.round, best_value=average) if average > self.best_value else after
+        if not average > self.best_value:
+            return after
+        return replace(after, best_round=self.round, best_value=average, best_bias=self.position_bias)

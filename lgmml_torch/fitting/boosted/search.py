@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, DataWarning, LGMMLError, check_finite
+from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError, check_finite
+from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.fitting.boosted.learners import BoostConfig, Learners, kernel_
 from lgmml_torch.functional.boosting import (
     NewtonRows,
@@ -21,33 +22,63 @@ from lgmml_torch.functional.boosting import (
 )
 from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
+from lgmml_torch.functional.positions import bias_of, num_positions
+from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids, segment_max, segment_min
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What stays the same from round to round."""
+    """What stays the same from round to round; where processes share the data, queries are those of all of them."""
 
     data: RankingData
     valid: RankingData | None
     usable: Tensor  # (U,) queries with different labels
     ideal: Tensor  # (Q,)
+    weights: Tensor | None  # (Q,)
     prior: Tensor | None  # (D,)
     config: BoostConfig
     seed: int
+    num_positions: int = 0
+    start: Bank | None = None
+    measure: Measure | None = None
 
     @property
     def identity(self) -> str:
         """What a state must belong to for a fit of this problem to go on from it."""
-        valid = None if self.valid is None else tuple(self.valid.features.shape)
-        return f"{self.config} seed={self.seed} data={tuple(self.data.features.shape)} valid={valid}"
+        valid = None if self.valid is None else _shape(self.valid)
+        asked = f"{self.config} seed={self.seed} data={_shape(self.data)} valid={valid}"
+        asked += f" measure={self.measure.name}" if self.measure is not None else ""
+        return asked if self.start is None else f"{asked} start={self.start.digest}"
+
+    def seen(
+        self,
+        scores: Tensor,  # (N,)
+        data: RankingData,
+        bias: Tensor | None,  # (P,)
+    ) -> Tensor:  # (N,)
+        """The scores that the loss sees: with what being shown where it was adds to each document."""
+        return scores if bias is None or data.positions is None else scores + bias_of(bias, data.positions)
 
 
-def make_problem(data: RankingData, valid: RankingData | None, config: BoostConfig, seed: int) -> Problem:
+def _shape(data: RankingData) -> tuple[int, int]:
+    return int(data.all_sizes.sum()), data.num_features
+
+
+def make_problem(
+    data: RankingData,
+    valid: RankingData | None,
+    config: BoostConfig,
+    seed: int,
+    start: Bank | None = None,
+    measure: Measure | None = None,
+) -> Problem:
     """Check and reorder the data, and compute what every round needs."""
     check_data(data, valid)
-    if valid is not None and not bool((valid.labels > 0).any()):
+    if start is not None:
+        check_start(start, data, config)
+    if valid is not None and not any_relevant(valid):
         warnings.warn(
             "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=2
         )
@@ -55,8 +86,41 @@ def make_problem(data: RankingData, valid: RankingData | None, config: BoostConf
     data, valid = shuffled(data, seed), None if valid is None else shuffled(valid, seed)
     ideal = ideal_dcg(data.labels, data.offsets, truncation=config.truncation)
     usable = usable_queries(data, ideal)
+    weights = None if data.query_weights is None else data.of_all_queries(data.query_weights)
     prior = first_prior(data, config, seed) if config.prior_power else None
-    return Problem(data, valid, usable, ideal, prior, config, seed)
+    return Problem(
+        data,
+        valid,
+        usable,
+        data.of_all_queries(ideal),
+        weights,
+        prior,
+        config,
+        seed,
+        num_positions(data),
+        start,
+        measure,
+    )
+
+
+def check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
+    """Require a bank that rounds can be added to.
+
+    Raises:
+        LGMMLError: it has no weights, another kernel, or other features.
+    """
+    if start.phi is None:
+        raise LGMMLError("`start` must have weights Φ to go on from, got none")
+    if start.kernel != config.kernel:
+        raise LGMMLError(f"`kernel` must be that of the metrics to go on from, {start.kernel!r}, got {config.kernel!r}")
+    if start.metrics.num_features != data.num_features:
+        raise LGMMLError(f"`start` must look at {data.num_features} features, got {start.metrics.num_features}")
+
+
+def any_relevant(data: RankingData) -> bool:
+    """Whether any query, of any process, has a relevant document."""
+    relevant = segment_max(data.labels, data.offsets, empty=0.0) > 0
+    return bool(data.of_all_queries(relevant.byte()).any())
 
 
 def check_data(data: RankingData, valid: RankingData | None) -> None:
@@ -74,9 +138,12 @@ def usable_queries(
     ideal: Tensor,  # (Q,)
 ) -> Tensor:  # (U,)
     """Queries with a pair to order: different labels, some gain, and a weight above 0."""
-    usable = (segment_max(data.labels, data.offsets) > segment_min(data.labels, data.offsets)) & (ideal > 0)
+    labels, weights = data.labels, data.document_weights
+    counted = labels if weights is None else labels.masked_fill(weights == 0, -torch.inf)  # as the better of a pair
+    usable = (segment_max(counted, data.offsets) > segment_min(labels, data.offsets)) & (ideal > 0)
     if data.query_weights is not None:
         usable &= data.query_weights > 0
+    usable = data.of_all_queries(usable.byte())
     if not bool(usable.any()):
         raise DataError("`data` must have a query with documents of different labels, got none")
     return usable.nonzero()[:, 0]
@@ -87,17 +154,22 @@ def shuffled(data: RankingData, seed: int) -> RankingData:
 
     The canonical order would rank the worst first among equals, and the caller's would make the fit depend on it.
     """
-    order = torch.randperm(data.num_documents, generator=round_generator(seed, -1)).to(data.offsets.device)
+    order = data.here(torch.randperm(int(data.all_sizes.sum()), generator=round_generator(seed, -1)))
+    order = order.to(data.offsets.device)
     order = order[segment_ids(data.offsets)[order].argsort(stable=True)]
-    return replace(
-        data, features=data.features[order], labels=data.labels[order], order=data.order[order], doc_ids=None
-    )
+    return data.replace(**data.of_documents(lambda values: values[order]), order=data.order[order], doc_ids=None)
 
 
 def first_prior(data: RankingData, config: BoostConfig, seed: int) -> Tensor:
     """The prior on features from the gradients at scores of zero."""
+    if data.spread is not None:
+        raise ConfigError(f"`prior_power` must be 0 where processes share the data, got {config.prior_power}")
     zero = data.features.new_zeros(data.num_documents)
-    gradients, _ = lambda_gradients(zero, data.labels.to(zero), data.offsets, truncation=config.truncation)
+    gradients, _ = lambda_gradients(
+        zero, data.labels.to(zero), data.offsets, truncation=config.truncation, weights=data.document_weights
+    )
+    if data.query_weights is not None:
+        gradients = gradients * data.query_weights.to(zero)[segment_ids(data.offsets)]
     generator = round_generator(seed, -2)
     return feature_prior(data.features, gradients, data.offsets, power=config.prior_power, generator=generator)
 
@@ -121,36 +193,39 @@ class Bag:
     gradients: Tensor  # (M,)
     hessians: Tensor  # (M,)
     offsets: Tensor  # (Q+1,)
+    positions: Tensor | None = None  # (M,)
 
 
 def draw_bag(
-    data: RankingData,
+    problem: Problem,
     scores: Tensor,  # (N,)
-    usable: Tensor,  # (U,) queries with different labels
-    ideal: Tensor,  # (Q,)
-    config: BoostConfig,
     generator: torch.Generator,
 ) -> tuple[Bag, Bag]:
-    """Some queries, their gradients from whole lists, at most ``cap`` of their documents, and ``phi_cap`` of them."""
+    """Some queries, their gradients from whole lists, at most ``cap`` of their documents, and ``phi_cap`` of them.
+
+    Where processes share the data, each sends what it has of the drawn lists, and all draw and find the same.
+    """
+    data, config, usable = problem.data, problem.config, problem.usable
     drawn = usable[torch.randperm(len(usable), generator=generator).to(usable.device)]
     drawn = drawn[: max(1, round(config.subsample * len(usable)))]
-    fits = data.sizes[drawn].cumsum(0) <= 4 * max(config.cap, config.phi_cap)
+    fits = data.all_sizes[drawn].cumsum(0) <= 4 * max(config.cap, config.phi_cap)
     fits[0] = True
     queries = drawn[fits].sort().values
-    rows, offsets = gather_segments(data.offsets, queries)
+    rows, offsets = gather_segments(data.all_offsets, queries)
     dtype = data.features.dtype
     gradients, hessians = lambda_gradients(
-        scores[rows].to(dtype),
-        data.labels[rows].to(dtype),
+        data.take(scores, rows).to(dtype),
+        data.take(data.labels, rows).to(dtype),
         offsets,
         truncation=config.truncation,
         sigma=config.sigma,
         floor=config.hessian_floor,
-        ideal=ideal[queries],
+        ideal=problem.ideal[queries],
+        weights=None if data.document_weights is None else data.take(data.document_weights, rows),
     )
     query = segment_ids(offsets)
-    if data.query_weights is not None:
-        weight = data.query_weights.to(gradients)[queries][query]
+    if problem.weights is not None:
+        weight = problem.weights.to(gradients)[queries][query]
         gradients, hessians = gradients * weight, hessians * weight
     kept = (hessians > 0).nonzero()[:, 0]
 
@@ -163,7 +238,9 @@ def draw_bag(
         some = kept[chosen]
         sizes = torch.bincount(query[some])
         offsets = offsets_from_sizes(sizes[sizes > 0])
-        return Bag(data.features[rows[some]], gradients[some] * weight, hessians[some] * weight, offsets)
+        shown = None if data.positions is None else data.take(data.positions, rows[some])
+        features = data.take(data.features, rows[some])
+        return Bag(features, gradients[some] * weight, hessians[some] * weight, offsets, shown)
 
     few = bag(config.cap)
     return few, few if config.phi_cap <= config.cap else bag(config.phi_cap)

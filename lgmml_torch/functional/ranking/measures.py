@@ -17,12 +17,8 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets, check_positive, check_shape
-from lgmml_torch.functional.ranking.presets import (
-    MetricName,
-    Preset,
-    find_preset,
-    parse_metric,
-)
+from lgmml_torch.functional.ranking.custom import Function, Measure, measures_of
+from lgmml_torch.functional.ranking.presets import MetricName, Preset, find_preset, parse_metric
 from lgmml_torch.functional.ranking.sorting import block_metrics, ranked_blocks
 from lgmml_torch.ragged import RankingData
 
@@ -35,11 +31,12 @@ def rank_metrics(
     labels: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
     *,
-    metrics: Sequence[str] = ("ndcg@10", "map"),
+    metrics: Sequence[str | Function | Measure] = ("ndcg@10", "map"),
     preset: str | Preset = "default",
     threshold: float | None = None,
     max_grade: float | None = None,
     tie_order: Tensor | None = None,  # (N,)
+    retrieved: Tensor | None = None,  # (N,)
 ) -> dict[str, Tensor]:  # each (Q,)
     """Several metrics per query, all from one sort of each list.
 
@@ -47,11 +44,13 @@ def rank_metrics(
         scores: Score of each document; NaN is an error, infinities rank first and last.
         labels: Relevance of each document, from 0; fractions are fine unless the preset's source refuses them.
         offsets: Boundaries of the lists.
-        metrics: Names such as ``"ndcg@10"`` or, for the whole list, ``"map"``.
+        metrics: Names such as ``"ndcg@10"`` or, for the whole list, ``"map"``; functions of one's own, see `Measure`.
         preset: Name in ``PRESETS``, or a :class:`Preset`.
         threshold: Label from which a document is relevant, instead of the preset's.
         max_grade: Highest grade of the data set (not of these lists); ERR needs it.
         tie_order: Rank of each document in the caller's order, which breaks ties; the rows' order when not given.
+        retrieved: False for documents that are known to be relevant or not but were not ranked at all: they stand in
+            no place, and count only where all relevant documents of a query do.
 
     Returns:
         Values per query by metric name; NaN where the query is skipped.
@@ -64,7 +63,8 @@ def rank_metrics(
     >>> rank_metrics(scores, labels, torch.tensor([0, 3, 4]), metrics=["ndcg@2", "mrr"])
     {'ndcg@2': tensor([0.1738,    nan], dtype=torch.float64), 'mrr': tensor([0.5000, 0.0000], dtype=torch.float64)}
     """
-    names = list(dict.fromkeys([metrics] if isinstance(metrics, str) else metrics))
+    asked = measures_of(metrics)
+    names = [measure.name for measure in asked if measure.function is None]
     parsed = [parse_metric(name) for name in names]
     rules = find_preset(preset)
     if threshold is not None:
@@ -73,22 +73,28 @@ def rank_metrics(
     max_grade = rules.max_grade if max_grade is None else max_grade
     _check_inputs(scores, labels, offsets, tie_order)
     scores, labels = scores.detach(), labels.detach().double()
+    if retrieved is not None:
+        check_shape("retrieved", retrieved, (len(scores),))
+        if retrieved.dtype != torch.bool:
+            raise LGMMLError(f"`retrieved` must hold truth values, got {retrieved.dtype}")
     levels = _check_labels(labels, parsed, rules, max_grade)
     values = labels.new_full((len(parsed), len(offsets) - 1), torch.nan)
     cutoffs = [metric.k for metric in parsed]
     depth = None if None in cutoffs else max((k for k in cutoffs if k is not None), default=1)
     pessimistic = rules.ties == "pessimistic"
-    for block in ranked_blocks(scores, labels, offsets, tie_order, pessimistic=pessimistic, depth=depth):
+    for block in ranked_blocks(scores, labels, offsets, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
         if parsed:
             values[:, block.queries] = block_metrics(block, parsed, rules, max_grade, levels)
-    return dict(zip(names, values, strict=True))
+    found = dict(zip(names, values, strict=True))
+    own = {one.name: one.per_query(scores, labels, offsets) for one in asked if one.function is not None}
+    return {measure.name: {**found, **own}[measure.name] for measure in asked}
 
 
 def rank_data(
     scores: Tensor,  # (N,) in the order of the rows of `data`
     data: RankingData,
     *,
-    metrics: Sequence[str] = ("ndcg@10", "map"),
+    metrics: Sequence[str | Function | Measure] = ("ndcg@10", "map"),
     **rules: Any,
 ) -> dict[str, Tensor]:  # each (Q,)
     """:func:`rank_metrics` of the lists of a data set; equal scores rank in the caller's order.
@@ -106,10 +112,27 @@ def mean_ndcg(
     data: RankingData,
     *,
     k: int = 10,
+    weights: Tensor | None = None,  # (Q,)
 ) -> float:
-    """NDCG@k over the queries that have a relevant document; NaN when none has."""
-    name = f"ndcg@{k}"
-    return float(rank_data(scores, data, metrics=[name])[name].nanmean())
+    """NDCG@k over the queries that have a relevant document, weighted where asked for; NaN when none has."""
+    return mean_measure(scores, data, f"ndcg@{k}", weights=weights)
+
+
+def mean_measure(
+    scores: Tensor,  # (N,) in the order of the rows of `data`
+    data: RankingData,
+    measure: str | Function | Measure,
+    *,
+    weights: Tensor | None = None,  # (Q,)
+) -> float:
+    """The mean of a measure over the queries it counts, weighted where asked for; NaN when it counts none."""
+    found = Measure.of(measure)
+    values = rank_data(scores, data, metrics=[found])[found.name]
+    if weights is None:
+        return float(values.nanmean())
+    counted = ~values.isnan()
+    own = weights[counted].to(values.dtype)
+    return float((values[counted] * own).sum() / own.sum())
 
 
 def _check_inputs(scores: Tensor, labels: Tensor, offsets: Tensor, tie_order: Tensor | None) -> None:

@@ -74,6 +74,7 @@ _KNOWN = (
     Preset("ranklib", no_relevant=0.0, precision_divisor="length"),
     Preset("rax", no_relevant=0.0, precision_divisor="length"),
     Preset("pytorchltr", no_relevant=0.0),
+    Preset("trec_eval", gain="linear", no_relevant=0.0),
     Preset("letor4", discount="letor", no_relevant=0.0, short_lists="zero", max_label=2, max_grade=2),
     Preset("mslr", discount="letor", no_relevant=0.0, short_lists="zero", threshold=2.0, max_label=4, max_grade=4),
 )

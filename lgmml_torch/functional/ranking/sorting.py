@@ -2,7 +2,8 @@
 
 Lists of similar length are padded to a common width and sorted row by row, so the loop is over a handful of widths,
 never over queries; every metric at every cutoff then reads the same sorted labels. Padding has label 0 and comes last:
-it has no gain and is never relevant, so only rules about the list's length need to know of it.
+it has no gain and is never relevant, so only rules about the list's length need to know of it. Documents that were
+not ranked are treated alike, except that the best possible order knows of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.functional.ranking.presets import MetricName, Preset
+from lgmml_torch.segments import segment_sum
 
 # Entries of one padded block: bounds the working memory to some ten tensors of 32 MiB.
 _BLOCK = 1 << 22
@@ -24,11 +26,12 @@ class RankedBlock:
     """Lists of similar length, one per row, the sorted parts cut off after the deepest rank that is needed."""
 
     queries: Tensor  # (B,) which query each row is
-    sizes: Tensor  # (B,) documents of that query
-    labels: Tensor  # (B, W) in the order given
+    sizes: Tensor  # (B,) ranked documents of that query
+    labels: Tensor  # (B, W) in the order given, also of documents that were not ranked
+    seen: Tensor  # (B, W) the same with 0 for documents that were not ranked
     scores: Tensor  # (B, W) from best to worst
-    order: Tensor  # (B, W) columns of `labels` from best to worst
-    ranked: Tensor  # (B, V) labels of the best V <= W documents, best first
+    order: Tensor  # (B, W) columns of `seen` from best to worst
+    ranked: Tensor  # (B, V) seen labels of the best V <= W documents, best first
 
 
 def ranked_blocks(
@@ -36,18 +39,21 @@ def ranked_blocks(
     labels: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
     tie_order: Tensor | None,  # (N,)
+    retrieved: Tensor | None,  # (N,)
     *,
     pessimistic: bool,
     depth: int | None,
 ) -> Iterator[RankedBlock]:
     """Sort every list once; widths double from block to block. Queries without documents appear in none."""
     sizes = offsets.diff()
+    counts = sizes if retrieved is None else segment_sum(retrieved.long(), offsets)
     # One more row at the end is what padding points at: cheaper than masking every padded tensor.
     lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
     scores = torch.cat([scores, scores.new_full((1,), lowest)])
     labels = torch.cat([labels, labels.new_zeros(1)])
     if tie_order is not None:
         tie_order = torch.cat([tie_order.long(), torch.full_like(offsets[:1], torch.iinfo(torch.int64).max)])
+    absent = None if retrieved is None else torch.cat([~retrieved, retrieved.new_ones(1)])
     # frexp's exponent is the bit length, exact for whole numbers: sizes 2^(e-1) .. 2^e - 1 share a block.
     widths = torch.frexp(sizes.double()).exponent
     for width in torch.bincount(widths[sizes > 0]).nonzero()[:, 0].tolist():
@@ -62,7 +68,13 @@ def ranked_blocks(
             # A stable sort keeps padding behind documents whose own score is the lowest there is.
             best, order = _take(scores, rows).sort(dim=1, descending=True, stable=True)
             given = _take(labels, rows)
-            yield RankedBlock(queries, sizes[queries], given, best, order, given.gather(1, order[:, :depth]))
+            seen = given
+            if absent is not None:
+                missing = _take(absent, rows)
+                behind = missing.gather(1, order).byte().argsort(dim=1, stable=True)
+                best, order = best.gather(1, behind), order.gather(1, behind)
+                seen = given.masked_fill(missing, 0.0)
+            yield RankedBlock(queries, counts[queries], given, seen, best, order, seen.gather(1, order[:, :depth]))
 
 
 def _padded_rows(
@@ -135,7 +147,7 @@ def _relevance_metrics(
         if kind == "mrr":
             values[metric] = reciprocal[:, :k].amax(1)
         elif kind == "precision":
-            length = block.sizes if k is None else block.sizes.clamp(max=k)
+            length = block.sizes.clamp(min=1) if k is None else block.sizes.clamp(1, k)
             values[metric] = hits / (k if k is not None and rules.precision_divisor == "k" else length)
         elif kind == "recall":
             values[metric] = (hits / total).masked_fill(total == 0, rules.no_relevant)
@@ -186,7 +198,7 @@ def _ranked_gains(block: RankedBlock, rules: Preset) -> Tensor:  # (B, V)
         return values
     group = (~tied[lists]).cumsum(1)
     group = torch.cat([torch.zeros_like(group[:, :1]), group], dim=1)
-    ranked = gains(block.labels[lists].gather(1, block.order[lists]), rules)
+    ranked = gains(block.seen[lists].gather(1, block.order[lists]), rules)
     sums = torch.zeros_like(ranked).scatter_add_(1, group, ranked)
     counts = torch.zeros_like(ranked).scatter_add_(1, group, ranked.new_ones(1, 1).expand_as(ranked))
     group = group[:, : values.shape[1]]

@@ -12,13 +12,14 @@ tensor([-1.,  1.])
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from lgmml_torch.checks import ConfigError, LGMMLError, check_choice
+from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_whole
 from lgmml_torch.models.preprocess.base import Preprocess, Source
 from lgmml_torch.models.preprocess.steps import (
     PCA,
@@ -51,6 +52,21 @@ class _Composite(Preprocess):
         """The steps' own descriptions."""
         return {"steps": [step.spec() for step in self._parts()]}
 
+    def fit_transform(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+    ) -> Tensor:  # (N, D')
+        """`fit`, and the training features transformed, with no step run twice."""
+        self._start(features, offsets)
+        transformed = self._fit_transform(features, offsets)
+        self._finish(features.shape[1])
+        return transformed
+
+    @abstractmethod
+    def _fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        """Every step fitted, and what they make of the features."""
+
     def _parts(self) -> list[Preprocess]:
         return [cast(Preprocess, step) for step in self.steps]
 
@@ -76,18 +92,17 @@ class Chain(_Composite):
             traced = [_traced(source, traced) for source in step.sources()]
         return traced
 
-    def fit_transform(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, D')
-        """`fit`, and the training features transformed, with no step run twice."""
-        self._start(features, offsets)
-        transformed = features
+    def origins(self) -> Tensor:  # (D', D)
+        """Traced back through the steps."""
+        traced = super().origins() if not len(self.steps) else self._parts()[0].origins()
+        for step in self._parts()[1:]:
+            traced = step.origins() @ traced
+        return traced
+
+    def _fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         for step in self._parts():
-            transformed = step.fit_transform(transformed, offsets)
-        self._finish(features.shape[1])
-        return transformed
+            features = step.fit_transform(features, offsets)
+        return features
 
     def _fit(self, features: Tensor, offsets: Tensor) -> None:
         parts = self._parts()
@@ -121,16 +136,12 @@ class Concat(_Composite):
         """Those of the steps, one after the other."""
         return [source for step in self._parts() for source in step.sources()]
 
-    def fit_transform(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, D')
-        """`fit`, and the training features transformed, with no step run twice."""
-        self._start(features, offsets)
-        transformed = torch.cat([step.fit_transform(features, offsets) for step in self._parts()], dim=1)
-        self._finish(features.shape[1])
-        return transformed
+    def origins(self) -> Tensor:  # (D', D)
+        """Those of the steps, one after the other."""
+        return torch.cat([step.origins() for step in self._parts()])
+
+    def _fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        return torch.cat([step.fit_transform(features, offsets) for step in self._parts()], dim=1)
 
     def _fit(self, features: Tensor, offsets: Tensor) -> None:
         for step in self._parts():
@@ -194,6 +205,7 @@ def all_views(*, max_knots: int = 1024, ramps: int = 6, limit: float = 5.0) -> C
 
     Treated as those of `list_rank_features`. D features become at most (3 + ``ramps``)·D; without ramps 3·D.
     """
+    check_whole("ramps", ramps, zero=True)
     views = [Quantile(max_knots=max_knots), ListRank(), Chain([ListStandardize(), Clip(limit)])]
     return Chain(
         [

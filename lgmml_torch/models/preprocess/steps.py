@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError, check_choice, check_positive
+from lgmml_torch.checks import LGMMLError, check_choice, check_number, check_positive, check_whole
 from lgmml_torch.functional.features import (
     column_moments,
     interpolate_knots,
@@ -164,6 +164,8 @@ class Quantile(Preprocess):
 
     def __init__(self, output: str = "uniform", max_knots: int = 1024, tail: float = 0.005) -> None:
         check_choice("output", output, ("uniform", "normal"))
+        check_whole("max_knots", max_knots)
+        check_number("tail", tail)
         if max_knots < 4:
             raise LGMMLError(f"`max_knots` must be at least 4, got {max_knots}")
         if not 0 < tail < 0.5:
@@ -209,7 +211,7 @@ class Ramps(Preprocess):
     span: Tensor  # (C,)
 
     def __init__(self, count: int = 6) -> None:
-        check_positive("count", count)
+        check_whole("count", count)
         super().__init__()
         self.count = int(count)
 
@@ -339,6 +341,11 @@ class PCA(Preprocess):
     def sources(self) -> list[Source]:
         """Components, each of several features."""
         return [Source(-1, f"component {number + 1}") for number in range(self.num_features_out)]
+
+    def origins(self) -> Tensor:  # (D', D)
+        """A component, which is a direction of length 1, belongs to its features by their squared entries."""
+        squares = self.directions.detach().double().cpu().square().mT
+        return squares / squares.sum(1, keepdim=True)
 
     def arguments(self) -> dict[str, Any]:
         """The number of components, or the share of the variance."""

@@ -1,0 +1,152 @@
+"""Model cards: what a model is, what it was trained on, how well it ranks and where it should not be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lgmml_torch import __version__
+from lgmml_torch.checks import DataError
+from lgmml_torch.evaluation.tables import OWN_LABELS
+from lgmml_torch.models.ranker import LGMML
+
+TAGS = ("learning-to-rank", "ranking", "metric-learning", "tabular")
+SETTINGS = ("seed", "budget", "preprocess", "local_metrics", "phi", "loss", "optimizer", "keep")
+LIMITS = """
+- Scores order the documents of one list. They are no probabilities, and scores of different lists do not compare.
+- A document's score may depend on the rest of its list, so whole lists belong in one call.
+- The features must be those of the training data, in the same units and, where they have no names, in the same order.
+- The model repeats what its labels say: clicks favour what was shown on top, judges have habits.
+- Figures hold for queries like those they were measured on. Measure on your own before you rely on them.
+"""
+
+
+def read_report(file: Path) -> dict[str, Any]:
+    """The ``report.json`` of a training run.
+
+    Raises:
+        DataError: when it is no such file.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found = {"evaluations": content["evaluations"], "config": content["config"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} must be the report.json of a training run: {error}") from error
+    return found
+
+
+def model_card(
+    model: LGMML, *, report: Mapping[str, Any] | None = None, name: str = "model", licence: str | None = None
+) -> str:
+    """A model card in Markdown, with the front matter that the Hugging Face Hub reads.
+
+    Args:
+        model: to be described.
+        report: of its training run, see `read_report`; without it the card has no figures and says so.
+        name: the title.
+        licence: of the model, e.g. ``"apache-2.0"``; the card says that none was given when None.
+    """
+    report = report or {"evaluations": [], "config": {}}
+    parts = [
+        f"---\n{yaml.safe_dump(front_matter(report, name, licence), sort_keys=False, allow_unicode=True)}---\n",
+        f"# {name}\n\n{about(model)}\n",
+        f"## Data\n\n{about_data(model, report['config'])}\n",
+        f"## Figures\n\n{figures(report['evaluations'])}\n",
+        f"## Settings\n\n{settings(report['config'])}\n",
+        f"## Limits\n{LIMITS}",
+        f"## Licence\n\n{licence or 'None was given. That of the training data may bind the model too.'}\n",
+        f"## How to use\n\n{usage(model)}\n",
+    ]
+    return "\n".join(parts)
+
+
+def front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> dict[str, Any]:
+    """What the Hub shows and searches; the figures of unseen test queries as its evaluation results."""
+    found: dict[str, Any] = {"library_name": "lgmml-torch", "tags": list(TAGS)}
+    if licence is not None:
+        found = {"license": licence, **found}
+    measured = [one for one in report["evaluations"] if one["split"].startswith("test: unseen")]
+    if measured:
+        data = str(report["config"].get("name", "test queries"))
+        found["metrics"] = list(measured[0]["metrics"])
+        results = [
+            {"type": metric, "name": value["definition"], "value": round(value["mean"], 4)}
+            for metric, value in measured[0]["metrics"].items()
+        ]
+        kind = {"type": "learning-to-rank", "name": "Learning to rank"}
+        place = {"type": data, "name": data, "split": "test"}
+        found["model-index"] = [{"name": name, "results": [{"task": kind, "dataset": place, "metrics": results}]}]
+    return found
+
+
+def about(model: LGMML) -> str:
+    """What it is, in a paragraph."""
+    trees = "" if model.base is None else f" Its scores are added to those of a {model.base.title} model inside."
+    return (
+        "Ranks the documents of a list, best first, by the weighted sum of their distances to learned ideal documents: "
+        f"{model.metrics.num_metrics} local metrics on {model.num_features} features, weights of the kind "
+        f"{model.phi.mode!r}, kernel {model.kernel!r}, {str(model.metrics.scales.dtype).removeprefix('torch.')}; "
+        f"written by lgmml-torch {__version__}.{trees}"
+    )
+
+
+def about_data(model: LGMML, config: Mapping[str, Any]) -> str:
+    """Where it was trained, and on which features."""
+    data = {key: value for key, value in _shown(config.get("data", {})).items() if value is not None and key != "kind"}
+    told = "; ".join(f"{key}: {value}" for key, value in data.items())
+    names = model.feature_names
+    features = "without names" if names is None else ", ".join(f"`{name}`" for name in names)
+    return (
+        f"- training set: {told or 'not known'}\n- training queries: {len(model.qids) or 'not known'}\n"
+        f"- features: {model.num_features}, {features}"
+    )
+
+
+def figures(evaluations: list[dict[str, Any]]) -> str:
+    """The evaluations of the run, with counts and definitions; not those with weights fitted to the labels measured."""
+    evaluations = [one for one in evaluations if OWN_LABELS not in one["split"]]
+    if not evaluations:
+        return "None: there was no report of a training run beside the model. `lgmml evaluate` measures it."
+    measures = list(evaluations[0]["metrics"])
+    head = ["data", "weights", *measures, "queries counted", "skipped", "seed"]
+    rows = [head, ["---"] * len(head)]
+    for one in evaluations:
+        values = [f"{one['metrics'][name]['mean']:.4f}" for name in measures]
+        counts = one["metrics"][measures[0]]
+        rows.append([one["split"], one["policy"], *values, counts["counted"], counts["skipped"], one["seed"]])
+    table = "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+    definitions = "\n".join(f"- {evaluations[0]['metrics'][name]['definition']}" for name in measures)
+    return f"{table}\n\n{definitions}"
+
+
+def settings(config: Mapping[str, Any]) -> str:
+    """The settings that decide what is fitted; no paths."""
+    if not config:
+        return "Not known."
+    chosen = f"{config['chosen']}.\n\n" if config.get("chosen") else ""
+    told = _shown({name: config[name] for name in SETTINGS if name in config})
+    return f"{chosen}```yaml\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}```"
+
+
+def usage(model: LGMML) -> str:
+    """The first lines of code and commands."""
+    return (
+        "```bash\npip install lgmml-torch\nlgmml score model.safetensors lists.csv\n```\n\n```python\n"
+        "from lgmml_torch import LGMML, RankingData\n\n"
+        'model = LGMML.load("model.safetensors")\n'
+        f"data = RankingData.from_arrays(X, y, qid=qid)  # X: (documents, {model.num_features})\n"
+        "scores = model.score_in_caller_order(data)\n```"
+    )
+
+
+def _shown(values: Any) -> Any:
+    """Settings without what only Hydra needs, and without places on somebody's disk."""
+    if not isinstance(values, Mapping):
+        return values
+    kind = {"kind": values["_target_"].rpartition(".")[2]} if "_target_" in values else {}
+    kept = {key: _shown(value) for key, value in values.items() if not str(key).startswith("_")}
+    return kind | {key: value for key, value in kept.items() if not (isinstance(value, str) and value.startswith("/"))}

@@ -1,0 +1,107 @@
+"""Two rankings of the same lists, query by query."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import check_positive
+from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.ranking.presets import describe
+from lgmml_torch.functional.significance import Comparison, compare
+from lgmml_torch.ragged import RankingData
+
+
+@dataclass(frozen=True, eq=False)
+class Paired:
+    """What the first ranking is better by, per query and on average.
+
+    Attributes:
+        first: what the first ranking is called.
+        second: what the second is called.
+        split: what was ranked.
+        measure: such as ``"ndcg@10"``.
+        definition: its rules in one line.
+        comparison: means, their difference with its interval, wins, ties and losses of the first.
+        values: ``(2, Q)`` the measure of both per query, NaN where skipped.
+        qids: the queries.
+        seed: of the bootstrap.
+    """
+
+    first: str
+    second: str
+    split: str
+    measure: str
+    definition: str
+    comparison: Comparison
+    values: Tensor = field(repr=False)
+    qids: tuple[Hashable, ...] = field(repr=False)
+    seed: int = 0
+
+    @property
+    def gaps(self) -> Tensor:
+        """``(Q,)`` first minus second, NaN where either skips the query."""
+        return self.values[0] - self.values[1]
+
+    def most_different(self, count: int = 5) -> list[int]:
+        """The queries with the largest differences of either sign, as indices; equal ones are left out."""
+        sizes = self.gaps.abs().nan_to_num(0.0)
+        return [query for query in sizes.argsort(descending=True, stable=True)[:count].tolist() if sizes[query] > 0]
+
+    def sentence(self) -> str:
+        """The comparison in words."""
+        gap, found = self.comparison.difference, self.comparison
+        verdict = "the interval leaves out 0" if found.significant else "the interval holds 0"
+        return (
+            f"{self.measure} {found.mean_a:.4f} against {found.mean_b:.4f}: {gap.mean:+.4f}, {gap.confidence:.0%} "
+            f"interval [{gap.low:+.4f}, {gap.high:+.4f}] over {gap.counted} queries ({verdict}); {found.wins} won, "
+            f"{found.ties} tied, {found.losses} lost, {gap.skipped} skipped"
+        )
+
+    def to_dict(self, *, per_query: bool = False) -> dict[str, Any]:
+        """Primitives only."""
+        found, gap = self.comparison, self.comparison.difference
+        content: dict[str, Any] = {
+            "first": self.first, "second": self.second, "split": self.split, "measure": self.measure,
+            "definition": self.definition, "means": [found.mean_a, found.mean_b],
+            "difference": {"mean": gap.mean, "low": gap.low, "high": gap.high, "confidence": gap.confidence},
+            "counted": gap.counted, "skipped": gap.skipped, "wins": found.wins, "ties": found.ties,
+            "losses": found.losses, "seed": self.seed,
+        }  # fmt: skip
+        if per_query:
+            content["qids"] = [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids]
+            content["per_query"] = [[None if v != v else v for v in row] for row in self.values.tolist()]
+        return content
+
+
+def compare_rankings(
+    first: tuple[str, Tensor],  # a name, and (N,) scores in the order of the rows of `data`
+    second: tuple[str, Tensor],
+    data: RankingData,
+    *,
+    split: str = "data",
+    measure: str = "ndcg@10",
+    preset: str = "default",
+    seed: int = 0,
+    resamples: int = 10_000,
+) -> Paired:
+    """Measure both per query, and their mean difference with a bootstrap interval over queries.
+
+    Raises:
+        LGMMLError: an unknown measure, scores of another number of documents, no query that counts.
+
+    >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0], [4.0]], [0, 1, 1, 0], qid=[7, 7, 8, 8])
+    >>> paired = compare_rankings(("up", data.features[:, 0]), ("down", -data.features[:, 0]), data)
+    >>> paired.gaps.tolist() == [-paired.gaps[1], -paired.gaps[0]], paired.comparison.wins, paired.comparison.losses
+    (True, 1, 1)
+    """
+    check_positive("resamples", resamples)
+    rows = [rank_data(scores, data, metrics=[measure], preset=preset)[measure] for _, scores in (first, second)]
+    generator = torch.Generator().manual_seed(seed)
+    found = compare(rows[0], rows[1], generator=generator, resamples=resamples)
+    definition = describe(measure, preset)
+    return Paired(first[0], second[0], split, measure, definition, found, torch.stack(rows).cpu(), data.qids, seed)

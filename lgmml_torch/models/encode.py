@@ -1,0 +1,244 @@
+"""Categories as numbers: a column for each word of a small vocabulary, the mean label of each word of a large one.
+
+The encoder is fitted on the training lists and travels with the model as primitives. It stands before preprocessing:
+metrics, weights and explanations see its columns, which are called ``colour=red`` or ``brand (mean label)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.categories import Categories, category_columns, recoded
+from lgmml_torch.checks import DataError, LGMMLError, check_positive
+from lgmml_torch.ragged import RankingData
+
+
+@dataclass(frozen=True)
+class CategorySettings:
+    """How categories become numbers.
+
+    Attributes:
+        max_one_hot: up to so many words get a column each; where there are more, a word becomes its mean label.
+        smoothing: so many documents of the overall mean are added to the documents of every word.
+        folds: parts of the training queries: a query's means come from the other parts, so that no document's own
+            label is in its features.
+    """
+
+    max_one_hot: int = 12
+    smoothing: float = 10.0
+    folds: int = 5
+
+    def __post_init__(self) -> None:
+        check_positive("max_one_hot", self.max_one_hot, zero=True)
+        check_positive("smoothing", self.smoothing, zero=True)
+        if not isinstance(self.folds, int) or self.folds < 2:
+            raise LGMMLError(f"`folds` must be a whole number of at least 2, got {self.folds!r}")
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """A column for each of these codes, 1 where a document has it; all 0 for any other word."""
+
+    codes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MeanLabel:
+    """The smoothed mean label of each code, and the overall mean for words without training documents."""
+
+    means: tuple[float, ...]
+    prior: float
+
+
+Step = OneHot | MeanLabel | None  # None: a number, which stays as it is
+
+
+@dataclass(frozen=True)
+class CategoryEncoder:
+    """A fixed map from lists with categories to lists of numbers.
+
+    Attributes:
+        names: of the raw features.
+        categories: their vocabularies, None for numbers.
+        steps: what happens to each raw feature.
+        settings: how the encoder was fitted.
+    """
+
+    names: tuple[str, ...]
+    categories: Categories
+    steps: tuple[Step, ...]
+    settings: CategorySettings
+
+    @classmethod
+    def fit(cls, train: RankingData, settings: CategorySettings) -> Self:
+        """Look at the training lists: words that no document has are treated as unknown ones.
+
+        Raises:
+            DataError: features without names.
+        """
+        if train.categories is None or train.feature_names is None:
+            raise DataError("categories must stand in columns with names, got features without")
+        steps: list[Step] = [None] * train.num_features
+        for column in category_columns(train.categories):
+            codes = train.features[:, column].long()
+            words = train.categories[column] or ()
+            used = torch.bincount(codes[codes >= 0], minlength=len(words)).nonzero()[:, 0].tolist()
+            if len(used) <= settings.max_one_hot:
+                steps[column] = OneHot(tuple(used))
+            else:
+                means, prior = mean_labels(codes, train.labels, len(words), settings.smoothing)
+                steps[column] = MeanLabel(tuple(means.tolist()), prior)
+        return cls(train.feature_names, train.categories, tuple(steps), settings)
+
+    @property
+    def vocabularies(self) -> dict[str, tuple[str, ...]]:
+        """The words of each category, by name: what a reader must know to give the codes meant here."""
+        pairs = zip(self.names, self.categories, strict=True)
+        return {name: words for name, words in pairs if words is not None}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that come out."""
+        found: list[str] = []
+        for name, words, step in zip(self.names, self.categories, self.steps, strict=True):
+            if isinstance(step, OneHot):
+                found += [f"{name}={(words or ())[code]}" for code in step.codes]
+            else:
+                found.append(name if step is None else f"{name} (mean label)")
+        return tuple(found)
+
+    def encode(self, data: RankingData) -> RankingData:
+        """Any lists, by what was learnt from the training lists.
+
+        Raises:
+            DataError: other features than those of the training lists.
+        """
+        return self._built(self._agreed(data), {})
+
+    def encode_training(self, train: RankingData) -> RankingData:
+        """The training lists: the mean labels of each query's words are those of other queries."""
+        data = self._agreed(train)
+        held: dict[int, Tensor] = {}
+        for column, step in enumerate(self.steps):
+            if isinstance(step, MeanLabel):
+                codes, count = data.features[:, column].long(), len(step.means)
+                held[column] = out_of_fold(codes, data, count, self.settings)
+        return self._built(data, held)
+
+    def _agreed(self, data: RankingData) -> RankingData:
+        if data.feature_names != self.names or category_columns(data.categories) != category_columns(self.categories):
+            asked, got = ", ".join(self.vocabularies), data.feature_names
+            raise DataError(f"the lists must have the features {list(self.names)}, with categories {asked}, got {got}")
+        features = recoded(data.features, data.categories, self.categories)
+        return data.replace(features=features, categories=self.categories)
+
+    def _built(self, data: RankingData, held: Mapping[int, Tensor]) -> RankingData:
+        parts: list[Tensor] = []
+        for column, step in enumerate(self.steps):
+            values = data.features[:, column]
+            if isinstance(step, OneHot):
+                wanted = torch.tensor(step.codes, dtype=values.dtype, device=values.device)
+                parts.append((values[:, None] == wanted).to(values.dtype))
+            elif isinstance(step, MeanLabel):
+                table = torch.tensor([*step.means, step.prior], dtype=values.dtype, device=values.device)
+                found = table[values.long()]  # −1, an unknown word, is the last entry
+                parts.append(held.get(column, found).to(values)[:, None])
+            else:
+                parts.append(values[:, None])
+        return data.replace(features=torch.cat(parts, dim=1), feature_names=self.columns, categories=None)
+
+    def spec(self) -> dict[str, Any]:
+        """All of it in primitives."""
+        steps = [
+            None if step is None else {"codes": list(step.codes)} if isinstance(step, OneHot) else _plain(step)
+            for step in self.steps
+        ]
+        settings = self.settings
+        return {
+            "names": list(self.names),
+            "words": [None if words is None else list(words) for words in self.categories],
+            "steps": steps,
+            "max_one_hot": settings.max_one_hot,
+            "smoothing": settings.smoothing,
+            "folds": settings.folds,
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
+        """The inverse of `spec`."""
+        steps: list[Step] = []
+        for step in spec["steps"]:
+            if step is None:
+                steps.append(None)
+            elif "codes" in step:
+                steps.append(OneHot(tuple(step["codes"])))
+            else:
+                steps.append(MeanLabel(tuple(step["means"]), step["prior"]))
+        words = tuple(None if entry is None else tuple(entry) for entry in spec["words"])
+        settings = CategorySettings(spec["max_one_hot"], spec["smoothing"], spec["folds"])
+        return cls(tuple(spec["names"]), words, tuple(steps), settings)
+
+
+def _plain(step: MeanLabel) -> dict[str, Any]:
+    return {"means": list(step.means), "prior": step.prior}
+
+
+def mean_labels(
+    codes: Tensor,  # (N,) −1 for other words
+    labels: Tensor,  # (N,)
+    count: int,
+    smoothing: float,
+) -> tuple[Tensor, float]:
+    """(Σ labels + smoothing·mean)/(documents + smoothing) of each word, in float64, and the mean of all documents.
+
+    >>> means, prior = mean_labels(torch.tensor([0, 0, 1]), torch.tensor([2.0, 1.0, 0.0]), 3, 1.0)
+    >>> means.tolist(), prior
+    ([1.3333333333333333, 0.5, 1.0], 1.0)
+    """
+    labels = labels.double()
+    prior = float(labels.mean()) if len(labels) else 0.0
+    known = codes >= 0
+    counts = torch.bincount(codes[known], minlength=count).double()
+    totals = torch.bincount(codes[known], weights=labels[known], minlength=count)
+    means = (totals + smoothing * prior) / (counts + smoothing)
+    return torch.where(counts > 0, means, torch.full_like(means, prior)), prior
+
+
+def out_of_fold(
+    codes: Tensor,  # (N,) −1 for other words
+    data: RankingData,
+    count: int,
+    settings: CategorySettings,
+) -> Tensor:  # (N,) float64
+    """For each document the mean label of its word over the queries of other folds; with a single query over all."""
+    folds = min(settings.folds, data.num_queries)
+    # By place among the sorted query ids, mixed: rows in another order get the same folds.
+    mixed = torch.randperm(data.num_queries, generator=torch.Generator().manual_seed(0)) % folds
+    fold = mixed[data.query_index]
+    out = torch.empty(data.num_documents, dtype=torch.float64)
+    for number in range(folds):
+        own = fold == number
+        others = ~own if folds > 1 else own
+        means, prior = mean_labels(codes[others], data.labels[others], count, settings.smoothing)
+        out[own] = torch.cat([means, means.new_tensor([prior])])[codes[own]]
+    return out
+
+
+def encode_splits(
+    splits: Mapping[str, RankingData], settings: CategorySettings, encoder: CategoryEncoder | None = None
+) -> tuple[dict[str, RankingData], CategoryEncoder | None]:
+    """All parts as numbers, and the encoder that made them so: a given one, or one fitted on ``train``."""
+    train = splits["train"]
+    if encoder is None:
+        if train.categories is None:
+            if any(part.categories is not None for part in splits.values()):
+                raise DataError("all parts must have the categories of the training part, which has none")
+            return dict(splits), None
+        encoder = CategoryEncoder.fit(train, settings)
+    others = {name: encoder.encode(part) for name, part in splits.items() if name != "train"}
+    return {"train": encoder.encode_training(train), **others}, encoder
