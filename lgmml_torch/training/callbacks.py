@@ -1,20 +1,26 @@
-"""What happens around training: the best model is kept, epoch 0 included, and TensorBoard tells the story."""
+"""What happens around training: the best model is kept, epoch 0 included, and the loggers are told the story."""
 
 from __future__ import annotations
 
 import math
 import time
+import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, Checkpoint
-from pytorch_lightning.loggers import Logger, TensorBoardLogger
-from torch.utils.tensorboard import SummaryWriter
+from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import plots
+from lgmml_torch.checks import CheckpointError
+from lgmml_torch.models.storage import load_checkpoint
+from lgmml_torch.training.loggers import Sink, sink_of
 from lgmml_torch.training.module import LGMMLModule
+
+ROUNDING = 1e-9  # a mean over queries may differ by less with the number of processes that add it up
 
 
 class KeepCheckpoints(Checkpoint):
@@ -31,9 +37,11 @@ class KeepCheckpoints(Checkpoint):
         self.monitor, self.every_n_steps = monitor, every_n_steps
         self.best, self.best_epoch = -math.inf, -1
         self.curve: dict[int, float] = {}
+        self.run = uuid.uuid4().hex  # a file of another run that was put in the place of ours shall not pass for it
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Judge the starting weights, unless this run goes on from a checkpoint."""
+        self.run = trainer.strategy.broadcast(self.run)
         if not self.curve and trainer.val_dataloaders:
             values = cast(LGMMLModule, pl_module).validate_now(trainer.val_dataloaders)
             for logger in trainer.loggers:
@@ -61,42 +69,61 @@ class KeepCheckpoints(Checkpoint):
     def _judge(self, trainer: pl.Trainer, epoch: int, value: float) -> None:
         self.curve[epoch] = value
         undecided = math.isnan(value) and self.best == -math.inf  # no validation query has a relevant document
-        if value > self.best or undecided:
+        if value > self.best + ROUNDING or undecided:
             self.best, self.best_epoch = (self.best if undecided else value), epoch
             trainer.save_checkpoint(self.best_file, weights_only=False)
 
     def state_dict(self) -> dict[str, Any]:
         """For resuming."""
-        return {"best": self.best, "best_epoch": self.best_epoch, "curve": dict(self.curve)}
+        return {"best": self.best, "best_epoch": self.best_epoch, "curve": dict(self.curve), "run": self.run}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """For resuming."""
         self.best, self.best_epoch = state_dict["best"], state_dict["best_epoch"]
         self.curve = dict(state_dict["curve"])
+        self.run = state_dict.get("run", self.run)
+
+
+def run_of(file: Path) -> str | None:
+    """Which run wrote a checkpoint; None where release 0.1 did."""
+    states = load_checkpoint(file).get("callbacks", {})
+    return cast("str | None", states.get(KeepCheckpoints.__qualname__, {}).get("run"))
+
+
+def check_same_run(file: Path, run: str | None) -> None:
+    """Require that a checkpoint is of a run, as far as both can be told.
+
+    Raises:
+        CheckpointError: it is of another one.
+    """
+    written = run_of(file)
+    if None not in (written, run) and written != run:
+        raise CheckpointError(f"{file} is of another run than the one that goes on here; put its own file there")
 
 
 class Story(Callback):
-    """Φ, the metrics and the throughput in TensorBoard."""
+    """Φ, the metrics and the throughput, told to every logger in what it can show."""
 
     def __init__(self, *, pictures: bool = True) -> None:
         self.pictures = pictures
         self._started, self._tuples = 0.0, 0
+        self._steps: dict[int, int] = {0: 0}  # at the end of each epoch
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What the metrics look like; training does not change them."""
-        for writer in _writers(trainer):
-            bank = cast(LGMMLModule, pl_module).model.metrics
-            spectra, conditions = plots.metric_spectra(bank)
-            writer.add_histogram("metrics/log10_relative_eigenvalues", spectra.clamp_min(1e-16).log10(), 0)
-            writer.add_histogram("metrics/log10_condition", conditions.log10(), 0)
-            writer.add_scalar("metrics/median_condition", float(conditions.median()), 0)
-            quality = bank.quality[~bank.quality.isnan()]
+        bank = cast(LGMMLModule, pl_module).model.metrics
+        spectra, conditions = plots.metric_spectra(bank)
+        quality = bank.quality[~bank.quality.isnan()]
+        for sink in _sinks(trainer):
+            sink.histogram("metrics/log10_relative_eigenvalues", spectra.clamp_min(1e-16).log10(), 0)
+            sink.histogram("metrics/log10_condition", conditions.log10(), 0)
+            sink.numbers({"metrics/median_condition": float(conditions.median())}, 0)
             if len(quality):
-                writer.add_histogram("metrics/anchor_ndcg", quality, 0)
-                writer.add_scalar("metrics/mean_anchor_ndcg", float(quality.mean()), 0)
-            if self.pictures:
-                writer.add_figure("metrics/spectrum", plots.spectrum_picture(bank), 0)
-        self._picture_phi(trainer, pl_module)
+                sink.histogram("metrics/anchor_ndcg", quality, 0)
+                sink.numbers({"metrics/mean_anchor_ndcg": float(quality.mean())}, 0)
+        if self.pictures:
+            show(trainer, "metrics/spectrum", lambda: plots.spectrum_picture(bank), 0)
+        self._picture_phi(trainer, pl_module, trainer.global_step)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock."""
@@ -112,23 +139,34 @@ class Story(Callback):
         """Tuples per second of all processes, and what has become of Φ."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         pl_module.log("train/tuples_per_second", self._tuples / seconds, reduce_fx="sum", sync_dist=True)
-        phi = cast(LGMMLModule, pl_module).model.phi.table.weight.detach()
+        rows = cast(LGMMLModule, pl_module).model.phi
+        phi = (rows.table.weight if len(rows.table.weight) else rows.mean_row()).detach()
         pl_module.log("phi/share_zero", (phi == 0).float().mean(), sync_dist=True)
         pl_module.log("phi/mean", phi.mean(), sync_dist=True)
-        for writer in _writers(trainer):
-            writer.add_histogram("phi/values", phi, trainer.global_step)
+        self._steps[trainer.current_epoch + 1] = trainer.global_step
+        for sink in _sinks(trainer):
+            sink.histogram("phi/values", phi, trainer.global_step)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The metrics with their final weights."""
-        self._picture_phi(trainer, pl_module)
+    def show_kept(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
+        """The metrics with the weights that were kept, at the step where their epoch ended."""
+        self._picture_phi(trainer, pl_module, self._steps.get(epoch, trainer.global_step))
 
-    def _picture_phi(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def _picture_phi(self, trainer: pl.Trainer, pl_module: pl.LightningModule, step: int) -> None:
         if self.pictures:
             model = cast(LGMMLModule, pl_module).model
-            for writer in _writers(trainer):
-                names = [str(source).removeprefix("feature ") for source in model.preprocess.sources()]
-                figure = plots.metrics_picture(model.metrics, model.phi.table.weight.detach().mean(0), names=names)
-                writer.add_figure("metrics/learned", figure, trainer.global_step)
+            names = [str(source).removeprefix("feature ") for source in model.preprocess.sources()]
+            weights = model.phi.mean_row()[0].detach()
+            draw = partial(plots.metrics_picture, model.metrics, weights, names=names, panels=4)  # boards show it small
+            show(trainer, "metrics/learned", draw, step)
+
+
+def show(trainer: pl.Trainer, tag: str, draw: Callable[[], Any], step: int) -> None:
+    """Draw a picture once and show it to every logger that has a place for it; where none has, do not draw it."""
+    places = [sink for sink in _sinks(trainer) if sink.shows_pictures]
+    if places:
+        figure = draw()
+        for sink in places:
+            sink.picture(tag, figure, step)
 
 
 def bank_curve(loggers: Sequence[Logger]) -> Callable[[int, Any], None]:
@@ -143,9 +181,5 @@ def bank_curve(loggers: Sequence[Logger]) -> Callable[[int, Any], None]:
     return tell
 
 
-def _writers(trainer: pl.Trainer) -> list[SummaryWriter]:
-    if not trainer.is_global_zero:
-        return []
-    return [
-        cast(SummaryWriter, logger.experiment) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)
-    ]
+def _sinks(trainer: pl.Trainer) -> list[Sink]:
+    return [sink_of(logger) for logger in trainer.loggers] if trainer.is_global_zero else []

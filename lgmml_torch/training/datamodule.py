@@ -77,8 +77,9 @@ class RankingDataModule(pl.LightningDataModule):
             self._loader = None
 
     def _lists(self, name: str) -> DataLoader[Tensor]:
-        rank, world_size = self._place()
-        blocks = ListBlocks(self.split(name).offsets, rank=rank, world_size=world_size)
+        data = self.split(name)
+        rank, world_size = self._place() if data.spread is None else (0, 1)  # all of the lists that are here
+        blocks = ListBlocks(data.offsets, rank=rank, world_size=world_size)
         return DataLoader(blocks, batch_size=None)
 
     def _place(self) -> tuple[int, int]:

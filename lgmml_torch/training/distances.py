@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import tensors_digest
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
@@ -68,9 +68,9 @@ def distance_key(model: LGMML, data: RankingData, dtype: torch.dtype) -> dict[st
         "kind": "distances",
         "format": FORMAT,
         "dtype": str(dtype).removeprefix("torch."),
-        "model": _digest(state),
+        "model": tensors_digest(state),
         "spec": spec,
-        "data": _digest([data.features, data.offsets]),
+        "data": tensors_digest([data.features, data.offsets]),
     }
 
 
@@ -92,12 +92,3 @@ def _fill(
         if progress is not None:
             progress(stop)
     return out
-
-
-def _digest(tensors: Iterable[Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        array = tensor.detach().cpu().contiguous().numpy()
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.reshape(-1).view("uint8").data)
-    return digest.hexdigest()

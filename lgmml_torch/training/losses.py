@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, check_choice, check_positive
+from lgmml_torch.checks import ConfigError, check_choice, check_positive, check_whole
 from lgmml_torch.functional.losses import lambda_gradients, softmax_loss
 from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
 from lgmml_torch.training.batches import TrainingBatch
@@ -30,16 +30,14 @@ class LossValue:
     """The loss of a batch.
 
     Attributes:
-        total: ``()`` over the batch, to be differentiated.
-        terms: of how many terms it is the sum; logs show the mean.
+        total: ``()`` to be differentiated; what processes that share a batch find adds up to its loss.
+        terms: of how many terms that loss is the sum; logs show the mean.
         facts: further numbers worth a curve, by name.
-        summed: whether batches of several processes add up (a sum), or are averaged (a mean over lists).
     """
 
     total: Tensor
     terms: int
     facts: dict[str, Tensor] = field(default_factory=dict)
-    summed: bool = True
 
 
 class Loss(Protocol):
@@ -95,9 +93,9 @@ class Warp(_Named):
         pair = torch.cat([batch.positives, worst])
         chosen = score(pair) if few else scores[pair]
         total = (outcome.weight * (self.margin - chosen[:tuples] + chosen[tuples:])).sum()
-        found = (outcome.violator >= 0).to(total.dtype)
-        facts = {"violator_rate": found.mean(), "mean_draws": outcome.draws.to(total.dtype).mean()} if tuples else {}
-        return LossValue(total, tuples, facts)
+        found, draws, count = (outcome.violator >= 0).to(total.dtype), outcome.draws.to(total.dtype), max(1, tuples)
+        facts = {"violator_rate": found.sum() / count, "mean_draws": draws.sum() / count}
+        return LossValue(total, batch.whole.tuples, facts)
 
     def outcome(
         self,
@@ -133,8 +131,9 @@ class Softmax(_Named):
 
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
         """One term for each list."""
-        values = softmax_loss(score(None) / self.temperature, batch.labels, batch.list_offsets)
-        return LossValue((values * batch.list_weights).sum() / max(1, len(values)), 1, summed=False)
+        scores = score(None) / self.temperature
+        values = softmax_loss(scores, batch.labels, batch.list_offsets, weights=batch.relevance_weights)
+        return LossValue((values * batch.list_weights).sum() / batch.whole.lists, 1)
 
 
 @dataclass(frozen=True)
@@ -153,16 +152,21 @@ class LambdaRank(_Named):
 
     def __post_init__(self) -> None:
         check_positive("sigma", self.sigma)
-        check_positive("truncation", self.truncation)
+        check_whole("truncation", self.truncation)
 
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
         """Gradients at fixed scores; the surrogate has exactly these."""
         scores = score(None)
-        options = {"sigma": self.sigma, "truncation": self.truncation}
-        labels = batch.labels.to(scores.dtype)
-        gradients, _ = lambda_gradients(scores.detach(), labels, batch.list_offsets, **options)  # type: ignore[arg-type]
+        gradients, _ = lambda_gradients(
+            scores.detach(),
+            batch.labels.to(scores.dtype),
+            batch.list_offsets,
+            sigma=self.sigma,
+            truncation=self.truncation,
+            weights=batch.relevance_weights,
+        )
         weights = batch.list_weights.to(scores.dtype).repeat_interleave(batch.list_offsets.diff())
-        return LossValue(-(gradients * weights * scores).sum() / max(1, len(batch.lists)), 1, summed=False)
+        return LossValue(-(gradients * weights * scores).sum() / batch.whole.lists, 1)
 
 
 LOSSES: dict[str, type[Any]] = {loss.name: loss for loss in (Warp, Softmax, LambdaRank)}

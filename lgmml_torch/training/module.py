@@ -1,84 +1,38 @@
-"""`LGMMLModule`: trains Φ under Lightning, behind the seam of `losses`; and how the step size falls."""
+"""`LGMMLModule`: trains Φ under Lightning, behind the seam of `losses`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lgmml_torch.checks import LGMMLError, check_positive, check_unit_interval
+from lgmml_torch import distributed
+from lgmml_torch.checks import DivergedError, LGMMLError, check_number, check_positive
 from lgmml_torch.evaluation.metric import RankingMetrics
+from lgmml_torch.functional.positions import bias_of
+from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel, score, tie_equal_rows
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.models.storage import FORMAT, VERSION, check_header
+from lgmml_torch.models.storage import FORMAT, MODEL_PREFIX, VERSION, check_header, check_seal
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatch, mixed_seed
 from lgmml_torch.training.losses import Loss, LossValue, Warp, build_loss
+from lgmml_torch.training.rows import OwnRows
+from lgmml_torch.training.step_size import Horizon, StepSize
+from lgmml_torch.training.views import Views
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DEFAULT_OPTIMIZER: OptimizerFactory = partial(torch.optim.SGD, lr=0.001)
+POSITION_RATE = 20.0  # how much faster biases of positions move than metrics, which are many and each small
 SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
-
-
-class Horizon(NamedTuple):
-    """How far training goes: what a rule for the step size may depend on."""
-
-    queries: int
-    updates: int  # single updates in all: batches times their size
-
-
-StepSize = Callable[[int, Horizon], float]
-"""Factor on the learning rate after so many single updates."""
-
-
-def constant() -> None:
-    """No rule: the optimizer's learning rate stays as it is."""
-
-
-@dataclass(frozen=True)
-class Logistic:
-    """μ_t = 1/(1 + exp(t/(100·Q))): half at the start, then falling within a few hundred updates per query.
-
-    >>> Logistic()(0, Horizon(queries=10, updates=100))
-    0.5
-    """
-
-    def __call__(self, updates: int, horizon: Horizon) -> float:
-        """The factor after so many single updates."""
-        # exp overflows beyond 709; the step is zero in any float long before.
-        return 1 / (1 + math.exp(min(updates / (100 * horizon.queries), 700.0)))
-
-
-@dataclass(frozen=True)
-class OneCycle:
-    """A rise along half a cosine over the share ``warmup`` of all updates, then a fall along the other half to zero.
-
-    >>> rule, horizon = OneCycle(warmup=0.25, start=0.0), Horizon(queries=10, updates=100)
-    >>> [round(rule(t, horizon), 3) for t in (0, 25, 100)]
-    [0.0, 1.0, 0.0]
-    """
-
-    warmup: float = 0.15
-    start: float = 0.04
-
-    def __post_init__(self) -> None:
-        check_unit_interval("warmup", self.warmup)
-        check_unit_interval("start", self.start)
-
-    def __call__(self, updates: int, horizon: Horizon) -> float:
-        """The factor after so many single updates."""
-        done = min(1.0, updates / max(1, horizon.updates))
-        if done < self.warmup:
-            return self.start + (1 - self.start) * (1 - math.cos(math.pi * done / self.warmup)) / 2
-        return (1 + math.cos(math.pi * (done - self.warmup) / max(1e-9, 1 - self.warmup))) / 2
 
 
 @dataclass(frozen=True)
@@ -95,6 +49,7 @@ class Dropout:
 
     def __post_init__(self) -> None:
         for name in ("features", "metrics"):
+            check_number(f"dropout.{name}", getattr(self, name))
             if not 0 <= getattr(self, name) < 1:
                 raise LGMMLError(f"`dropout.{name}` must be at least 0 and below 1, got {getattr(self, name)}")
 
@@ -105,11 +60,16 @@ class Lists(NamedTuple):
     labels: Tensor  # (N,)
     offsets: Tensor  # (Q+1,)
     order: Tensor  # (N,)
-    inputs: Tensor  # (N, K) distances, or (N, D) preprocessed features where the metrics are trained
+    inputs: Tensor | Views  # (N, K) distances, or (N, D) preprocessed features where the metrics are trained
+    positions: Tensor | None = None  # (N,)
 
-
-class DivergedError(LGMMLError):
-    """The loss is not a number any more; the last good checkpoint is kept."""
+    def part(
+        self,
+        rows: Tensor | slice,  # (M,)
+        offsets: Tensor,  # (B+1,)
+    ) -> Tensor:  # (M, K) or (M, D)
+        """The inputs of some whole lists."""
+        return self.inputs[rows] if isinstance(self.inputs, Tensor) else self.inputs.of(rows, offsets)
 
 
 class LGMMLModule(pl.LightningModule):
@@ -127,7 +87,12 @@ class LGMMLModule(pl.LightningModule):
         dropout: for trained metrics.
         seed: of what is dropped.
         preset: metric definitions, see `lgmml_torch.functional.ranking.presets`.
+        num_positions: of the training documents, where they come with any: each has a bias that the loss adds to the
+            scores, trained with the metrics where these are trained, otherwise what the boosting found.
+        measure: what is measured on validation and test lists beside the usual.
     """
+
+    position_bias: Tensor | None
 
     def __init__(
         self,
@@ -141,44 +106,89 @@ class LGMMLModule(pl.LightningModule):
         dropout: Dropout | None = None,
         preset: str = "default",
         seed: int = 0,
+        num_positions: int = 0,
+        measure: Measure | None = None,
     ) -> None:
         super().__init__()
         check_positive("deviation_penalty", deviation_penalty, zero=True)
         self.loss: Loss = Warp() if loss is None else build_loss(loss) if isinstance(loss, Mapping) else loss
         settings = {"loss": self.loss.spec(), "deviation_penalty": deviation_penalty, "preset": preset}
+        settings |= {"num_positions": num_positions} if num_positions else {}
         self.save_hyperparameters({"model_spec": model_spec, **settings}, logger=False)
         self.model = LGMML.from_spec(model_spec) if model is None else model
         self.deviation_penalty = deviation_penalty
         self._optimizer, self._step_size = optimizer or DEFAULT_OPTIMIZER, step_size
         self.dropout, self.seed = dropout or Dropout(), seed
         self.trains_metrics = self.model.metrics.trained  # inputs are features then, also when training is over
-        self._data: dict[str, tuple[RankingData, Tensor]] = {}
+        self._data: dict[str, tuple[RankingData, Tensor | Views]] = {}
         self._placed: dict[str, Lists] = {}
+        self._hooks: list[Any] = []
         self._moved: Tensor | None = None  # rows of Φ that the coming step moves; None: any
+        self.rows: OwnRows | None = None
         self.counts: dict[str, dict[str, int]] = {}  # queries counted in the last evaluation of a split
-        self.valid_metrics = RankingMetrics(REPORTED, preset=preset)
-        self.test_metrics = RankingMetrics(REPORTED, preset=preset)
+        bias = torch.zeros(num_positions) if num_positions else None
+        if bias is not None and self.trains_metrics:
+            self.position_bias = nn.Parameter(bias)
+        else:
+            self.register_buffer("position_bias", bias)
+        asked: list[str | Measure] = [*REPORTED, *([] if measure is None else [measure])]
+        self.valid_metrics = RankingMetrics(asked, preset=preset)
+        self.test_metrics = RankingMetrics(asked, preset=preset)
 
     def attach(
         self,
         split: str,
         data: RankingData,
-        inputs: Tensor,  # (N, K) distances; (N, D) preprocessed features where the metrics are trained
+        inputs: Tensor | Views,  # (N, K) distances; (N, D) preprocessed features where the metrics are trained
     ) -> None:
         """Give the module the labels and inputs of a split (``"train"``, ``"valid"`` or ``"test"``)."""
         self._data[split] = (data, inputs)
         self._placed.pop(split, None)
 
+    def keep_rows(self, rows: OwnRows) -> None:
+        """Have rows of Φ for the training lists of this process only; nobody else needs or changes them."""
+        self.rows = rows
+        self._ddp_params_and_buffers_to_ignore = [MODEL_PREFIX + name for name in rows.names]
+
+    def data_of(self, split: str) -> RankingData:
+        """The lists of a split, as they were attached."""
+        return self._data[split][0]
+
     def on_fit_start(self) -> None:
         """Let Φ look at the training lists."""
         if self.model.phi.needs_summaries:
             lists = self.lists("train")
-            self.model.summarize(self._distances(lists.inputs), lists.offsets)
+            everything = lists.part(slice(None), lists.offsets)
+            moments = None if self.rows is None else distributed.moments_of_all
+            self.model.summarize(self._distances(everything), lists.offsets, moments)
+        if self.rows is not None:  # their gradients are not averaged, as those of all others are
+            size = self.trainer.world_size
+            own = [weight for name, weight in self.model.named_parameters() if name in self.rows.names]
+            self._hooks = [weight.register_hook(lambda gradient: gradient / size) for weight in own]  # type: ignore[no-untyped-call]
+
+    def on_fit_end(self) -> None:
+        """Leave gradients alone again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def agree_on_rows(self) -> None:
+        """Tell Φ the mean row of all processes, where each has some."""
+        if self.rows is not None and distributed.place()[1] > 1:
+            phi = self.model.phi
+            phi.mean_of_all = distributed.moments_of_all(phi.table.weight.detach())[0][None]
+
+    def on_validation_epoch_start(self) -> None:
+        """New queries may get the mean of all rows."""
+        self.agree_on_rows()
+
+    def on_test_epoch_start(self) -> None:
+        """New queries may get the mean of all rows."""
+        self.agree_on_rows()
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """Loss of one batch."""
         found = self.batch_loss(batch, batch_idx)
-        total = found.total
+        total = found.total if len(batch.rows) else found.total.detach() + self._nothing()
         if self.deviation_penalty:
             total = total + self.deviation_penalty * self.model.phi.penalty(
                 batch.queries if len(batch.positives) else batch.lists
@@ -188,6 +198,7 @@ class LGMMLModule(pl.LightningModule):
                 f"the loss is {float(total)} at step {self.global_step}; training stopped, the last good checkpoint is "
                 "kept. A smaller learning rate usually helps"
             )
+        total = total * self.trainer.world_size  # processes average their gradients, and those of a batch add up
         terms = max(1, found.terms)
         curves = {"loss": total.detach() / terms, **found.facts}
         for name, value in curves.items():  # of all processes: three numbers cost less than a second call for the epoch
@@ -195,35 +206,66 @@ class LGMMLModule(pl.LightningModule):
             self.log(
                 f"train/{name}", value, on_step=True, on_epoch=True, prog_bar=shown, batch_size=terms, sync_dist=True
             )
-        return total * self.trainer.world_size if found.summed else total  # processes average their gradients
+        return total
+
+    def _nothing(self) -> Tensor:
+        """Zero, with gradients of zero for all that is trained: other processes wait for them.
+
+        Nobody waits for rows of Φ that are this process's own: of these none is touched.
+        """
+        phi, own = self.model.phi, () if self.rows is None else self.rows.names
+        tables = {"phi.table.weight": phi.table} | (
+            {} if phi.deviation is None else {"phi.deviation.weight": phi.deviation}
+        )
+        sums = []
+        for name, parameter in self.model.named_parameters():
+            if name in tables:
+                touched = torch.zeros(int(name not in own), dtype=torch.long, device=self.device)
+                sums.append(tables[name](touched).sum())
+            elif parameter.requires_grad:
+                sums.append(parameter.sum())
+        return torch.stack(sums).sum() * 0.0
 
     def batch_loss(self, batch: TrainingBatch, batch_idx: int = 0) -> LossValue:
         """The loss of a batch, differentiable in all that is trained."""
-        kappa = self._batch_kappa(self.lists("train").inputs[batch.rows], batch_idx)
+        inputs = self.lists("train").part(batch.rows, batch.list_offsets)
+        kappa = self._batch_kappa(inputs, batch, batch_idx)
         owner = segment_ids(batch.list_offsets)
 
         def scores(places: Tensor | None) -> Tensor:
             phi: Tensor = self.model.phi(batch.lists)
             if places is None:
-                return score(kappa, phi, batch.list_offsets)
+                return self._shown(score(kappa, phi, batch.list_offsets), "train", batch.rows)
             rows = phi if len(phi) == 1 else phi[owner[places]]
-            return -(kappa[places] * rows).sum(dim=1)
+            return self._shown(-(kappa[places] * rows).sum(dim=1), "train", batch.rows[places])
 
         return self.loss(batch, scores)
+
+    def _shown(
+        self,
+        scores: Tensor,  # (M,)
+        split: str,
+        rows: Tensor | slice,  # (M,)
+    ) -> Tensor:  # (M,)
+        """Scores with the biases of the positions where the documents were shown, where there are any."""
+        positions = self.lists(split).positions
+        if positions is None or self.position_bias is None:
+            return scores
+        return scores + bias_of(self.position_bias, positions[rows]).to(scores.dtype)
 
     def _batch_kappa(
         self,
         inputs: Tensor,  # (M, K) or (M, D)
+        batch: TrainingBatch,
         batch_idx: int,
     ) -> Tensor:  # (M, K)
-        """κ of a training batch; what is dropped is a function of the seed, the batch and the process alone."""
+        """κ of a training batch; what is dropped is a function of the seed, the step and the whole batch alone."""
         inputs = inputs.to(self.model.phi.table.weight.dtype)
         if not self.trains_metrics:
             return kernel(inputs, self.model.kernel)
-        place = (self.global_step, batch_idx, self.global_rank)
-        draws = torch.Generator(inputs.device).manual_seed(mixed_seed(self.seed, *place))
-        kept = _dropped(inputs, self.dropout.features, draws)
-        return _dropped(kernel(self.model.metrics.traced(kept), self.model.kernel), self.dropout.metrics, draws)
+        draws = torch.Generator(inputs.device).manual_seed(mixed_seed(self.seed, self.global_step, batch_idx, 0))
+        kept = _dropped(inputs, self.dropout.features, draws, batch)
+        return _dropped(kernel(self.model.metrics.traced(kept), self.model.kernel), self.dropout.metrics, draws, batch)
 
     @torch.no_grad()
     def _distances(
@@ -272,6 +314,7 @@ class LGMMLModule(pl.LightningModule):
     @torch.no_grad()
     def validate_now(self, blocks: Iterable[Tensor]) -> dict[str, float]:
         """Validation metrics of the weights as they are, outside Lightning's loops."""
+        self.agree_on_rows()
         for block in blocks:
             self._evaluate("valid", block, self.valid_metrics)
         values = {f"val/{name}": float(value) for name, value in self.valid_metrics.compute().items()}
@@ -284,25 +327,43 @@ class LGMMLModule(pl.LightningModule):
         lists = self.lists(split)
         start, stop = int(lists.offsets[first]), int(lists.offsets[last])
         offsets = lists.offsets[first : last + 1] - start
-        kappa = kernel(self._distances(lists.inputs[start:stop]), self.model.kernel)
+        kappa = kernel(self._distances(lists.part(slice(start, stop), offsets)), self.model.kernel)
         rows = torch.arange(first, last, device=kappa.device) if known else None
         scores = score(kappa, self.model.weights(kappa, offsets, rows=rows), offsets)
+        if not bool(scores.isfinite().all()):
+            raise DivergedError(
+                f"scores of the {split} lists are not finite at step {self.global_step}; no model is kept"
+            )
         return tie_equal_rows(scores, self._data[split][0].features[start:stop], offsets)
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and the step-size rule counted in single updates."""
-        parameters = [p for p in self.parameters() if p.requires_grad]
+        parameters = [p for p in self.parameters() if p.requires_grad and p is not self.position_bias]
         optimizer = make_optimizer(self._optimizer, parameters, sparse=self.model.phi.sparse)
+        if isinstance(self.position_bias, nn.Parameter):
+            faster = {"lr": POSITION_RATE * optimizer.param_groups[0]["lr"], "weight_decay": 0.0}
+            optimizer.add_param_group({"params": [self.position_bias], **faster})
         if self._step_size is None:
             return optimizer
         rule, batches = self._step_size, self.trainer.datamodule.batches  # type: ignore[attr-defined]
-        per_step = batches.batch_size * self.trainer.world_size
+        per_step, epoch = batches.batch_size, batches.batches_per_epoch
         # Counted here: Lightning's own estimate would set the loader up before a checkpoint says where it stands.
-        epoch = max(1, batches.batches_per_epoch // self.trainer.world_size)
         steps = self.trainer.max_steps if self.trainer.max_steps > 0 else (self.trainer.max_epochs or 1) * epoch
-        horizon = Horizon(len(batches.offsets) - 1, steps * per_step)
+        horizon = Horizon(len(batches.sizes), steps * per_step)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rule(step * per_step, horizon))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **settings: Any) -> Self:
+        """As in Lightning, of a file that is whole, and of tensors and plain values unless ``weights_only=False``.
+
+        Raises:
+            CheckpointError: bytes of it were changed.
+        """
+        if isinstance(checkpoint_path, (str, Path)) and Path(checkpoint_path).is_file():
+            with Path(checkpoint_path).open("rb") as stream:
+                check_seal(stream, checkpoint_path)
+        return super().load_from_checkpoint(checkpoint_path, *args, **{"weights_only": True, **settings})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the format, its version and the description of the model; Φ < 0 must never be written."""
@@ -318,8 +379,9 @@ class LGMMLModule(pl.LightningModule):
         first, last = block.tolist()
         lists = self.lists(split)
         start, stop = int(lists.offsets[first]), int(lists.offsets[last])
+        scores = self.block_scores(split, first, last)
         metrics.update(
-            self.block_scores(split, first, last),
+            self._shown(scores, split, slice(start, stop)) if split == "valid" else scores,
             lists.labels[start:stop],
             lists.offsets[first : last + 1] - start,
             tie_order=lists.order[start:stop],
@@ -339,7 +401,9 @@ class LGMMLModule(pl.LightningModule):
         placed = self._placed.get(name)
         if placed is None or placed.inputs.device != self.device:
             data, inputs = self._data[name]
-            placed = Lists(*(x.to(self.device) for x in (data.labels, data.offsets, data.order, inputs)))
+            labels, offsets, order = (x.to(self.device) for x in (data.labels, data.offsets, data.order))
+            positions = None if data.positions is None else data.positions.to(self.device)
+            placed = Lists(labels, offsets, order, inputs.to(self.device), positions)
             self._placed[name] = placed
         return placed
 
@@ -370,9 +434,14 @@ def _dropped(
     values: Tensor,  # (M, ...)
     share: float,
     generator: torch.Generator,
+    batch: TrainingBatch,
 ) -> Tensor:  # (M, ...)
-    """The values with a share of them set to zero, the others raised so that the mean stays."""
+    """The values with a share of them set to zero, the others raised so that the mean stays.
+
+    Drawn for the whole batch, so that it does not matter how many processes share it.
+    """
     if not share:
         return values
-    kept = torch.rand(values.shape, generator=generator, device=values.device) >= share
+    drawn = torch.rand((batch.whole.rows, *values.shape[1:]), generator=generator, device=values.device)
+    kept = (drawn if len(drawn) == len(values) else drawn[batch.places]) >= share
     return values * kept / (1 - share)

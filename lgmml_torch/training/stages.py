@@ -7,9 +7,7 @@ and `rehearse` finds out what of a recipe cannot work before any time is spent o
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,35 +20,56 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, check_choice
+from lgmml_torch import distributed
+from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.files import write_bytes
-from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, check_builder
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.fitting.bank import (
+    Bank,
+    BankBuilder,
+    OnRound,
+    check_builder,
+    grows,
+    takes_measure,
+    takes_positions,
+    takes_spread,
+    trains_metrics,
+)
+from lgmml_torch.functional.positions import num_positions, position_curve
+from lgmml_torch.functional.ranking.custom import Function, Measure
+from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, encode_splits
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.models.storage import read_model
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.batches import TrainingBatches
-from lgmml_torch.training.callbacks import KeepCheckpoints
+from lgmml_torch.training.batches import TrainingBatches, telling_loader_failures
+from lgmml_torch.training.callbacks import KeepCheckpoints, Story
+from lgmml_torch.training.checkpoints import CheckpointFiles
 from lgmml_torch.training.datamodule import RankingDataModule
 from lgmml_torch.training.distances import compute_distances
+from lgmml_torch.training.kept import bring_best, keep_start, take_kept
 from lgmml_torch.training.losses import Loss, Warp
 from lgmml_torch.training.module import (
     DEFAULT_OPTIMIZER,
     Dropout,
     LGMMLModule,
     OptimizerFactory,
-    StepSize,
     make_optimizer,
 )
+from lgmml_torch.training.processes import trainer_settings
+from lgmml_torch.training.quiet import QUIET, quiet_lightning
+from lgmml_torch.training.rows import OwnRows, OwnRowsFiles, OwnRowsStrategy
+from lgmml_torch.training.start import Start
+from lgmml_torch.training.step_size import StepSize
+from lgmml_torch.training.unfinished import Unfinished
+from lgmml_torch.training.views import Views, sample_of, seen_through
 
 log = logging.getLogger(__name__)
 
 MakePhi = Callable[..., Phi]
 KEPT = ("best", "last")
+USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,9 @@ class Recipe:
         make_phi: called with the numbers of queries and metrics and, where the bank has weights, with ``init``.
         phi: how Φ is trained.
         seed: of all draws.
+        categories: how they become numbers, where the data has any.
+        measure: what decides on validation lists when to stop and what to keep, by name or as a function.
+        grows: whether the metrics are added to those of an earlier model.
     """
 
     preprocess: Callable[[], Preprocess]
@@ -100,6 +122,22 @@ class Recipe:
     make_phi: MakePhi = Phi
     phi: PhiSettings = field(default_factory=PhiSettings)
     seed: int = 0
+    categories: CategorySettings = field(default_factory=CategorySettings)
+    measure: str | Function | Measure = USUAL
+    grows: bool = False
+
+    @property
+    def own_measure(self) -> Measure | None:
+        """The measure, where it is not the usual one."""
+        found = Measure.of(self.measure)
+        return None if found == Measure(USUAL) else found
+
+    def build_bank(self, start: Bank | None = None) -> BankBuilder:
+        """The builder with all it shall know beside the data."""
+        builder: Callable[..., Bank] = self.fit_bank
+        if self.own_measure is not None and takes_measure(builder):
+            builder = partial(builder, measure=self.own_measure)
+        return builder if start is None else partial(builder, start=start)
 
 
 @dataclass(frozen=True)
@@ -132,20 +170,27 @@ class Prepared:
     Attributes:
         preprocess: fitted.
         bank: fitted, or the start of one that is trained.
-        splits: raw lists.
+        splits: raw lists, with numbers in place of categories.
         inputs: of the splits so far: distances, or preprocessed features where the metrics are trained.
+        encoder: what made numbers of categories, where there were any.
     """
 
     preprocess: Preprocess
     bank: Bank
     splits: Mapping[str, RankingData]
-    inputs: dict[str, Tensor] = field(default_factory=dict)
+    inputs: dict[str, Tensor | Views] = field(default_factory=dict)
+    encoder: CategoryEncoder | None = None
 
     def model(self, make_phi: MakePhi) -> LGMML:
         """A ranker with fresh weights: the bank's own Φ₀ where it has one."""
         train = self.splits["train"]
         start = {} if self.bank.phi is None else {"init": self.bank.phi}
         phi = make_phi(train.num_queries, self.bank.metrics.num_metrics, **start)
+        elsewhere = train.spread is not None and distributed.place()[1] > 1
+        if elsewhere and phi.policy == "knn":
+            raise ConfigError("`phi.policy` 'knn' needs all training queries in one process; 'mean' and 'ones' do not")
+        if elsewhere and not phi.rows_by_query:
+            phi.num_queries = len(train.all_sizes)
         metrics = self.bank.metrics
         if self.bank.trained:  # on a copy: the bank may be the start of several models
             metrics = deepcopy(metrics)
@@ -155,8 +200,9 @@ class Prepared:
             metrics,
             phi,
             kernel=self.bank.kernel,
-            qids=train.qids,
+            qids=() if elsewhere and not phi.rows_by_query else train.qids,
             feature_names=train.feature_names,
+            encoder=self.encoder,
         )
         return model.to(train.features.dtype).train()
 
@@ -177,8 +223,19 @@ class Trained:
 
     @property
     def model(self) -> LGMML:
-        """The ranker."""
+        """The ranker; of several processes that share the training queries, each has the rows of its own."""
         return self.module.model
+
+    def whole_model(self, folder: Path) -> LGMML:
+        """The ranker with the rows of all queries on the first process; ``folder`` has room for them."""
+        rows = self.module.rows
+        return self.model if rows is None else rows.whole(self.model, folder)
+
+    @property
+    def position_bias(self) -> dict[int, float] | None:
+        """What being shown at each position added to a score in training; None without positions."""
+        bias = self.module.position_bias
+        return None if bias is None else position_curve(bias, self.module.data_of("train"))
 
 
 def rehearse(recipe: Recipe) -> None:
@@ -187,37 +244,99 @@ def rehearse(recipe: Recipe) -> None:
     Raises:
         LGMMLError: what is wrong.
     """
-    check_builder(recipe.fit_bank)
+    if recipe.grows and not (grows(recipe.fit_bank) or trains_metrics(recipe.fit_bank)):
+        raise ConfigError("`grow` must be false for metrics that are neither boosted nor trained, got true")
+    growing = recipe.grows and grows(recipe.fit_bank)
+    builder: Callable[..., Bank] = recipe.build_bank()
+    check_builder(partial(builder, start=True) if growing else builder)
     phi = recipe.make_phi(1, 1)
-    make_optimizer(recipe.phi.optimizer, list(phi.parameters()), sparse=phi.sparse)
+    try:
+        make_optimizer(recipe.phi.optimizer, list(phi.parameters()), sparse=phi.sparse)
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, LGMMLError) else ConfigError(f"`optimizer`: {error}") from error
+    check_positive("deviation_penalty", recipe.phi.deviation_penalty, zero=True)
     smallest = RankingData.from_arrays([[0.0], [1.0]], [0, 1], qid=[0, 0])
-    settings = {name: value for name, value in recipe.phi.loader.items() if name != "num_workers"}
+    mean_measure(smallest.labels, smallest, recipe.measure)
+    settings = dict(recipe.phi.loader)
+    check_whole("num_workers", settings.pop("num_workers", 0), zero=True)
     try:
         TrainingBatches(smallest, draws=recipe.phi.loss.draws, **settings)
     except TypeError as error:
         raise ConfigError(f"`loader`: {error}") from error
 
 
-def prepare(splits: Mapping[str, RankingData], recipe: Recipe, on_round: OnRound | None = None) -> Prepared:
-    """Fit the preprocessing on the training lists, then build the local metrics."""
+def prepare(
+    splits: Mapping[str, RankingData],
+    recipe: Recipe,
+    on_round: OnRound | None = None,
+    unfinished: Path | None = None,
+    start: Start | None = None,
+) -> Prepared:
+    """Make numbers of categories, fit the preprocessing on the training lists, then build the local metrics.
+
+    ``unfinished`` is a folder for how far a fit has come: one that was killed goes on from there when it is repeated.
+    With a ``start``, its preprocessing stays, and metrics are added to its own.
+
+    Lists that processes share, or that come from shards, may be too many to be in one place: then the preprocessing,
+    and all metrics but boosted ones, are fitted on a sample that is the same for any number of processes.
+    """
     rehearse(recipe)
-    train, valid, preprocess = splits["train"], splits.get("valid"), recipe.preprocess()
-    features = preprocess.fit_transform(train.features, train.offsets)
-    fitted = train.replace(features=features)
-    seen = None if valid is None else valid.replace(features=preprocess(valid.features, valid.offsets))
-    log.info("%d features after preprocessing, of %d", features.shape[1], train.num_features)
+    if start is None:
+        splits, encoder = encode_splits(splits, recipe.categories)
+    else:
+        start.check_growing()
+        splits, encoder = start.read(splits, recipe.categories), start.encoder
+    preprocess = recipe.preprocess() if start is None else start.preprocess
+    train = splits["train"]
+    check_positions(train, takes_positions(recipe.fit_bank) or trains_metrics(recipe.fit_bank))
+    fitted, seen = _through(preprocess, splits, recipe, unfinished, known=start is not None)
+    log.info("%d features after preprocessing, of %d", fitted.num_features, train.num_features)
+    earlier = None if start is None else start.bank
+    state = Unfinished(unfinished, recipe.build_bank(), fitted, seen, recipe.seed, earlier)
     with progress_bar("local metrics", total=1.0) as report:
 
         def tell(done: int, info: Any) -> None:
             report(done / max(info.total, 1))
+            state.keep(info)
             if on_round is not None:
                 on_round(done, info)
 
-        bank = recipe.fit_bank(fitted, seen, seed=recipe.seed, on_round=tell)
+        bank = recipe.build_bank(earlier)(fitted, seen, seed=recipe.seed, on_round=tell, **state.found())
+    state.done()
     log.info("%d local metrics", bank.metrics.num_metrics)
-    parts = {"train": fitted} if seen is None else {"train": fitted, "valid": seen}
-    inputs = {name: part.features for name, part in parts.items()} if bank.trained else {}
-    return Prepared(preprocess, bank, dict(splits), inputs)
+    parts = {"train": fitted if train.spread is None else None, "valid": seen}
+    inputs: dict[str, Tensor | Views] = {
+        name: part.features for name, part in parts.items() if bank.trained and part is not None
+    }
+    return Prepared(preprocess, bank, dict(splits), inputs, encoder)
+
+
+def check_positions(train: RankingData, fitted: bool) -> None:
+    """Refuse positions where nothing would learn what they add to a score.
+
+    Raises:
+        ConfigError: the metrics are neither boosted nor trained now.
+    """
+    if train.positions is not None and not fitted:
+        raise ConfigError("positions need metrics that are boosted or trained in this fit, got others")
+
+
+def _through(
+    preprocess: Preprocess, splits: Mapping[str, RankingData], recipe: Recipe, folder: Path | None, *, known: bool
+) -> tuple[RankingData, RankingData | None]:
+    """Training and validation lists as the builder shall see them; the preprocessing is fitted unless it is known."""
+    train, valid = splits["train"], splits.get("valid")
+    everywhere = takes_spread(recipe.fit_bank)
+    shown = sample_of(train, recipe.seed)
+    if known:
+        fitted = seen_through(preprocess, train if everywhere else shown, folder)
+    else:
+        fitted = shown.replace(features=preprocess.fit_transform(shown.features, shown.offsets))
+        if shown is not train and everywhere:
+            fitted = seen_through(preprocess, train, folder)
+    judged = valid if valid is None or everywhere else sample_of(valid, recipe.seed)
+    idle = trains_metrics(recipe.fit_bank) and judged is not valid
+    return fitted, None if judged is None or idle else seen_through(preprocess, judged, folder)
 
 
 def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None) -> None:
@@ -226,7 +345,8 @@ def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dty
         if name in prepared.inputs:
             continue
         if prepared.bank.trained:
-            prepared.inputs[name] = prepared.preprocess(data.features.to(model.metrics.scales), data.offsets)
+            views = Views(data.features, prepared.preprocess, model.metrics.scales.dtype)
+            prepared.inputs[name] = views if data.spread is not None else views.of(slice(None), data.offsets)
             continue
         with progress_bar(f"distances, {name}", total=data.num_documents) as report:
             prepared.inputs[name] = compute_distances(model, data, cache=cache, dtype=dtype, progress=report)
@@ -244,26 +364,29 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
         draws=settings.loss.draws,
         **settings.loader,
     )
-    keeper = KeepCheckpoints(around.folder, every_n_steps=around.every_n_steps)
+    measure = Measure.of(recipe.measure)
+    keeper = KeepCheckpoints(around.folder, monitor=f"val/{measure.name}", every_n_steps=around.every_n_steps)
     if around.resume is not None:
-        _bring_best(around.resume, keeper.best_file)
-    with quiet_lightning():
-        lightning = make_trainer(around, keeper, validated="valid" in splits)
+        bring_best(around.resume, keeper.best_file)
+    with quiet_lightning(), telling_loader_failures():
+        lightning = make_trainer(around, keeper, module.rows, validated="valid" in splits)
         lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
     if lightning.max_epochs == 0:
-        _keep_start(module, keeper, splits.get("valid"))
-    file = keeper.best_file if settings.keep == "best" else keeper.last_file
-    if file.exists() or (lightning.is_global_zero and lightning.max_epochs):
-        _, tensors = read_model(file)
-        module.model.load_state_dict(tensors)
+        keep_start(module, keeper, splits.get("valid"), measure)
+    if lightning.max_epochs:
+        take_kept(module, keeper.best_file if settings.keep == "best" else keeper.last_file, keeper.run)
     module.model.metrics.train_metrics_(False)
     module.model.eval()
+    kept = keeper.best_epoch if settings.keep == "best" else lightning.current_epoch
+    for story in (callback for callback in around.callbacks if isinstance(callback, Story)):
+        story.show_kept(lightning, module, kept)
     return Trained(module, keeper, lightning)
 
 
 def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) -> LGMMLModule:
     """The Lightning module of a fresh model, with what it needs of every split attached."""
     model, settings = prepared.model(recipe.make_phi), recipe.phi
+    train, bias = prepared.splits["train"], prepared.bank.position_bias
     add_inputs(prepared, model, cache, settings.distances)
     module = LGMMLModule(
         model.spec(),
@@ -275,61 +398,39 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
         dropout=settings.dropout,
         preset=settings.preset,
         seed=recipe.seed,
+        num_positions=len(bias) if bias is not None else num_positions(train),
+        measure=recipe.own_measure,
     )
+    if bias is not None and module.position_bias is not None:
+        module.position_bias.data.copy_(bias)
     for name, data in prepared.splits.items():
         module.attach(name, data, prepared.inputs[name])
+    spread = prepared.splits["train"].spread
+    if spread is not None and model.phi.rows_by_query:
+        module.keep_rows(OwnRows(model, spread))
     return module
 
 
-def make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
-    """Lightning's trainer; without validation queries it must not ask for any."""
+def make_trainer(
+    around: Surroundings, keeper: KeepCheckpoints, rows: OwnRows | None = None, *, validated: bool
+) -> pl.Trainer:
+    """Lightning's trainer; without validation queries it must not ask for any.
+
+    Raises:
+        ConfigError: gradients are to be clipped whose size no process knows.
+    """
     make: Callable[..., pl.Trainer] = (
         around.trainer if callable(around.trainer) else partial(pl.Trainer, **{**QUIET, **around.trainer})
     )
-    no_validation = {} if validated else {"limit_val_batches": 0}
-    return make(callbacks=[*around.callbacks, keeper], logger=list(around.loggers), **no_validation)
-
-
-def _keep_start(module: LGMMLModule, keeper: KeepCheckpoints, valid: RankingData | None) -> None:
-    """No epochs were asked for: the starting weights are the model, and lists are summarised as a fit would."""
-    module.on_fit_start()
-    keeper.best_epoch = 0
-    if valid is not None:
-        keeper.best = mean_ndcg(module.model.eval().score(valid), valid)
-        keeper.curve[0] = keeper.best
-
-
-def _bring_best(resume: Path, best_file: Path) -> None:
-    """A run resumed in another folder may never beat the best epoch so far: that model has to come along."""
-    if best_file.exists() or not resume.is_file():
-        return
-    earlier = resume.parent / best_file.name
-    if not earlier.is_file():
-        log.warning("there is no %s beside %s: its own weights stand in for the best so far", best_file.name, resume)
-    write_bytes(best_file, (earlier if earlier.is_file() else resume).read_bytes())
-
-
-# What a library call should not do by itself: print tables, bars and advice.
-QUIET: dict[str, Any] = {
-    "accelerator": "auto",
-    "devices": 1,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-    "log_every_n_steps": 1,
-    "use_distributed_sampler": False,
-    "inference_mode": False,
-}
-
-
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Leave out advice that does not apply: loaders here hand out row numbers, which costs nothing worth a worker."""
-    for name in ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
-        warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
-        warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")
-        yield
+    settings = trainer_settings() | ({} if validated else {"limit_val_batches": 0})
+    if rows is not None and "strategy" in settings:
+        settings["strategy"] = OwnRowsStrategy(shares_nothing=rows.shares_nothing)
+    trainer = make(callbacks=[*around.callbacks, keeper], logger=list(around.loggers), **settings)
+    if rows is not None and trainer.world_size > 1 and trainer.gradient_clip_val:
+        raise ConfigError(
+            "`trainer.gradient_clip_val` must be null where each process has the rows of Φ of its own queries, "
+            f"got {trainer.gradient_clip_val}"
+        )
+    trainer.strategy.checkpoint_io = CheckpointFiles() if rows is None else OwnRowsFiles(rows)
+    distributed.leave_in_the_end()  # Lightning, which may start processes by itself, does so for NCCL only
+    return trainer

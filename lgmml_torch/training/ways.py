@@ -21,8 +21,9 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import all_views
 from lgmml_torch.training.losses import Softmax
-from lgmml_torch.training.module import Dropout, OneCycle
+from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import PhiSettings, Recipe
+from lgmml_torch.training.step_size import OneCycle
 
 TRAINED_DOCUMENTS = 20_000  # from so many documents and queries on, metrics are trained
 TRAINED_QUERIES = 200
@@ -60,6 +61,25 @@ BUDGETS = {
 SPEED = 3e10  # floating-point operations a second that a core of some years ago gets done in training
 
 
+def budget_seconds(budget: str) -> float | None:
+    """The seconds of a budget that is a time; None for one that has a name.
+
+    Raises:
+        LGMMLError: neither a name nor a time.
+
+    >>> budget_seconds("10m"), budget_seconds("fast")
+    (600.0, None)
+    """
+    if isinstance(budget, str) and budget in BUDGETS:
+        return None
+    time = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", str(budget).strip())
+    if time is None:
+        names = list(BUDGETS)
+        hint = did_you_mean(str(budget), names)
+        raise LGMMLError(f"`budget` must be {', '.join(names)}, or a time such as 60s or 10m, got {budget!r}{hint}")
+    return float(time[1]) * {"s": 1, "m": 60, "h": 3600}[time[2]]
+
+
 def find_budget(budget: str, documents: int, columns: int) -> Budget:
     """The budget of that name, or the largest whose work on so much data is about ``"60s"`` or ``"10m"`` of one core.
 
@@ -69,14 +89,9 @@ def find_budget(budget: str, documents: int, columns: int) -> Budget:
     >>> find_budget("90s", 700_000, 1_000) == BUDGETS["fast"], find_budget("2h", 700_000, 1_000) == BUDGETS["thorough"]
     (True, True)
     """
-    if budget in BUDGETS:
+    seconds = budget_seconds(budget)
+    if seconds is None:
         return BUDGETS[budget]
-    time = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", str(budget).strip())
-    if time is None:
-        names = list(BUDGETS)
-        hint = did_you_mean(budget, names)
-        raise LGMMLError(f"`budget` must be {', '.join(names)}, or a time such as 60s or 10m, got {budget!r}{hint}")
-    seconds = float(time[1]) * {"s": 1, "m": 60, "h": 3600}[time[2]]
     affordable = [found for found in BUDGETS.values() if _seconds(found, documents, columns) <= seconds]
     return affordable[-1] if affordable else BUDGETS["fast"]
 

@@ -1,0 +1,186 @@
+"""Who is told about a run: loggers without the noise, and what each of them can show beyond numbers.
+
+Training speaks to Lightning's loggers through a `Sink`: pictures, histograms, files, settings with the final figures.
+What a logger has no place for, its sink leaves out. A logger of another kind becomes known by an entry of `SINKS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from torch import Tensor
+
+from lgmml_torch.checks import require
+
+
+class Wandb(WandbLogger):
+    """Weights & Biases (the extra ``wandb``), without the number of the epoch; ``offline`` writes to ``save_dir``."""
+
+    def __init__(self, **settings: Any) -> None:
+        require("wandb", "for logger=wandb", "wandb")
+        Path(settings.get("save_dir", ".")).mkdir(parents=True, exist_ok=True)  # or it goes to a temporary folder
+        super().__init__(**settings)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Numbers at a step."""
+        super().log_metrics(without_epoch(metrics), step)
+
+    def finalize(self, status: str) -> None:
+        """A run that failed is over; one that went well has still to be told of its outcome."""
+        super().finalize(status)
+        if status == "failed":
+            self.experiment.finish(exit_code=1)
+
+
+class MLflow(MLFlowLogger):
+    """MLflow (the extra ``mlflow``), in a local database unless there is a server.
+
+    Args:
+        tracking_uri: of the server; None keeps runs and their files in ``store``.
+        store: a folder for many runs.
+        settings: of `pytorch_lightning.loggers.MLFlowLogger`.
+    """
+
+    def __init__(self, *, tracking_uri: str | None = None, store: str = "outputs/mlflow", **settings: Any) -> None:
+        require("mlflow", "for logger=mlflow", "mlflow")
+        if tracking_uri is None:
+            folder = Path(store).resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+            tracking_uri = f"sqlite:///{folder}/runs.db"
+            settings["artifact_location"] = (folder / "files").as_uri()
+        super().__init__(tracking_uri=tracking_uri, **settings)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Numbers at a step; MLflow has no ``@`` in names: ``val/ndcg_at_10``."""
+        plain = {plain_name(name): value for name, value in without_epoch(metrics).items()}
+        super().log_metrics(plain, step)
+
+
+def without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Lightning adds the number of the epoch to everything it logs; the step says as much."""
+    return {name: value for name, value in metrics.items() if name != "epoch"}
+
+
+def plain_name(name: str) -> str:
+    """A name of letters, digits and ``_ - . / `` only.
+
+    >>> plain_name("val/ndcg@10")
+    'val/ndcg_at_10'
+    """
+    return re.sub(r"[^a-zA-Z0-9_/. -]+", "_", name.replace("@", "_at_"))
+
+
+class Sink:
+    """A logger that takes numbers and settings, and nothing else: CSV, or one that is not known here."""
+
+    shows_pictures = False
+
+    def __init__(self, logger: Any) -> None:
+        self.logger = logger
+
+    def picture(self, tag: str, figure: Any, step: int) -> None:
+        """Show a figure of matplotlib."""
+
+    def histogram(self, tag: str, values: Tensor, step: int) -> None:
+        """Show how values are distributed."""
+
+    def numbers(self, values: Mapping[str, float], step: int) -> None:
+        """Add to curves."""
+        self.logger.log_metrics(dict(values), step=step)
+
+    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float], step: int) -> None:
+        """The settings of a run with what came of it, to compare runs by."""
+        self.logger.log_hyperparams(dict(settings))
+        self.logger.log_metrics(dict(figures), step=step)
+
+    def attach(self, files: Sequence[Path]) -> None:
+        """Keep files with the run."""
+
+    def close(self) -> None:
+        """The run is over."""
+        self.logger.save()
+
+
+class TensorBoardSink(Sink):
+    """Pictures, histograms, and reports as text."""
+
+    shows_pictures = True
+
+    def picture(self, tag: str, figure: Any, step: int) -> None:
+        """In the images tab."""
+        self.logger.experiment.add_figure(tag, figure, step)
+
+    def histogram(self, tag: str, values: Tensor, step: int) -> None:
+        """In the histograms and distributions tabs."""
+        self.logger.experiment.add_histogram(tag, values, step)
+
+    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float], step: int) -> None:
+        """In the hparams tab."""
+        self.logger.log_hyperparams(dict(settings), dict(figures), step)
+
+    def attach(self, files: Sequence[Path]) -> None:
+        """Markdown is shown in the text tab; there is no place for other files."""
+        for file in files:
+            if file.suffix == ".md":
+                self.logger.experiment.add_text(file.stem, file.read_text(encoding="utf-8"))
+
+
+class WandbSink(Sink):
+    """Pictures and files."""
+
+    shows_pictures = True
+
+    def picture(self, tag: str, figure: Any, step: int) -> None:
+        """Beside the curves."""
+        import wandb
+
+        self.logger.log_image(tag, [wandb.Image(figure)], step=step)
+
+    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float], step: int) -> None:
+        """In the table of runs."""
+        self.logger.log_hyperparams(dict(settings))
+        self.logger.experiment.summary.update(dict(figures))
+
+    def attach(self, files: Sequence[Path]) -> None:
+        """In the run's files."""
+        for file in files:
+            self.logger.experiment.save(str(file), base_path=str(file.parent), policy="now")
+
+    def close(self) -> None:
+        """Finish, so that the next run of this process is one of its own."""
+        self.logger.experiment.finish()
+
+
+class MLflowSink(Sink):
+    """Pictures and files."""
+
+    shows_pictures = True
+
+    def picture(self, tag: str, figure: Any, step: int) -> None:
+        """Among the files of the run."""
+        self.logger.experiment.log_figure(self.logger.run_id, figure, f"{tag}-{step:06d}.png")
+
+    def attach(self, files: Sequence[Path]) -> None:
+        """Among the files of the run."""
+        for file in files:
+            self.logger.experiment.log_artifact(self.logger.run_id, str(file))
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self.logger.finalize("success")
+
+
+SINKS: dict[type[Logger], type[Sink]] = {
+    TensorBoardLogger: TensorBoardSink,
+    WandbLogger: WandbSink,
+    MLFlowLogger: MLflowSink,
+}
+
+
+def sink_of(logger: Logger) -> Sink:
+    """The way to speak to a logger."""
+    return next((sink for kind, sink in SINKS.items() if isinstance(logger, kind)), Sink)(logger)
