@@ -1,6 +1,6 @@
 """Train a ranker: ``python train.py --help``. The same as ``lgmml train``."""
 
-from lgmml_torch.app.train import main
+from lgmml_torch.app.start import main
 
 if __name__ == "__main__":
     main()

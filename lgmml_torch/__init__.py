@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from lgmml_torch.data.catalog import open_dataset, open_table
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     )
     from lgmml_torch.functional.spd import geometric_mean
     from lgmml_torch.models.explain import Explanation, explain
+    from lgmml_torch.models.importance import (
+        Importance,
+        pair_importance,
+        partial_effect,
+        permutation_importance,
+        structural_importance,
+    )
     from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
     from lgmml_torch.models.merge import merge_models
     from lgmml_torch.models.phi import Phi
@@ -62,6 +69,9 @@ _HOMES = {
     ),
     "functional.spd": ("geometric_mean",),
     "models.explain": ("Explanation", "explain"),
+    "models.importance": (
+        "Importance", "pair_importance", "partial_effect", "permutation_importance", "structural_importance",
+    ),
     "models.local_metrics": ("LocalMetrics", "MetricBlock"),
     "models.merge": ("merge_models",),
     "models.phi": ("Phi",),
@@ -78,6 +88,7 @@ __all__ = [
     "LGMML",
     "Evaluation",
     "Explanation",
+    "Importance",
     "LGMMLModule",
     "LGMMLRanker",
     "LocalMetrics",
@@ -108,6 +119,9 @@ __all__ = [
     "open_dataset",
     "open_source",
     "open_table",
+    "pair_importance",
+    "partial_effect",
+    "permutation_importance",
     "precision",
     "rank_metrics",
     "recall",
@@ -115,6 +129,7 @@ __all__ = [
     "save_letor",
     "save_table",
     "start_trained",
+    "structural_importance",
 ]
 
 

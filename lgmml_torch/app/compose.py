@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.errors import HydraException, InstantiationException
+from hydra.utils import get_object, instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
@@ -20,12 +24,17 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping, LearningRateMon
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
+from lgmml_torch.functional.ranking.custom import Measure, measures_of
+from lgmml_torch.functional.ranking.presets import PRESETS
+from lgmml_torch.models.encode import CategorySettings
+from lgmml_torch.models.phi import POLICIES
+from lgmml_torch.models.storage import is_archive, load_checkpoint, read_model
 from lgmml_torch.models.tree_base import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, quiet_lightning, rehearse
-from lgmml_torch.training.ways import Way, choose_way, find_budget
+from lgmml_torch.training.quiet import quiet_lightning
+from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, rehearse
+from lgmml_torch.training.ways import Way, budget_seconds, choose_way
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +47,7 @@ def build(part: Any, **arguments: Any) -> Any:
     Raises:
         LGMMLError: what went wrong, without Hydra's wrapping.
     """
+    check_targets(part)
     try:
         made = instantiate(part, **arguments)
         if isinstance(made, functools.partial):  # would fail only when it is called, perhaps minutes later
@@ -54,13 +64,103 @@ def build(part: Any, **arguments: Any) -> Any:
         raise ConfigError(" ".join(str(error).split())) from error
 
 
+@contextmanager
+def named(cfg: DictConfig, *parts: str) -> Iterator[None]:
+    """Give the setting that an error starts with its full name: ``rounds`` becomes ``local_metrics.rounds``.
+
+    Parts are also made without a configuration, where their arguments have no longer name.
+    """
+    try:
+        yield
+    except LGMMLError as error:
+        name = re.match(r"`(\w+)", str(error))
+        home = next((part for part in parts if name is not None and name[1] in (cfg.get(part) or ())), None)
+        if home is None:
+            raise
+        raise type(error)(f"`{home}.{str(error)[1:]}") from error
+
+
+# What a configuration may name: it may come from somebody else, and a name is code to run.
+TARGETS = ("lgmml_torch", "pytorch_lightning", "torch.optim")
+
+
+def check_targets(part: Any) -> None:
+    """Refuse names of code that does not belong here, however they are spelt, before any of it runs.
+
+    ``LGMML_TARGETS=mine,other.module`` in the environment allows more packages.
+
+    Raises:
+        ConfigError: the name.
+    """
+    if OmegaConf.is_list(part):
+        for item in part:
+            check_targets(item)
+    if not OmegaConf.is_dict(part):
+        return
+    for key in part:
+        if not OmegaConf.is_missing(part, key):
+            check_targets(part[key])
+    if part.get("_target_") is not None:
+        check_name("_target_", str(part["_target_"]))
+
+
+def check_name(setting: str, name: str) -> None:
+    """Refuse the dotted name of code that does not belong here.
+
+    Raises:
+        ConfigError: the name.
+    """
+    allowed = (*TARGETS, *filter(None, os.environ.get("LGMML_TARGETS", "").split(",")))
+    within = _inside(name, allowed)
+    if within:  # a module that others are imported into would be a way to those
+        with contextlib.suppress(ImportError, ValueError, HydraException):  # which instantiating will tell
+            within = _inside(str(getattr(get_object(name), "__module__", name)), allowed)
+    if not within:
+        listed = ", ".join(allowed)
+        raise ConfigError(f"`{setting}` must lie in one of {listed}, got {name!r}; LGMML_TARGETS=package allows more")
+
+
+def find_measure(setting: str, name: str) -> Measure:
+    """A built-in measure by its name, or a function by its dotted name, under the rule of `check_targets`.
+
+    Raises:
+        LGMMLError: there is none of that name, or its code does not belong here.
+    """
+    if "." not in name:
+        try:
+            return Measure.of(name)
+        except LGMMLError as error:
+            raise ConfigError(str(error).replace("`metrics`", f"`{setting}`")) from error
+    check_name(setting, name)
+    try:
+        found = get_object(name)
+    except (ImportError, ValueError, HydraException) as error:
+        raise ConfigError(f"`{setting}` must name a measure, got {name!r}: {' '.join(str(error).split())}") from error
+    if not callable(found):
+        raise ConfigError(f"`{setting}` must name a function, got {name!r}, which is none")
+    return Measure(name, found)
+
+
+def asked_measures(cfg: DictConfig) -> tuple[Measure, ...]:
+    """What is reported of every split: the configured measures, and the one that decides."""
+    found = [find_measure("evaluation.metrics", name) for name in cfg.evaluation.metrics]
+    return tuple(measures_of([*found, find_measure("measure", cfg.measure)]))
+
+
+def _inside(name: str, packages: Sequence[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
 def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
     """The configured data: ``train`` and, where there are any, ``valid`` and ``test``."""
-    splits: dict[str, RankingData] = build(cfg.data)
+    with named(cfg, "data"):
+        splits: dict[str, RankingData] = build(cfg.data)
     for name, data in splits.items():
         log.info("%s: %s", name, data)
     if "train" not in splits:
         raise DataError(f"`data` must have a training part, got {', '.join(splits)}")
+    if "valid" not in splits:
+        log.warning("there are no validation queries (vali.txt): nothing is stopped early, and the last epoch is kept")
     return splits
 
 
@@ -68,12 +168,17 @@ def load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | 
     """The trees that ours shall be added to, where the configuration names any; tried before anything is fitted.
 
     Raises:
-        LGMMLError: a file that is no such model, trees of other features, a missing library, nothing to weigh them by.
+        LGMMLError: a file that is no such model, trees of other features, a missing library, nothing to weigh them by,
+            data with categories.
     """
     if cfg.base is None:
         return None
+    if any(part.spread is not None for part in splits.values()):
+        raise ConfigError("`base` needs data that is in one place, got shards")
     if "valid" not in splits:
         raise ConfigError("`base` needs validation queries to choose the weights by, and the data has none")
+    if splits["train"].categories is not None:
+        raise ConfigError("`base` needs data of numbers only, and this data has categories")
     base = TreeBase.read(str(cfg.base))
     base.check(splits["train"].num_features, splits["train"].feature_names)
     return base
@@ -94,9 +199,12 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
     decided = [part for part in DECISIVE if part in parts]
     if decided or cfg.warm_start:
         return _with_reason(cfg, f"as configured ({', '.join(decided) or 'warm_start'})")
-    way = choose_way(train.num_queries, train.num_documents, train.num_features, cfg.budget)
+    sizes = train.all_sizes
+    way = choose_way(len(sizes), int(sizes.sum()), train.num_features, cfg.budget)
     log.info("%s", way.reason)
-    return _with_reason(load_config([*way_overrides(way), *asked]), way.reason)
+    settled = load_config([*way_overrides(way), *asked])
+    settled.resume = cfg.resume  # what resume=auto means has been found by now
+    return _with_reason(settled, way.reason)
 
 
 def _with_reason(cfg: DictConfig, reason: str) -> DictConfig:
@@ -127,41 +235,78 @@ def make_recipe(cfg: DictConfig) -> Recipe:
         LGMMLError: for parts that do not exist, do not take their settings, or do not go together.
     """
     check_choice("distances", cfg.distances, DISTANCES)
-    find_budget(cfg.budget, 0, 0)
-    for name in cfg.evaluation.metrics:
-        parse_metric(name)
-    find_preset(cfg.evaluation.preset)
-    rule = build(cfg.step_size)
+    budget_seconds(cfg.budget)
+    asked_measures(cfg)
+    with named(cfg, "evaluation"):
+        check_choice("preset", cfg.evaluation.preset, PRESETS)
+    with named(cfg, "step_size"):
+        rule = build(cfg.step_size)
+    with named(cfg, "loss"):
+        loss = build(cfg.loss)
     recipe = Recipe(
         preprocess=functools.partial(build, cfg.preprocess),
         fit_bank=build(cfg.local_metrics, _convert_="all"),
         make_phi=build(cfg.phi),
         phi=PhiSettings(
-            loss=build(cfg.loss),
+            loss=loss,
             loader=OmegaConf.to_container(cfg.loader, resolve=True),  # type: ignore[arg-type]
             optimizer=build(cfg.optimizer),
             step_size=rule,
-            dropout=Dropout(**cfg.dropout),
+            dropout=build({"_target_": f"{Dropout.__module__}.{Dropout.__name__}", **cfg.dropout}),
             deviation_penalty=cfg.deviation_penalty,
             keep=cfg.keep,
             preset=cfg.evaluation.preset,
             distances=DISTANCES[cfg.distances],
         ),
         seed=cfg.seed,
+        categories=CategorySettings(**cfg.categories),
+        measure=find_measure("measure", cfg.measure),
+        grows=cfg.grow,
     )
-    rehearse(recipe)
-    recipe.preprocess()
+    with named(cfg, "local_metrics", "phi", "loader"):
+        rehearse(recipe)
+    with named(cfg, "preprocess"):
+        recipe.preprocess()
+    if cfg.search.policy is not None:
+        check_choice("search.policy", cfg.search.policy, POLICIES[recipe.make_phi(1, 1).mode])
     return recipe
 
 
-def make_surroundings(cfg: DictConfig, folder: Path, loggers: list[Any], *, validated: bool) -> Surroundings:
+def find_cache(cfg: DictConfig) -> Cache | None:
+    """Where things that were expensive to make are kept; None where the configuration wants nothing kept."""
+    return None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
+
+
+def check_start(cfg: DictConfig) -> None:
+    """Have a look at the files a run is to start from, before data is read.
+
+    Raises:
+        LGMMLError: there is no such file, or it is of another kind.
+    """
+    if cfg.warm_start is not None:
+        read_model(cfg.warm_start)
+    elif cfg.grow:
+        raise ConfigError("`grow` needs a model to add rounds to, warm_start=model.safetensors, got none")
+    if cfg.resume is not None and not is_archive(cfg.resume):
+        read_model(cfg.resume)  # says what is wrong with what is no model either
+        raise ConfigError(
+            f"`resume` must be a checkpoint of a run, such as its last.ckpt, got {cfg.resume}, which is a model file; "
+            f"warm_start={cfg.resume} starts from it"
+        )
+    if cfg.resume is not None:
+        load_checkpoint(cfg.resume)
+
+
+def make_surroundings(
+    cfg: DictConfig, folder: Path, loggers: list[Any], *, validated: bool, watchers: Sequence[Callback] = ()
+) -> Surroundings:
     """Where and under whose eyes Φ is trained."""
     return Surroundings(
         folder=folder,
         trainer=build(cfg.trainer),
-        callbacks=make_callbacks(cfg, validated=validated),
+        callbacks=[*make_callbacks(cfg, validated=validated), *watchers],
         loggers=loggers,
-        cache=None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir),
+        cache=find_cache(cfg),
         resume=None if cfg.resume is None else Path(cfg.resume),
     )
 
@@ -180,9 +325,9 @@ def check_trainer(cfg: DictConfig) -> None:
 
 
 def make_loggers(cfg: DictConfig, **place: str) -> list[Any]:
-    """The configured loggers; ``place`` keeps candidates of a search apart where a logger knows of versions."""
-    parts = [part for part in cfg.logger.values() if part]
-    return [build(part, **{key: value for key, value in place.items() if key in part}) for part in parts]
+    """The configured loggers; candidates of a search, in a ``place`` of their own, have those that know of places."""
+    parts = [part for part in (cfg.get("logger") or {}).values() if part]
+    return [build(part, **place) for part in parts if all(key in part for key in place)]
 
 
 def make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
@@ -190,8 +335,8 @@ def make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
 
     Watching the step needs a logger, stopping early needs validation, and a bar may be switched off.
     """
-    made = [build(part) for part in cfg.callbacks.values() if part]
-    idle: tuple[type[Callback], ...] = () if cfg.logger else (LearningRateMonitor,)
+    made = [build(part) for part in (cfg.get("callbacks") or {}).values() if part]
+    idle: tuple[type[Callback], ...] = () if cfg.get("logger") else (LearningRateMonitor,)
     idle += () if validated else (EarlyStopping,)
     idle += () if cfg.trainer.get("enable_progress_bar", True) else (ProgressBar,)
     return [item for item in made if not isinstance(item, idle)]

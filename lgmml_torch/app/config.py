@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lgmml_torch.app.settings import check_settings
+from lgmml_torch.app.start import config_dir, started
 from lgmml_torch.checks import ConfigError, did_you_mean
 
-
-def config_dir() -> Path:
-    """The folder of the configuration: inside an installed package, beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+OmegaConf.register_new_resolver("started", started, replace=True)
 
 
 def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: Path | None = None) -> DictConfig:
@@ -39,18 +38,75 @@ def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: P
             raise ConfigError(_one_sentence(error, overrides, name, folder)) from error
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Check the command line before Hydra does, which would answer with a traceback.
+def check_command(words: Sequence[str]) -> None:
+    """Check the words of a command line before Hydra does, which would answer with a traceback.
 
     Raises:
-        ConfigError: as in `load_config`.
+        ConfigError: as in `check_overrides`.
+    """
+    args = get_args_parser().parse_args(list(words))
+    if args.help or args.hydra_help or args.info or args.shell_completion or args.experimental_rerun:
+        return
+    if args.config_dir is not None and not Path(args.config_dir).is_dir():
+        raise ConfigError(f"`--config-dir` must name an existing folder, got {args.config_dir}")
+    check_overrides(
+        args.overrides,
+        name=args.config_name or "train",
+        folder=None if args.config_path is None else Path(args.config_path).absolute(),
+        further=[] if args.config_dir is None else [Path(args.config_dir)],
+        settings=args.cfg is None,
+    )
+
+
+def check_overrides(
+    overrides: Sequence[str],
+    *,
+    name: str = "train",
+    folder: Path | None = None,
+    further: Sequence[Path] = (),
+    settings: bool = True,
+) -> None:
+    """Compose what the overrides ask for, and check its settings; those of a sweep are checked by each of its runs.
+
+    Args:
+        overrides: as typed.
+        name: of the configuration.
+        folder: where it is; this package's own by default.
+        further: folders where parts are looked for, too.
+        settings: whether `check_settings` has a look.
+
+    Raises:
+        ConfigError: as in `load_config`, or for a setting that breaks its rule.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
         raise ConfigError(str(error).splitlines()[0]) from error
-    single = [text for text, item in zip(overrides, parsed, strict=True) if not item.is_sweep_override()]
-    load_config([text for text in single if not text.lstrip("+~").startswith("hydra")])
+    places = [f"file://{place.absolute()}" for place in further]
+    kept = []
+    for typed, item in zip(overrides, parsed, strict=True):
+        if item.key_or_group == "hydra.searchpath":
+            value = item.value()
+            places += [str(place) for place in (value if isinstance(value, list) else [value])]
+        elif not item.is_sweep_override() and not item.key_or_group.startswith("hydra"):
+            kept.append(typed)
+    cfg = load_config([*search_path(places), *kept], name=name, folder=folder)
+    if settings and name == "train" and not any(item.is_sweep_override() for item in parsed):
+        check_settings(cfg)
+
+
+def search_path(places: Sequence[str]) -> list[str]:
+    """What makes Hydra look for parts in further places."""
+    quoted = ",".join("'" + place.replace("'", "\\'") + "'" for place in places)
+    return [f"hydra.searchpath=[{quoted}]"] if places else []
+
+
+def asked_for() -> list[str]:
+    """The overrides of the run that Hydra has started, with the places where it looked for parts."""
+    run = HydraConfig.get()
+    own = ("hydra", "main", "schema")  # Hydra's, and the folder of this package
+    places = [f"{source.schema}://{source.path}" for source in run.runtime.config_sources if source.provider not in own]
+    return [*search_path(places), *run.overrides.task]
 
 
 def _one_sentence(error: Exception, overrides: Sequence[str], name: str, folder: Path) -> str:

@@ -4,60 +4,236 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+import math
+import platform
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers import Logger
 
+from lgmml_torch import __version__
+from lgmml_torch.app.commands.info import steps
+from lgmml_torch.app.page.look import Look, look_at
+from lgmml_torch.app.page.page import make_page
+from lgmml_torch.app.rankers import Ranker
 from lgmml_torch.evaluation.evaluate import Evaluation
+from lgmml_torch.evaluation.paired import Paired, compare_rankings
 from lgmml_torch.evaluation.tables import print_evaluations, run_markdown
 from lgmml_torch.files import write_text
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import KeepCheckpoints
+from lgmml_torch.training.loggers import sink_of
 
 log = logging.getLogger(__name__)
 
+LABELS = 20  # different ones that a report counts
 
-def write_report(
-    folder: Path,
-    model: LGMML,
-    evaluations: Sequence[Evaluation],
-    keeper: KeepCheckpoints,
-    bank_history: dict[str, Any],
-    settings: Any,
-    loggers: Sequence[Logger],
-) -> None:
-    """Write ``model.safetensors``, ``report.md`` and ``report.json``, print the table, and tell the loggers."""
-    model.save(folder / "model.safetensors")
+
+class Stopwatch:
+    """Seconds of the stages of a run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """The stage that has just ended."""
+        now = time.perf_counter()
+        self.seconds[stage], self._since = round(now - self._since, 3), now
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a run found, for its report.
+
+    Attributes:
+        model: trained.
+        splits: what it was trained and measured on.
+        evaluations: how well it ranks them.
+        keeper: the validation curve, and the epoch kept.
+        bank_history: how building the metrics went.
+        seconds: of each stage.
+        other: what to compare the model with, or None.
+    """
+
+    model: LGMML
+    splits: Mapping[str, RankingData]
+    evaluations: Sequence[Evaluation]
+    keeper: KeepCheckpoints
+    bank_history: dict[str, Any]
+    seconds: Mapping[str, float]
+    other: Ranker | None = None
+
+
+def write_report(folder: Path, found: Outcome, settings: Any) -> None:
+    """Write the model, ``report.md``, ``report.json`` and ``report.html``, and print the table."""
+    evaluations, keeper = found.evaluations, found.keeper
+    content = report_content(found, settings)
+    found.model.about = about(content)
+    found.model.save(folder / "model.safetensors")
     print_evaluations(evaluations)
-    page = run_markdown(evaluations, keeper.curve, keeper.best_epoch, settings["name"], settings["chosen"])
-    write_text(folder / "report.md", page)
-    content = {
-        "evaluations": [evaluation.to_dict() for evaluation in evaluations],
-        "validation curve": {str(epoch): value for epoch, value in keeper.curve.items()},
-        "best epoch": keeper.best_epoch,
-        "bank": bank_history,
-        "config": settings,
-    }
+    split, data = looked_at(found.splits)
+    paired = None if found.other is None else compare_with(found.model, found.other, data, split, settings)
+    if paired is not None:
+        content["comparison"] = paired.to_dict()
+    text = run_markdown(
+        evaluations, keeper.curve, keeper.best_epoch, settings["name"], settings["chosen"],
+        bank=found.bank_history, seconds=found.seconds, settings=_flat(settings, ""),
+        measure=settings.get("measure", "ndcg@10"),
+        comparison=None if paired is None else f"{paired.first} against {paired.second}: {paired.sentence()}",
+    )  # fmt: skip
+    write_text(folder / "report.md", text)
     write_text(folder / "report.json", json.dumps(content, indent=2, default=str))
-    final = {f"final/{e.split}/{e.policy}/{name}": value for e in evaluations for name, value in e.means.items()}
-    for logger in loggers:
-        logger.log_hyperparams(flat(settings), final)
-        logger.save()
+    write_text(folder / "report.html", make_page(content, look_at_run(content, found.model, data, split), paired))
+
+
+ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
+
+
+def tell_loggers(
+    folder: Path, evaluations: Sequence[Evaluation], own_policy: str, settings: Any, loggers: Sequence[Logger]
+) -> None:
+    """Settings to compare runs by, the final figures, and the files of the run, to every logger that has a place.
+
+    Args:
+        folder: of the run.
+        evaluations: what it reached.
+        own_policy: the model's; figures of other ways to rank have its name beside the split's.
+        settings: of the run.
+        loggers: who is told.
+    """
+    figures = final_figures(evaluations, own_policy)
+    files = [folder / name for name in ATTACHED if (folder / name).is_file()]
+    for sink in map(sink_of, loggers):
+        sink.outcome(comparable(settings), figures, 0)
+        sink.attach(files)
+        sink.close()
     log.info("model, report and logs are in %s", folder)
 
 
-def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level of dotted keys.
+def final_figures(evaluations: Sequence[Evaluation], own_policy: str) -> dict[str, float]:
+    """``final/test/ndcg@10``: the means of the model as it is used; ``final/test-own_labels/ndcg@10``: of others."""
+    found = {}
+    for e in evaluations:
+        part = {"training queries": "train"}.get(e.split, e.split.partition(":")[0])
+        own = e.policy in (own_policy, "own Φ") or e.policy.startswith("together")
+        place = part if own else f"{part}-{e.policy.replace(' ', '_')}"
+        found.update({f"final/{place}/{name}": mean for name, mean in e.means.items() if not math.isnan(mean)})
+    return found
 
-    >>> flat({"a": {"b": 1}, "c": [2]})
-    {'a.b': 1, 'c': '[2]'}
+
+def report_content(found: Outcome, settings: Any) -> dict[str, Any]:
+    """What ``report.json`` holds: all that the page needs besides the model and the lists."""
+    model = found.model
+    versions = {name: version(name) for name in ("torch", "numpy", "pytorch-lightning")}
+    return {
+        "evaluations": [evaluation.to_dict() for evaluation in found.evaluations],
+        "validation curve": {str(epoch): value for epoch, value in found.keeper.curve.items()},
+        "best epoch": found.keeper.best_epoch,
+        "bank": found.bank_history,
+        "data": {name: statistics(part) for name, part in found.splits.items()},
+        "model": {
+            "metrics": model.metrics.num_metrics,
+            "kernel": model.kernel,
+            "preprocessing": steps(model.preprocess),
+            "columns after preprocessing": model.metrics.num_features,
+            "weights": f"{model.phi.mode}, new queries: {model.phi.policy}",
+            "adds to": None if model.base is None else f"a {model.base.title} model",
+        },
+        "seconds": dict(found.seconds),
+        "versions": {"lgmml-torch": __version__, "python": platform.python_version(), **versions},
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config": settings,
+    }
+
+
+def statistics(data: RankingData) -> dict[str, Any]:
+    """`RankingData.statistics` with the most frequent labels only: fractions may all be different."""
+    found = data.statistics()
+    if data.spread is not None:  # of all processes what each of them knows; labels stay with their lists
+        sizes = data.all_sizes
+        spans = (int(sizes.min()), int(sizes.median()), int(sizes.max()))
+        counts = {"queries": len(sizes), "documents": int(sizes.sum()), "features": data.num_features}
+        return {**counts, "documents per query (min, median, max)": spans, "labels": {}}
+    common = sorted(sorted(found["labels"], key=lambda label: -found["labels"][label])[:LABELS])
+    return {**found, "labels": {label: found["labels"][label] for label in common}}
+
+
+def about(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The few facts of a report that travel in the model file."""
+    train, config = content["data"]["train"], content["config"]
+    validated = next((item for item in content["evaluations"] if item["split"].startswith("valid")), None)
+    scored = {} if validated is None else {name: item["mean"] for name, item in validated["metrics"].items()}
+    return {
+        "version": 1,
+        "written by": f"lgmml-torch {__version__}",
+        "trained on": {"name": config["name"], **{key: train[key] for key in ("queries", "documents", "features")}},
+        "settings": {"seed": config["seed"], "budget": config["budget"], "chosen": config["chosen"]},
+        "validation": {name: value if value is None else round(value, 4) for name, value in scored.items()},
+    }
+
+
+def looked_at(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:
+    """The part of the data that says most about new queries: test, or validation, or what there is."""
+    split = next(name for name in ("test", "valid", "train") if name in splits and len(splits[name]))
+    return split, splits[split]
+
+
+def look_at_run(content: Mapping[str, Any], model: LGMML, data: RankingData, split: str) -> Look:
+    """See `look_at`; by the measure that the run reports, NDCG@10 where it is among several."""
+    rules = content["config"]["evaluation"]
+    built_in = [name for name in rules["metrics"] if "." not in name]  # functions are known while training only
+    measure = "ndcg@10" if "ndcg@10" in built_in or not built_in else built_in[0]
+    seed = content["config"]["seed"]
+    return look_at(model, data, split=split, measure=measure, preset=rules["preset"], seed=seed)
+
+
+def compare_with(model: LGMML, other: Ranker, data: RankingData, split: str, settings: Any) -> Paired:
+    """This model beside another on the same lists, by NDCG@10."""
+    rules = {"preset": settings["evaluation"]["preset"], "seed": settings["seed"], "split": split}
+    return compare_rankings(("this model", model.score(data)), (other.name, other.score(data)), data, **rules)
+
+
+# Settings that say where and how a run runs, but not what it fits.
+INCOMPARABLE = re.compile(
+    r"(paths|callbacks|logger|evaluation|trainer(?!\.max_epochs))\b|(name|chosen|resume|threads|.*\.(num_workers|data_dir|cache))$"
+)
+
+
+def comparable(settings: Any) -> dict[str, Any]:
+    """Settings to tell runs apart by: one level of dotted names, a part by the name of what it makes, no folders.
+
+    >>> comparable({"phi": {"_target_": "lgmml_torch.models.phi.Phi", "mode": "shared"}, "base": "/x/y.txt", "seed": 1})
+    {'phi': 'Phi', 'phi.mode': 'shared', 'base': 'y.txt', 'seed': 1}
     """
+    return {key: value for key, value in _flat(settings, "").items() if not INCOMPARABLE.match(key)}
+
+
+def _flat(settings: Any, prefix: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in settings.items():
-        if isinstance(value, dict):
-            out.update(flat(value, f"{prefix}{key}."))
-        else:
-            out[f"{prefix}{key}"] = value if isinstance(value, (int, float, str, bool)) else str(value)
+        if key == "_target_":
+            out[prefix.removesuffix(".")] = value.rpartition(".")[2]
+        elif isinstance(value, dict):
+            out.update(_flat(value, f"{prefix}{key}."))
+        elif value not in (None, [], "") and not key.startswith("_"):
+            out[f"{prefix}{key}"] = _readable(value)
     return out
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return Path(value).name if "/" in value else value
+    if isinstance(value, list):
+        return ", ".join(str(_readable(item)) for item in value)
+    if isinstance(value, dict):  # of a list: a step of the preprocessing, say
+        rest = ", ".join(f"{k}={_readable(v)}" for k, v in value.items() if not k.startswith("_"))
+        return f"{value.get('_target_', '').rpartition('.')[2]}({rest})"
+    return value

@@ -11,39 +11,52 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytorch_lightning as pl
 import torch
-from hydra.core.hydra_config import HydraConfig
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
+from lgmml_torch import distributed
 from lgmml_torch.app.compose import (
+    asked_measures,
+    build,
+    check_start,
     check_trainer,
+    find_cache,
     load_base,
     load_splits,
     make_loggers,
     make_recipe,
     make_surroundings,
+    named,
     settle,
 )
-from lgmml_torch.app.config import check_overrides, config_dir
-from lgmml_torch.app.report import write_report
-from lgmml_torch.checks import ConfigError, LGMMLError
+from lgmml_torch.app.config import asked_for
+from lgmml_torch.app.launch import WATCHERS
+from lgmml_torch.app.rankers import Ranker, open_ranker
+from lgmml_torch.app.report import Outcome, Stopwatch, looked_at, tell_loggers, write_report
+from lgmml_torch.app.settings import check_settings
+from lgmml_torch.app.signals import Interrupted, Watch, say_goodbye
+from lgmml_torch.app.start import fail, set_threads
+from lgmml_torch.checks import ConfigError, LGMMLError, sentence
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_scores
 from lgmml_torch.evaluation.tables import OWN_LABELS
-from lgmml_torch.fitting.bank import Bank, trains_metrics
+from lgmml_torch.fitting.bank import trains_metrics
 from lgmml_torch.functional.combine import combination_weights
-from lgmml_torch.functional.ranking.measures import mean_ndcg
-from lgmml_torch.models.phi import POLICIES
+from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.tree_base import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import bank_curve
 from lgmml_torch.training.distances import compute_distances
 from lgmml_torch.training.ideal import ideal_scores
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.stages import Prepared, Recipe, Trained, prepare, quiet_lightning, train_phi
+from lgmml_torch.training.quiet import quiet_lightning
+from lgmml_torch.training.stages import Prepared, Recipe, Trained, check_positions, prepare, train_phi
+from lgmml_torch.training.start import Start
+from lgmml_torch.training.stopping import StopAtStep
 
 log = logging.getLogger(__name__)
 
@@ -60,51 +73,131 @@ class RunResult:
     bank_history: dict[str, Any] = field(default_factory=dict)
 
 
-def train(cfg: DictConfig, asked: Sequence[str] | None = None) -> RunResult | None:
+def train(
+    cfg: DictConfig,
+    asked: Sequence[str] | None = None,
+    watch: Watch | None = None,
+    watchers: Sequence[pl.Callback] = (),
+) -> RunResult | None:
     """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report.
 
-    ``asked`` are the overrides of the configuration: what none of them says, the data may decide, see `settle`. Returns
-    None in helper processes of a distributed run.
+    ``asked`` are the overrides of the configuration: what none of them says, the data may decide, see `settle`; whoever
+    is on ``watch`` may ask training to stop, and ``watchers`` are callbacks beside the configured ones. Returns None in
+    helper processes of a distributed run.
     """
+    check_settings(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+    set_threads(cfg.threads)
     make_recipe(cfg)  # what is wrong with it should not wait for the data
     check_trainer(cfg)
+    cfg = found_resume(cfg)
+    check_start(cfg)
+    clock = Stopwatch()
     splits = load_splits(cfg)
     base = load_base(cfg, splits)
+    other = load_other(cfg, splits)
+    clock.lap("data")
     cfg = settle(cfg, asked, splits["train"])
     recipe = make_recipe(cfg)
     folder = Path(cfg.paths.output_dir)
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
     loggers = make_loggers(cfg)
-    prepared = (
-        reuse(cfg, splits, recipe) if cfg.resume or cfg.warm_start else prepare(splits, recipe, bank_curve(loggers))
-    )
-    trained = train_best_phi(cfg, prepared, candidates, loggers, folder)
+    prepared = found_parts(cfg, splits, recipe, loggers)
+    clock.lap("local metrics")
+    watchers = watchers if watch is None else [*watchers, StopAtStep(watch)]
+    trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
+    clock.lap("weights" if not prepared.bank.trained else "training")
     if "test" in splits:
         with quiet_lightning():
             trained.trainer.test(trained.module, trained.trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
-    if not trained.trainer.is_global_zero:
+    first, shared = trained.trainer.is_global_zero, any(part.spread is not None for part in splits.values())
+    if not first and not shared:
         return None
     if base is not None:
-        add_base(trained.model, base, splits["valid"])
+        add_base(trained.model, base, prepared.splits["valid"])
     evaluations = evaluate_run(cfg, trained.model, prepared, base)
-    keeper, history = trained.keeper, prepared.bank.history
-    settings = OmegaConf.to_container(cfg, resolve=True)
-    write_report(folder, trained.model, evaluations, keeper, history, settings, loggers)
-    return RunResult(trained.model, evaluations, folder, keeper.best_epoch, keeper.best, history)
+    model = trained.whole_model(folder)
+    if not first:
+        return None
+    clock.lap("evaluation")
+    keeper, history, settings = trained.keeper, history_of(prepared, trained), OmegaConf.to_container(cfg, resolve=True)
+    found = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, other)
+    write_report(folder, found, settings)
+    tell_loggers(folder, evaluations, model.phi.policy, settings, loggers)
+    return RunResult(model, evaluations, folder, keeper.best_epoch, keeper.best, history)
+
+
+def history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
+    """How building the metrics went, and what training has made of the biases of positions."""
+    bias = trained.position_bias
+    return {**prepared.bank.history, **({} if bias is None else {"position_bias": bias})}
+
+
+def found_parts(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe, loggers: Sequence[Any]) -> Prepared:
+    """Preprocessing and metrics: those of an earlier run, or fitted now."""
+    adds = recipe.grows and not trains_metrics(recipe.fit_bank)  # trained ones go on by themselves
+    if cfg.resume or (cfg.warm_start and not adds):
+        return reuse(cfg, splits, recipe)
+    start = Start.of(LGMML.load(cfg.warm_start)) if cfg.warm_start else None
+    cache = find_cache(cfg)
+    folder = None if cache is None else cache.folder / "unfinished"
+    with named(cfg, "local_metrics"):
+        return prepare(splits, recipe, bank_curve(loggers), folder, start)
+
+
+def found_resume(cfg: DictConfig) -> DictConfig:
+    """The configuration with the checkpoint that ``resume=auto`` means, the same for all processes, or none.
+
+    It is that of the run's own folder, or of the newest run before it that was asked for alike and did not finish.
+    """
+    if cfg.resume is None:
+        return cfg
+    found = cfg.resume
+    if found == "auto":
+        folder = Path(cfg.paths.output_dir)
+        places = [folder, *sorted(folder.parent.glob("*"), reverse=True)] if folder.parent.is_dir() else []
+        files = (
+            place / "checkpoints" / "last.ckpt" for place in places if place == folder or _unfinished(place, folder)
+        )
+        found = distributed.agreed(next((str(file) for file in files if file.is_file()), None))
+        log.info("resume=auto: %s", found or "there is nothing to go on from, so the run begins")
+    if found is not None:
+        distributed.file_of_first(Path(found))
+    resumed = cfg.copy()
+    resumed.resume = found
+    return resumed
+
+
+def _unfinished(place: Path, folder: Path) -> bool:
+    """Whether a folder has a run of the same words as this one's that left no report."""
+    words = []
+    for run in (place, folder):
+        file = run / ".hydra" / "overrides.yaml"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else ["?"]
+        words.append([line for line in lines if not line.startswith(("- resume=", "- launcher"))])
+    return words[0] == words[1] and not (place / "report.json").is_file()
+
+
+def load_other(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Ranker | None:
+    """What the model shall be compared with, where the configuration names it; tried before anything is fitted."""
+    if cfg.compare is None:
+        return None
+    other = open_ranker(str(cfg.compare))
+    lists = looked_at(splits)[1]
+    other.score(lists if other.kind == "run" else lists.select([0]))  # a run may lack any one list
+    return other
 
 
 def reuse(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe) -> Prepared:
     """Preprocessing, metrics and Φ₀ of an earlier run; metrics are trained only where the recipe trains its own."""
-    model = LGMML.load(cfg.resume or cfg.warm_start)
-    width = splits["train"].num_features
-    if width != model.num_features:
-        raise ConfigError(f"the model to start from has {model.num_features} features, the data has {width}")
-    start = model.phi.table.weight.detach().mean(0)
-    bank = Bank(model.metrics, model.kernel, start, trained=trains_metrics(recipe.fit_bank))
-    return Prepared(model.preprocess, bank, dict(splits))
+    trains = trains_metrics(recipe.fit_bank)
+    start = Start.of(LGMML.load(cfg.resume or cfg.warm_start), trained=trains)
+    splits = start.read(splits, recipe.categories)
+    check_positions(splits["train"], trains or bool(cfg.resume))
+    if cfg.resume and trains != read_model(cfg.resume)[0]["metrics"].get("trained", False):
+        was, way = ("not trained", "local_metrics=boosted") if trains else ("trained", "experiment=trained")
+        raise ConfigError(f"`resume`: the metrics of {cfg.resume} were {was}; go on with the same settings, e.g. {way}")
+    return Prepared(start.preprocess, start.bank, splits, encoder=start.encoder)
 
 
 def search_recipes(cfg: DictConfig, recipe: Recipe, *, validated: bool) -> list[Recipe]:
@@ -126,7 +219,12 @@ def search_recipes(cfg: DictConfig, recipe: Recipe, *, validated: bool) -> list[
 
 
 def train_best_phi(
-    cfg: DictConfig, prepared: Prepared, candidates: list[Recipe], loggers: list[Any], folder: Path
+    cfg: DictConfig,
+    prepared: Prepared,
+    candidates: list[Recipe],
+    loggers: list[Any],
+    folder: Path,
+    watchers: Sequence[pl.Callback] = (),
 ) -> Trained:
     """Train Φ; of several margins and starting values, validation keeps one."""
     only = len(candidates) == 1
@@ -137,20 +235,20 @@ def train_best_phi(
     for number, recipe in enumerate(candidates):
         place = folder / "checkpoints" / ("" if only else f"candidate-{number}")
         watching = loggers if only else make_loggers(cfg, version=f"candidate-{number}")
-        around = make_surroundings(cfg, place, watching, validated="valid" in prepared.splits)
+        around = make_surroundings(cfg, place, watching, validated="valid" in prepared.splits, watchers=watchers)
         trained = train_phi(prepared, recipe, around)
         if only:
             return trained
         valid = prepared.splits["valid"]
-        judged = mean_ndcg(trained.model.score(valid, policy=cfg.search.policy), valid)
-        log.info("candidate %d, %s: validation NDCG@10 %.4f", number, recipe.phi.loss.spec(), judged)
+        judged = mean_measure(trained.model.score(valid, policy=cfg.search.policy), valid, recipe.measure)
+        log.info("candidate %d, %s: validation %s %.4f", number, recipe.phi.loss.spec(), cfg.measure, judged)
         found.append((judged, -number, trained))
     return max(found, key=lambda item: item[:2])[2]
 
 
 def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
     """Put the trees beside ours, with the weights by which the validation queries are ranked best."""
-    scores = torch.stack([model.own_score(valid).double(), base.predict(valid.features)])
+    scores = torch.stack([model.score(valid, alone=True).double(), base.predict(valid.features)])
     own, theirs = combination_weights(scores, valid.labels, valid.offsets, tie_order=valid.order).tolist()
     log.info("by validation, the score is %.4g · ours + %.4g · the %s model's", own, theirs, base.title)
     if theirs == 0:
@@ -166,53 +264,56 @@ def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBa
     With trees added, unseen queries are also ranked by ours and by the trees alone.
     """
     splits = prepared.splits
-    options = {"metrics": tuple(cfg.evaluation.metrics), "preset": cfg.evaluation.preset, "seed": cfg.seed}
+    options = {"metrics": asked_measures(cfg), "preset": cfg.evaluation.preset, "seed": cfg.seed}
     own = model.phi.mode == "per_query" or model.phi.deviations
-    found = [evaluate(model, splits["train"], split="training queries", known_queries=own, **options)]
+    seen = evaluate(model, splits["train"], split="training queries", known_queries=own, **options)
+    found = [seen if base is None else joint(seen)]
     for name in ("valid", "test"):
         if name in splits:
-            policies = POLICIES[model.phi.mode] if cfg.evaluation.all_policies else (model.phi.policy,)
+            policies = model.phi.policies_here if cfg.evaluation.all_policies else (model.phi.policy,)
             unseen = f"{name}: unseen queries"
             there = [evaluate(model, splits[name], split=unseen, policy=policy, **options) for policy in policies]
             found += there if base is None else beside_each_alone(there, model, base, splits[name], options)
     if cfg.evaluation.ideal and "test" in splits:
         data = splits["test"]
-        dists = compute_distances(model, data) if prepared.bank.trained else prepared.inputs["test"]
-        start = model.phi.table.weight.detach().mean(0)
+        kept = prepared.inputs["test"]
+        dists = kept if isinstance(kept, Tensor) and not prepared.bank.trained else compute_distances(model, data)
+        start = model.phi.mean_row()[0].detach()
         scores = ideal_scores(dists, data, start, kernel=model.kernel, seed=cfg.seed)
         found.append(evaluate_scores(scores, data, split=f"test: {OWN_LABELS}", policy="own labels", **options))
     return found
+
+
+def joint(evaluation: Evaluation) -> Evaluation:
+    """Called what it is: ours and the trees together."""
+    return replace(evaluation, policy=f"together ({evaluation.policy})")
 
 
 def beside_each_alone(
     together: list[Evaluation], model: LGMML, base: TreeBase, data: RankingData, options: Mapping[str, Any]
 ) -> list[Evaluation]:
     """What ours and the trees reach together, called so, then ours alone and the trees alone on the same queries."""
-    found = [replace(evaluation, policy=f"together ({evaluation.policy})") for evaluation in together]
-    for label, scores in (("ours alone", model.own_score(data)), ("base alone", base.predict(data.features))):
+    found = [joint(evaluation) for evaluation in together]
+    for label, scores in (("ours alone", model.score(data, alone=True)), ("base alone", base.predict(data.features))):
         found.append(evaluate_scores(scores, data, split=together[0].split, policy=label, **options))
     return found
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")
-def _app(cfg: DictConfig) -> float | None:
+def run_and_tell(cfg: DictConfig, watch: Watch) -> float | None:
+    """A run of the command line: what is wrong is told in a sentence, and so is how to go on after an interruption.
+
+    Returns:
+        What the weights that were kept are worth on validation, by the measure that decides, for a sweep to compare.
+    """
     try:
-        result = train(cfg, HydraConfig.get().overrides.task)
+        words = asked_for()
+        if build(cfg.launcher)(words, Path(cfg.paths.output_dir)):
+            return None
+        result = train(cfg, words, watch, WATCHERS)
     except (LGMMLError, MisconfigurationException) as error:
-        _fail(error)
+        fail(error)
+    except OSError as error:
+        fail(sentence(error))
+    except Interrupted as stop:
+        sys.exit(say_goodbye(stop, Path(cfg.paths.output_dir) / "checkpoints" / "last.ckpt"))
     return None if result is None else result.best_valid
-
-
-def _fail(error: object) -> None:
-    sys.stderr.write(f"error: {error}\n")
-    sys.exit(2)
-
-
-def main() -> None:
-    """The command line: ``python train.py`` and ``lgmml train``."""
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    try:
-        check_overrides([word for word in words if "=" in word])
-    except ConfigError as error:
-        _fail(error)
-    _app()

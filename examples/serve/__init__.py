@@ -1,0 +1,1 @@
+"""A server for rankers, and a load test for it."""

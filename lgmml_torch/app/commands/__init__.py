@@ -1,0 +1,1 @@
+"""The commands of ``lgmml``, a file each: ``run`` takes the parsed arguments."""

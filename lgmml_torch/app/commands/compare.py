@@ -1,0 +1,85 @@
+"""``lgmml compare``: two models or runs on the same lists, query by query."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from lgmml_torch.app.commands.common import open_data, output, use_machine
+from lgmml_torch.app.rankers import Ranker, open_ranker
+from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
+from lgmml_torch.evaluation.paired import Paired, compare_rankings
+from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def run(args: Namespace) -> None:
+    """Print the comparison, or the figures as JSON; draw it where that is asked for."""
+    parse_metric(args.measure)
+    find_preset(args.preset)
+    check_positive("top", args.top, zero=True)
+    if args.plot is not None:
+        check_choice("plot", Path(args.plot).suffix, PICTURES)
+    found = compare(args)
+    if args.plot is not None:
+        draw(found, args.plot)
+    if args.json is not None:
+        with output(args.json) as stream:
+            stream.write(json.dumps(found.to_dict(per_query=True), indent=2, ensure_ascii=False).encode() + b"\n")
+    if args.json != "-":
+        show(found, args.top)
+
+
+def compare(args: Namespace) -> Paired:
+    """Score the lists with both."""
+    device = use_machine(args)
+    both = [open_ranker(name) for name in (args.model, args.other)]
+    for ranker in both:
+        if ranker.model is not None:
+            ranker.model.to(device)
+    with open_data(args, next((r.model for r in both if r.model), None), num_features=width(both)) as lists:
+        if not lists.has_labels:
+            raise DataError(f"{lists.name}: there are no labels to compare by")
+        data = lists.read(labelled=True)
+    names = [r.name for r in both] if both[0].name != both[1].name else [args.model, args.other]
+    first, second = ((name, ranker.score(data).cpu()) for name, ranker in zip(names, both, strict=True))
+    rules = {"split": lists.name, "measure": args.measure, "preset": args.preset, "seed": args.seed}
+    return compare_rankings(first, second, data, **rules)
+
+
+def width(rankers: list[Ranker]) -> int | None:
+    """The number of features that both need, where either cares."""
+    widths = {ranker.num_features for ranker in rankers} - {None}
+    if len(widths) > 1:
+        named = ", ".join(f"{ranker.name} has {ranker.num_features}" for ranker in rankers)
+        raise LGMMLError(f"both must rank documents with the same number of features: {named}")
+    return widths.pop() if widths else None
+
+
+def draw(found: Paired, path: str) -> None:
+    """The differences per query, as a picture."""
+    from lgmml_torch.plots import differences_picture, save_figure  # matplotlib takes its time to import
+
+    gaps = [gap for gap in found.gaps.tolist() if gap == gap]
+    save_figure(differences_picture(gaps, first=found.first, second=found.second, measure=found.measure), path)
+
+
+def show(found: Paired, top: int) -> None:
+    """For people: the sentence, the queries that differ most, the definition."""
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    console.print(f"{found.first} against {found.second} on {found.split}", soft_wrap=True)
+    console.print(f"{found.sentence()}.", soft_wrap=True)
+    queries = found.most_different(top)
+    if queries:
+        table = Table("query", found.first, found.second, "difference")
+        for query in queries:
+            a, b = found.values[:, query].tolist()
+            table.add_row(str(found.qids[query]), f"{a:.4f}", f"{b:.4f}", f"{a - b:+.4f}")
+        console.print(table)
+    console.print(found.definition, soft_wrap=True)

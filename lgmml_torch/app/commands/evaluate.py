@@ -1,0 +1,84 @@
+"""``lgmml evaluate``: rank labelled lists, or take somebody's run, and measure the result."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+from lgmml_torch.app.commands.common import load_model, open_data, output
+from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.data.source import Source
+from lgmml_torch.data.trec import qrels_lines, read_qrels, read_run
+from lgmml_torch.evaluation.evaluate import Evaluation, evaluate
+from lgmml_torch.evaluation.tables import print_evaluations
+from lgmml_torch.evaluation.trec import evaluate_run
+from lgmml_torch.ragged import RankingData
+
+
+def run(args: Namespace) -> None:
+    """Print the table, or the figures as JSON."""
+    check_words(args)
+    rules = {
+        "metrics": [name.strip() for name in args.metrics.split(",") if name.strip()],
+        "preset": args.preset or ("default" if args.run is None else "trec_eval"),
+        "threshold": args.threshold,
+        "max_grade": args.max_grade,
+    }
+    found = [of_model(args, rules)] if args.run is None else [of_run(file, args.qrels, rules) for file in args.run]
+    if args.json is not None:
+        text = "\n".join(evaluation.to_json() for evaluation in found)
+        with output(args.json) as stream:
+            stream.write(text.encode() + b"\n")
+    if args.json != "-":
+        print_evaluations(found)
+
+
+def check_words(args: Namespace) -> None:
+    """Either a model and its data, or runs and judgements.
+
+    Raises:
+        LGMMLError: what is missing, or does not go together.
+    """
+    if args.run is None and args.qrels is None:
+        if args.data is None:
+            raise LGMMLError("say what to evaluate: MODEL DATA, or --run FILE --qrels FILE")
+    elif args.run is None or args.qrels is None:
+        raise LGMMLError("`--run` and `--qrels` go together: a ranking, and the judgements to measure it by")
+    elif args.model is not None or args.write_qrels is not None:
+        raise LGMMLError("`--run` is a ranking already: MODEL, DATA and `--write-qrels` do not go with it")
+    elif args.json is not None and len(args.run) > 1:
+        raise LGMMLError("`--json` takes the figures of one run, got several")
+
+
+def of_run(file: str, qrels: str, rules: dict[str, Any]) -> Evaluation:
+    """What a run reaches; called by the name of its file."""
+    return evaluate_run(read_run(file), read_qrels(qrels), split=Path(file).name, **rules)
+
+
+def of_model(args: Namespace, rules: dict[str, Any]) -> Evaluation:
+    """What a model reaches on labelled lists; their labels are written as qrels where that is asked for."""
+    model = load_model(args)
+    with open_data(args, model) as lists:
+        if not lists.has_labels:
+            raise DataError(f"{lists.name}: there are no labels to evaluate against")
+        with nullcontext() if args.write_qrels is None else output(args.write_qrels) as qrels:
+            return evaluate(
+                model,
+                parts(lists, args.batch_documents, qrels),
+                split=lists.name,
+                known_queries=args.known_queries,
+                policy=args.policy,
+                documents_at_once=args.batch_documents,
+                **rules,
+            )
+
+
+def parts(lists: Source, documents: int, qrels: IO[bytes] | None) -> Iterator[RankingData]:
+    """Whole lists, some at a time, whose labels are written on the way."""
+    for batch in lists.batches(documents):
+        if qrels is not None:
+            qrels.write("".join(qrels_lines(batch)).encode())
+        yield batch.data

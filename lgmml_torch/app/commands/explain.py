@@ -1,0 +1,125 @@
+"""``lgmml explain``: why one document stands above another."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import Namespace
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lgmml_torch.app.commands.common import load_model, open_data
+from lgmml_torch.checks import DataError, check_positive
+from lgmml_torch.models.explain import Explanation, explain
+from lgmml_torch.ragged import RankingData
+
+NOTE = "Parts add up to the difference; a metric's parts over its features add up to its own."
+
+
+def run(args: Namespace) -> None:
+    """Print the explanation."""
+    check_positive("top", args.top)
+    model = load_model(args)
+    with open_data(args, model) as lists:
+        data = lists.only(args.qid)
+    found = explain(
+        model,
+        data,
+        qid=data.qids[0],
+        document=document(data, args.document),
+        over=document(data, args.over),
+        policy=args.policy,
+        known_queries=args.known_queries,
+    )
+    content = as_dict(found, args.top)
+    if args.json:
+        sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    else:
+        show(content)
+
+
+def document(data: RankingData, name: str) -> str | int:
+    """An id when the list has it; otherwise a number is a place, from 1.
+
+    Raises:
+        DataError: a place that the list does not have, told as it was given.
+    """
+    known = data.doc_ids is not None and name in data.doc_ids
+    if known or not name.isdigit():
+        return name
+    if not 1 <= int(name) <= data.num_documents:
+        told = f"query {data.qids[0]!r} has documents 1 to {data.num_documents}, got {name}"
+        raise DataError(told if data.doc_ids is None else f"{told}, which is the id of none of them either")
+    return int(name) - 1
+
+
+def as_dict(found: Explanation, top: int) -> dict[str, Any]:
+    """The leading parts, as primitives."""
+    metrics = found.leading_metrics(top)
+    features = found.leading_features(top)
+    return {
+        "qid": found.qid,
+        "document": found.document,
+        "over": found.over,
+        "scores": found.scores.tolist(),
+        "difference": found.difference,
+        "metrics": [
+            {
+                "metric": r + 1,
+                "part": float(found.metrics[r]),
+                "weight": float(found.phi[r]),
+                "distances": found.distances[:, r].tolist(),
+                "anchor_ndcg": None if found.quality[r].isnan() else float(found.quality[r]),
+                "features": [
+                    {"feature": found.called(j), "part": part, "anchor": float(found.anchors[r, j])}
+                    for j, part in found.leading_features(3, metric=r)
+                ],
+            }
+            for r in metrics
+        ],
+        "other_metrics": float(found.metrics.sum() - found.metrics[metrics].sum()),
+        "features": [
+            {
+                "feature": found.called(j),
+                "part": part,
+                "values": found.values[:, j].tolist(),
+                "raw": found.raw[:, found.columns[j].feature].tolist() if found.columns[j].feature >= 0 else None,
+            }
+            for j, part in features
+        ],
+        "other_features": found.difference - found.base - math.fsum(part for _, part in features),
+        "base": found.base,
+    }
+
+
+def show(content: dict[str, Any]) -> None:
+    """The same for people."""
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    a, b = content["document"], content["over"]
+    first, second = content["scores"]
+    relation = "above" if content["difference"] > 0 else "below" if content["difference"] < 0 else "level with"
+    console.print(f"Query {content['qid']}: {a} (score {first:.6g}) is {relation} {b} (score {second:.6g}); ", end="")
+    console.print(f"difference {content['difference']:+.6g}.", NOTE, sep="\n")
+    table = Table("metric", "part", "weight Φ", "distance of the first", "of the second", "anchor NDCG", "mostly by")
+    for row in content["metrics"]:
+        near, far = row["distances"]
+        mostly = "; ".join(f"{i['feature']} {i['part']:+.3g} (anchor at {i['anchor']:.3g})" for i in row["features"])
+        quality = "" if row["anchor_ndcg"] is None else f"{row['anchor_ndcg']:.3f}"
+        part, weight = f"{row['part']:+.6g}", f"{row['weight']:.4g}"
+        table.add_row(str(row["metric"]), part, weight, f"{near:.4g}", f"{far:.4g}", quality, mostly)
+    table.add_row("all others", f"{content['other_metrics']:+.6g}")
+    if content["base"]:
+        table.add_row("trees it adds to", f"{content['base']:+.6g}")
+    console.print(table)
+    table = Table("feature", "part", "value in the first", "in the second", "as the metrics see it")
+    for row in content["features"]:
+        raw = ["", ""] if row["raw"] is None else [f"{value:.6g}" for value in row["raw"]]
+        seen = " against ".join(f"{value:.3g}" for value in row["values"])
+        table.add_row(row["feature"], f"{row['part']:+.6g}", *raw, seen)
+    table.add_row("all others", f"{content['other_features']:+.6g}")
+    if content["base"]:
+        table.add_row("trees it adds to", f"{content['base']:+.6g}")
+    console.print(table)

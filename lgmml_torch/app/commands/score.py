@@ -1,0 +1,75 @@
+"""``lgmml score``: read, score, write, whole lists at a time."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lgmml_torch.app.commands.common import load_model, open_data, output, shards_at
+from lgmml_torch.data.source import Batch, Source
+from lgmml_torch.data.trec import run_lines
+from lgmml_torch.files import npy_bytes
+from lgmml_torch.models.ranker import LGMML
+
+FORMATS = {".npy": "npy", ".run": "trec", ".trec": "trec"}
+
+Scored = tuple[Batch, NDArray[Any]]
+
+
+def run(args: Namespace) -> None:
+    """Read, score, write; whole lists at a time."""
+    if folders := shards_at(args.data):
+        from lgmml_torch.app.score_shards import score_folder  # which is built on this module
+
+        sys.stdout.write(f"{score_folder(args, folders)}\n")
+        return
+    model = load_model(args)
+    form = args.format or FORMATS.get(Path(args.output).suffix, "text")
+    with open_data(args, model) as lists, output(args.output) as stream:
+        scored = score_batches(model, lists, args)
+        if form == "trec":
+            for batch, scores in scored:
+                stream.write("".join(run_lines(batch, scores, args.tag)).encode())
+        elif form == "text" and lists.in_order:
+            for _, scores in scored:
+                write_text(stream, scores)
+        else:
+            scores = in_file_order(scored, lists.num_rows)
+            if form == "text":
+                write_text(stream, scores)
+            else:
+                stream.write(npy_bytes(scores))
+
+
+def score_batches(model: LGMML, lists: Source, args: Namespace) -> Iterator[Scored]:
+    """Each batch with its scores, in the order of its rows in the file."""
+    for batch in lists.batches(args.batch_documents):
+        scores = model.score_in_caller_order(
+            batch.data,
+            known_queries=args.known_queries,
+            policy=args.policy,
+            documents_at_once=args.batch_documents,
+        )
+        yield batch, scores
+
+
+def in_file_order(scored: Iterator[Scored], rows: int) -> NDArray[Any]:
+    """All scores; only these have to fit into memory."""
+    out: NDArray[Any] | None = None
+    for batch, scores in scored:
+        if out is None:
+            out = np.empty(rows, scores.dtype)
+        out[batch.rows] = scores
+    assert out is not None  # a file without documents was refused
+    return out
+
+
+def write_text(stream: IO[bytes], scores: NDArray[Any]) -> None:
+    """One score per line, with as few digits as give back the same number."""
+    stream.write("".join(f"{score!s}\n" for score in scores).encode())

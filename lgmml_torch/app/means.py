@@ -1,0 +1,85 @@
+"""What several runs reached together: means over folds and seeds, as a table."""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.files import write_text
+
+log = logging.getLogger(__name__)
+
+REPEATED = ("seed", "data.seed", "data.fold")  # what runs of one kind differ in
+
+
+def means_markdown(folder: Path) -> str:
+    """A table of the runs below a folder: a row for each kind of run and of data, means with standard deviations.
+
+    Runs are of one kind when they differ in seed and fold only.
+
+    Raises:
+        DataError: there are no reports of runs.
+    """
+    files = sorted(folder.glob("*/report.json"), key=lambda file: (len(file.parent.name), file.parent.name))
+    if not files:
+        raise DataError(f"{folder}: there is no run with a report.json below it")
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    asked = [_asked(file.parent) for file in files]
+    common = [word for word in asked[0] if all(word in words for words in asked)]
+    for file, words in zip(files, asked, strict=True):
+        kind = ", ".join(word for word in words if word not in common) or "all"
+        for evaluation in json.loads(file.read_text(encoding="utf-8"))["evaluations"]:
+            found[kind, evaluation["split"], evaluation["policy"]].append(evaluation["metrics"])
+    names = list(dict.fromkeys(name for runs in found.values() for metrics in runs for name in metrics))
+    header = ["runs of", "data", "weights", *names, "runs", "queries"]
+    lines = [header, ["---"] * 3 + ["---:"] * (len(header) - 3)]
+    for (kind, split, policy), runs in found.items():
+        queries = sum(max((m["counted"] for m in metrics.values()), default=0) for metrics in runs)
+        lines.append([kind, split, policy, *(_cell(runs, name) for name in names), str(len(runs)), str(queries)])
+    texts = {m["definition"] for runs in found.values() for metrics in runs for m in metrics.values()}
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    note = "Mean over runs of each run's mean over queries, ± the standard deviation between runs."
+    shared = f"All runs: {', '.join(common)}.\n\n" if common else ""
+    return f"{shared}{table}\n\n{note}\n\n" + "".join(f"- {text}\n" for text in sorted(texts))
+
+
+def _asked(run: Path) -> list[str]:
+    """What a run was asked for, but for seed and fold."""
+    file = run / ".hydra" / "overrides.yaml"
+    if not file.is_file():
+        return []
+    words = [str(word) for word in OmegaConf.load(file)]
+    items = OverridesParser.create().parse_overrides(words)
+    return [word for word, item in zip(words, items, strict=True) if item.get_key_element() not in REPEATED]
+
+
+def _cell(runs: Sequence[dict[str, Any]], name: str) -> str:
+    values = [metrics[name]["mean"] for metrics in runs if name in metrics and metrics[name]["mean"] is not None]
+    if not values:
+        return ""
+    return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
+
+
+class MeansOfJobs(Callback):
+    """After ``python train.py -m data.fold=1,2,3``: the table of means, in the log and in ``means.md``."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """All jobs are done."""
+        folder = Path(config.hydra.sweep.dir)
+        try:
+            table = means_markdown(folder)
+        except DataError as error:
+            log.warning("%s", error)
+            return
+        write_text(folder / "means.md", table)
+        log.info("means over the runs (%s):\n%s", folder / "means.md", table)

@@ -1,0 +1,274 @@
+"""A search for good settings that outlives its process: Optuna with a study in a file, a folder for every trial.
+
+What is maximised is a run's validation NDCG@10. Trials whose validation curve falls behind are stopped early. The same
+command again goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytorch_lightning as pl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from pytorch_lightning.callbacks import Callback
+
+from lgmml_torch.app.config import load_config
+from lgmml_torch.app.start import config_dir
+from lgmml_torch.app.train import train
+from lgmml_torch.checks import ConfigError, DivergedError, check_positive, require
+from lgmml_torch.files import write_text
+from lgmml_torch.plots import save_figure, search_picture
+from lgmml_torch.training.callbacks import KeepCheckpoints
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched.
+
+    Attributes:
+        fixed: overrides that every trial has.
+        space: a distribution for each setting that is searched, as on the command line.
+        seed: of the draws.
+    """
+
+    fixed: tuple[str, ...]
+    space: Mapping[str, str]
+    seed: int = 0
+
+    def described(self) -> dict[str, Any]:
+        """As it is kept with the study."""
+        return {"fixed": sorted(self.fixed), "space": dict(sorted(self.space.items()))}
+
+
+def read_search(words: Sequence[str], file: Path | None = None) -> Search:
+    """What the words of the command line and a file ask for; a word with several values is searched.
+
+    Args:
+        words: overrides such as ``experiment=quick`` or ``loss.margin=choice(0.05,0.1)``.
+        file: further settings to search; by default those of ``conf/hparams_search/optuna.yaml``.
+
+    Raises:
+        ConfigError: words or distributions that cannot be read, or settings that do not exist.
+    """
+    file = config_dir() / "hparams_search" / "optuna.yaml" if file is None else file
+    content = OmegaConf.to_container(OmegaConf.load(file))
+    if not isinstance(content, dict) or not isinstance(content.get("space", {}), dict):
+        raise ConfigError(f"{file}: must hold `space`, with a distribution for each setting")
+    space = {str(key): str(value) for key, value in content.get("space", {}).items()}
+    fixed = []
+    for word, item in zip(words, _parsed(words), strict=True):
+        if item.is_sweep_override():
+            space[item.get_key_element()] = word.partition("=")[2]
+        else:
+            fixed.append(word)
+    given = {item.get_key_element() for item in _parsed(fixed)}
+    found = Search(tuple(fixed), {key: text for key, text in space.items() if key not in given}, content.get("seed", 0))
+    if not found.space:
+        raise ConfigError("there is nothing to search: give a setting several values, e.g. 'loss.margin=choice(0.1,1)'")
+    firsts = [f"{key}={_first(value)}" for key, value in distributions(found.space).items()]
+    load_config([*fixed, *firsts])
+    return found
+
+
+def distributions(space: Mapping[str, str]) -> dict[str, BaseDistribution]:
+    """What each text means to Optuna."""
+    words = [f"{key}={text}" for key, text in space.items()]
+    return {item.get_key_element(): _distribution(item) for item in _parsed(words)}
+
+
+def _parsed(words: Sequence[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(list(words))
+    except HydraException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+
+
+def _distribution(item: Override) -> BaseDistribution:
+    require("optuna", "to search for settings", "sweep")
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    value, key = item.value(), item.get_key_element()
+    if isinstance(value, ChoiceSweep):
+        return CategoricalDistribution([str(text) for text in item.sweep_string_iterator()])
+    if isinstance(value, RangeSweep) and value.start is not None and value.stop is not None:
+        steps = math.ceil((value.stop - value.start) / value.step) - 1  # the end is left out, as Hydra does
+        last = value.start + steps * value.step
+        if steps >= 0 and all(isinstance(x, int) for x in (value.start, value.step)):
+            return IntDistribution(int(value.start), int(last), step=int(value.step))
+        if steps >= 0:
+            return FloatDistribution(float(value.start), float(last), step=float(value.step))
+    if isinstance(value, IntervalSweep) and value.start is not None and value.end is not None:
+        low, high, logarithmic = value.start, value.end, "log" in value.tags
+        if low <= high and (low > 0 or not logarithmic):
+            whole = isinstance(low, int) and isinstance(high, int)
+            return (IntDistribution if whole else FloatDistribution)(low, high, log=logarithmic)  # type: ignore[arg-type]
+    raise ConfigError(f"`{key}` must be interval(a,b), tag(log,interval(a,b)), range(a,b) or choice(x,y), got {value}")
+
+
+def _first(distribution: BaseDistribution) -> Any:
+    choices = getattr(distribution, "choices", None)
+    return choices[0] if choices else distribution.low  # type: ignore[attr-defined]
+
+
+class Prune(Callback):
+    """Tells a trial the best that validation has seen so far, and stops it when earlier trials were better by then."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Report an epoch.
+
+        Raises:
+            TrialPruned: it is not worth going on.
+        """
+        from optuna import TrialPruned
+
+        keeper = cast(KeepCheckpoints, trainer.checkpoint_callback)
+        value = float(trainer.callback_metrics.get(keeper.monitor, math.nan))
+        if trainer.sanity_checking or math.isnan(value):
+            return
+        # What the trial would be worth if it ended here; the keeper judges this epoch only after us.
+        self.trial.report(max(value, *keeper.curve.values()), trainer.current_epoch + 1)
+        if self.trial.should_prune():
+            raise TrialPruned(f"after epoch {trainer.current_epoch + 1}")
+
+
+@contextmanager
+def open_study(folder: Path, search: Search) -> Iterator[Study]:
+    """The study of a folder, new or old, for this process alone.
+
+    Trials that a killed process left unfinished are tried again.
+
+    Raises:
+        ConfigError: another process is at it, or the folder is of another search.
+    """
+    optuna = require("optuna", "to search for settings", "sweep")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "study.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"another process is at the search in {folder}") from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(
+            study_name="lgmml",
+            storage=f"sqlite:///{(folder / 'study.db').resolve()}",
+            direction="maximize",
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
+            load_if_exists=True,
+        )
+        known = study.user_attrs.get("search")
+        if known is not None and known != search.described():
+            raise ConfigError(
+                f"{folder} holds another search ({known}); choose another --folder, or say the same again"
+            )
+        study.set_user_attr("search", search.described())
+        # A seed of its own for every start, or the first draws would be repeated.
+        study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.trials), n_startup_trials=8)
+        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            study.enqueue_trial(trial.params)
+        yield study
+
+
+def run_search(folder: Path, search: Search, trials: int) -> Study:
+    """Run trials until so many are finished or pruned, in all and with those of earlier calls; then tell what came.
+
+    Every trial has a folder of its own below ``folder``, with what any run leaves and ``trial.json``.
+    """
+    check_positive("trials", trials)
+    with open_study(folder, search) as study:
+        while len(judged(study)) < trials:
+            trial = study.ask(distributions(search.space))
+            try_settings(study, trial, search, folder / str(trial.number))
+            write_text(folder / "study.md", study_markdown(study))
+        save_picture(study, folder / "study.png")
+        return study
+
+
+def try_settings(study: Study, trial: Trial, search: Search, folder: Path) -> None:
+    """One run, and what the study is told of it."""
+    from optuna import TrialPruned
+    from optuna.trial import TrialState
+
+    chosen = [f"{key}={value}" for key, value in trial.params.items()]
+    data = [word.partition("=")[2] for word in search.fixed if word.startswith("data=")]
+    words = [*search.fixed, *chosen, f"paths.output_dir={folder}", f"name={(data or ['generated'])[0]}"]
+    log.info("trial %d: %s", trial.number, ", ".join(chosen))
+    try:
+        result = train(load_config(words), words, watchers=[Prune(trial)])
+    except TrialPruned as error:
+        study.tell(trial, state=TrialState.PRUNED)
+        log.info("trial %d: stopped %s", trial.number, error)
+    except DivergedError as error:
+        study.tell(trial, state=TrialState.FAIL)
+        log.warning("trial %d: %s", trial.number, error)
+    else:
+        value = math.nan if result is None else result.best_valid
+        if math.isnan(value):
+            raise ConfigError("a search needs validation queries with relevant documents to choose by; there are none")
+        study.tell(trial, value)
+    done = study.trials[trial.number]
+    facts = {"number": done.number, "state": done.state.name.lower(), "validation ndcg@10": done.value,
+             "settings": done.params, "curve": done.intermediate_values}  # fmt: skip
+    write_text(folder / "trial.json", json.dumps(facts, indent=2))
+
+
+def judged(study: Study) -> list[FrozenTrial]:
+    """The trials that were finished or pruned."""
+    from optuna.trial import TrialState
+
+    return study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])
+
+
+def save_picture(study: Study, file: Path) -> None:
+    """What can be seen of trials and settings."""
+    found = judged(study)
+    values = [math.nan if t.value is None or t.state.name == "PRUNED" else t.value for t in found]
+    curves = [trial.intermediate_values for trial in found]
+    save_figure(search_picture(values, curves, [trial.params for trial in found]), file)
+
+
+def study_rows(study: Study) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table of trials: finished ones, best first, then the others."""
+    names = sorted({name for trial in study.trials for name in trial.params})
+    order = {"COMPLETE": 0, "PRUNED": 1}
+    trials = sorted(study.trials, key=lambda t: (order.get(t.state.name, 2), -(t.value or 0.0), t.number))
+    rows = [
+        [
+            str(t.number),
+            f"{t.value:.4f}" if t.state.name == "COMPLETE" and t.value is not None else "",
+            {"COMPLETE": "finished", "FAIL": "failed"}.get(t.state.name, t.state.name.lower()),
+            *(f"{v:.4g}" if isinstance(v := t.params.get(name, ""), float) else str(v) for name in names),
+        ]
+        for t in trials
+    ]
+    return ["trial", "validation ndcg@10", "state", *names], rows
+
+
+def study_markdown(study: Study) -> str:
+    """The same as Markdown."""
+    header, rows = study_rows(study)
+    lines = [header, ["---"] * len(header), *rows]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    note = "A search looks at validation queries many times: read the test figures of the best trial only, and once."
+    return f"# Search\n\n{table}\n\n{note}\n"
