@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
+from matplotlib.axes import Axes as Axes
 from matplotlib.figure import Figure as Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.models.local_metrics import MetricBlock
 from lgmml_torch.ragged import RankingData
 
 # One system, one look, in every picture; the first word that a label starts with decides.
@@ -345,17 +346,12 @@ def draw_metrics(axis: Axes, data: RankingData, bank: Bank) -> None:
     for label, colour in enumerate((GREYS, *RELEVANT)):
         chosen = data.labels.numpy() == label
         axis.scatter(x[chosen], y[chosen], s=14, color=colour, linewidths=0, zorder=2)
-    turns = torch.linspace(0, 2 * torch.pi, 200)
-    circle = torch.stack([turns.cos(), turns.sin()])  # (2, 200)
     block = bank.metrics.iter_blocks()[0]
     order = block.anchors[:, 0].argsort().tolist()
     for colour, row in zip(LINES, order, strict=True):
-        anchor, scale = block.anchors[row], block.scales[row]
         for share, width in ((0.2, 1.9), (0.4, 1.3), (0.6, 0.8)):
-            # ‖Fᵀv‖ = share · median distance: v = F⁻ᵀ times a circle of that radius.
-            edge = torch.linalg.solve(block.factors[row].T, share * scale * circle) + anchor[:, None]
-            axis.plot(*edge.numpy(), color=colour, linewidth=width, zorder=3)
-        across, up = anchor.tolist()
+            axis.plot(*ellipse(block, row, share), color=colour, linewidth=width, zorder=3)
+        across, up = block.anchors[row].tolist()
         axis.scatter(across, up, marker="*", s=190, color=colour, edgecolors="white", linewidths=1.0, zorder=4)
     dots = zip((GREYS, *RELEVANT), ("not relevant", "relevant", "highly relevant"), strict=True)
     handles = [
@@ -372,6 +368,13 @@ def draw_metrics(axis: Axes, data: RankingData, bank: Bank) -> None:
     axis.set_xticks([])
     axis.set_yticks([])
     axis.set_title("Each region of the feature space has a metric of its own", fontsize=11)
+
+
+def ellipse(block: MetricBlock, row: int, distance: float) -> Any:  # (2, 200)
+    """Where the local distance to an anchor in the plane has one value: ‖Fᵀv‖ = distance · scale."""
+    turns = torch.linspace(0, 2 * torch.pi, 200)
+    circle = distance * block.scales[row] * torch.stack([turns.cos(), turns.sin()])
+    return (torch.linalg.solve(block.factors[row].T, circle) + block.anchors[row][:, None]).numpy()
 
 
 def draw_curve(axis: Axes, history: Mapping[str, Any], chance: float) -> None:

@@ -43,7 +43,8 @@ from lgmml_torch.models.preprocess.steps import ListRank, Quantile, RemoveConsta
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.distances import compute_distances
-from lgmml_torch.training.stages import QUIET, Prepared, Recipe, Surroundings, prepare, quiet_lightning, train_phi
+from lgmml_torch.training.quiet import QUIET, quiet_lightning
+from lgmml_torch.training.stages import Prepared, Recipe, Surroundings, prepare, train_phi
 from research.protocol import NOISES, RankingFold
 
 Score = Callable[[RankingData], Tensor]

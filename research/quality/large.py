@@ -9,6 +9,7 @@ piece that nobody has begun. ``--stage choices`` scores no test query;
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ import torch
 
 from lgmml_torch.baselines.base import grid_points
 from lgmml_torch.functional.ranking.measures import mean_ndcg
-from research.protocol import RankingFold, large_fold
+from research.protocol import NOISES, Noise, RankingFold, large_fold, noisy_ranking
 from research.quality.work import GRID, lightgbm_options, score_all
 from research.store import Job, Record, Store
 from research.systems import find_system
@@ -28,28 +29,35 @@ from research.systems import find_system
 log = logging.getLogger("research.quality")
 
 ROOT = Path(__file__).parent.parent.parent
+FIGURES = ROOT / "research" / "results" / "quality-large.json"
 SIZES: dict[str, tuple[int | None, ...]] = {"debian": (500, 2000, None), "moby": (500, 2000, None)}
 TREES = ("lightgbm", "lightgbm+ranks")
 SEEDS = 3  # the seed is the draw of the training queries, too
+NOISY: dict[str, dict[int | None, tuple[str, ...]]] = {
+    "debian": {500: NOISES, 2000: ("permuted",)}
+}  # sizes and kinds of noise that are tried
 SHORTLISTS = (8, 4)  # points of the grid that are tried again with more queries: the best of the next smaller size
 
 
 @dataclass(frozen=True)
 class Place:
-    """A set, how many of its training queries, and which."""
+    """A set, how many of its training queries, and which; perhaps with two columns of noise for each feature."""
 
     data: str
     queries: int | None
     draw: int = 0
+    noise: str | None = None
 
     def fold(self) -> RankingFold:
         """Its lists; all of the training queries can be drawn in one way only."""
-        return large_fold(self.data, self.queries, 0 if self.queries is None else self.draw)
+        fold = large_fold(self.data, self.queries, 0 if self.queries is None else self.draw)
+        return fold if self.noise is None else noisy_ranking(fold, Noise(self.noise, 2), seed=100 + self.draw)
 
     @property
     def settings(self) -> dict[str, Any]:
         """For the store."""
-        return {"data": self.data, "queries": self.queries or "all", "draw": self.draw}
+        noise = {} if self.noise is None else {"noise": self.noise}
+        return {"data": self.data, "queries": self.queries or "all", "draw": self.draw, **noise}
 
 
 def point_job(place: Place, name: str, point: dict[str, Any]) -> Job:
@@ -82,14 +90,26 @@ def _value(store: Store, place: Place, name: str, point: dict[str, Any]) -> floa
     return value
 
 
+def kept_choice(data: str, queries: int | None) -> tuple[str, dict[str, Any]] | None:
+    """What validation chose in an earlier run whose fits may be gone: the variant of LightGBM and its point."""
+    figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.is_file() else {"sets": {}}
+    found = figures["sets"].get(data, {}).get(str(queries or "all"))
+    return None if found is None else (found["lightgbm"]["system"], found["lightgbm chosen"])
+
+
 def chosen_point(store: Store, data: str, queries: int | None, name: str) -> dict[str, Any]:
     """The point with the best validation NDCG@10 of draw 0, the first of equals."""
+    kept = kept_choice(data, queries)
+    if kept is not None and kept[0] == name:
+        return kept[1]
     place = Place(data, queries)
     return max(points(store, data, queries, name), key=lambda point: _value(store, place, name, point))
 
 
 def better_trees(store: Store, data: str, queries: int | None) -> str:
     """LightGBM with or without list ranks, whichever validation prefers."""
+    if (kept := kept_choice(data, queries)) is not None:
+        return kept[0]
     tried = variants(store, data, queries)
     best = {name: _value(store, Place(data, queries), name, chosen_point(store, data, queries, name)) for name in tried}
     return max(tried, key=lambda name: best[name])
@@ -115,7 +135,7 @@ def fit_job(store: Store, place: Place, name: str, seed: int) -> Job:
 def choices(store: Store, data: str) -> Iterator[Job]:
     """All that is selected on validation queries, smaller sizes first."""
     for queries in SIZES[data]:
-        for name in variants(store, data, queries):
+        for name in variants(store, data, queries) if kept_choice(data, queries) is None else ():
             for point in points(store, data, queries, name):
                 yield point_job(Place(data, queries), name, point)
 
@@ -129,11 +149,22 @@ def fits(store: Store, data: str, seeds: int = SEEDS, only: str | None = None) -
     """The default and the better LightGBM, a seed at a time."""
     for seed in range(seeds):
         for queries in SIZES[data]:
-            place = Place(data, queries, 0 if queries is None else seed)
-            if only != "trees":
-                yield fit_job(store, place, "default", seed)
-            if only != "default":
-                yield fit_job(store, place, better_trees(store, data, queries), seed)
+            yield from _both(store, Place(data, queries, 0 if queries is None else seed), seed, only)
+
+
+def noisy_fits(store: Store, data: str, seeds: int = SEEDS, only: str | None = None) -> Iterator[Job]:
+    """Both again where two thirds of the features mean nothing, with the settings chosen without noise."""
+    for queries, kinds in NOISY.get(data, {}).items():
+        for seed in range(seeds):
+            for kind in (None, *kinds):  # without noise first: what the loss is measured from
+                yield from _both(store, Place(data, queries, seed, kind), seed, only)
+
+
+def _both(store: Store, place: Place, seed: int, only: str | None) -> Iterator[Job]:
+    if only != "trees":
+        yield fit_job(store, place, "default", seed)
+    if only != "default":
+        yield fit_job(store, place, better_trees(store, place.data, place.queries), seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -145,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sets", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--only", choices=("default", "trees"), help="fits of one side")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--stage", choices=("choices", "all", "report"), default="all")
+    parser.add_argument("--stage", choices=("choices", "all", "noise", "report"), default="all")
     parser.add_argument("--out", type=Path, default=ROOT, help="root for research/results and docs")
     parser.add_argument("--store", type=Path, help="where finished fits are kept (default: outputs/quality)")
     args = parser.parse_args(arguments)
@@ -158,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             store.share(choices(store, data))
         if args.stage == "all":
             store.share(fits(store, data, args.seeds, args.only))
+        if args.stage in ("all", "noise"):
+            store.share(noisy_fits(store, data, args.seeds, args.only))
     if args.stage == "report":
         from research.quality.large_report import write_page  # it needs this module
 

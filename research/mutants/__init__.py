@@ -1,0 +1,1 @@
+"""Single changes to the package, one at a time: which of them no test notices."""
