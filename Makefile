@@ -11,18 +11,30 @@ endif
 # One BLAS thread per test process: two processes with two threads each would fight over two cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 JOBS ?= auto
+# Files are installed by their hashes where these locks are for this Python and machine; LOCKS= goes by versions alone.
+LOCKS ?= locks
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+HASHED := $(PIP) --require-hashes --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train tensorboard test test-fast lint format clean paper paper-full picture
+.PHONY: help setup train tensorboard test test-fast test-processors lint format docs build clean paper paper-full picture \
+	crash kills mutants soak fuzz lock licences sbom audit
 
 help: ## show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create the environment with the tested versions
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@if [ -z '$(LOCKS)' ] || ! $(PY) -m research.supply fits; then \
+		$(PIP) -c constraints.txt -e '.[dev]'; \
+	else \
+		$(HASHED) -r $(LOCKS)/build.txt && $(HASHED) --no-build-isolation -r $(LOCKS)/all.txt && \
+		{ $(PY) -m pip show --quiet torch 2>/dev/null || $(HASHED) -r $(LOCKS)/torch.txt 2>/dev/null || \
+			echo 'torch: the tested processor build is not to be had here; its version is installed without a hash'; } && \
+		$(PIP) -c constraints.txt --no-build-isolation -e '.[dev]'; \
+	fi
 	touch $@
 
 train: $(STAMP) ## train, evaluate and report on generated data, nothing to download (under two minutes)
@@ -34,8 +46,23 @@ tensorboard: $(STAMP) ## watch the runs below outputs/ at http://localhost:6006
 test: $(STAMP) ## run every test
 	$(TEST_ENV) $(PY) -m pytest -n $(JOBS) --dist loadgroup
 
+# The numerical tests on other processors: torch's routines without vector instructions, then its own with two threads.
+NUMERICAL := tests/functional/test_distance.py tests/functional/test_score.py tests/functional/test_spd.py \
+	tests/functional/test_gmml.py tests/functional/ranking tests/models/test_ranker.py tests/models/test_local_metrics.py
+PROCESSORS ?= default:1 avx2:2
+
+test-processors: $(STAMP) ## run the numerical tests with and without vector instructions, one and two threads
+	@for each in $(PROCESSORS); do \
+		echo "ATEN_CPU_CAPABILITY=$${each%:*}, $${each#*:} threads"; \
+		OMP_WAIT_POLICY=PASSIVE ATEN_CPU_CAPABILITY=$${each%:*} OMP_NUM_THREADS=$${each#*:} MKL_NUM_THREADS=$${each#*:} \
+			$(PY) -m pytest -q -n $(JOBS) -m "not slow" $(NUMERICAL) || exit 1; \
+	done
+
 test-fast: $(STAMP) ## run the tests that take seconds
 	$(TEST_ENV) $(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
+
+mutants: $(STAMP) ## change the package in 200 places, one at a time; which changes does no test notice? (half an hour)
+	$(TEST_ENV) $(PY) -m research.mutants --jobs 2
 
 lint: $(STAMP) ## ruff, formatting and strict types
 	$(VENV)/bin/ruff check .
@@ -45,6 +72,13 @@ lint: $(STAMP) ## ruff, formatting and strict types
 format: $(STAMP) ## let ruff rewrite what it can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+docs: $(STAMP) ## the site, below build/site; a dead link or an undocumented public name is an error
+	$(PY) -m sphinx -b html -W --keep-going -n -E -q -c docs -d build/doctrees . build/site
+	@echo "build/site/index.html"
+
+build: $(STAMP) ## wheel and sdist, below dist/
+	$(PY) -m build --no-isolation
 
 clean: ## remove caches and run folders, keep the environment
 	rm -rf outputs multirun logs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -57,5 +91,33 @@ paper-full: $(STAMP) ## the same in full size (hours; see docs/results.md)
 	$(PY) -m research.paper all size=full
 	$(PY) -m research.paper page size=full
 
-picture: $(STAMP) ## the picture of the README, docs/images/overview.png
+picture: $(STAMP) ## the pictures of the README, of the method and of the gallery, below docs/images
 	$(PY) -m research.picture
+	$(PY) -m research.method_picture
+	$(PY) -m research.gallery
+
+crash: $(STAMP) ## kill runs at every turn and compare what comes of them; docs/reliability.md (half an hour)
+	$(PY) -m research.crash
+
+kills: $(STAMP) ## kill workers and driver of a run on Ray; docs/distributed.md (minutes)
+	$(PY) -m research.ray_kills
+
+soak: $(STAMP) ## score for two hours with eight threads: does memory grow? (a third of a core)
+	$(TEST_ENV) $(PY) -m research.soak --out outputs/soak.csv
+
+fuzz: $(STAMP) ## change files for ten minutes, guided by coverage: does a reader crash, hang or grow?
+	$(PIP) -c constraints.txt -e '.[fuzz]'
+	$(TEST_ENV) $(PY) -m research.fuzz
+
+lock: $(STAMP) ## write locks/ anew: the files of the tested versions with their hashes
+	$(PY) -m research.supply lock
+
+licences: $(STAMP) ## the licence of everything installed
+	$(PY) -m research.supply licences
+
+sbom: $(STAMP) ## a bill of materials of the package and all it needs, dist/sbom.cdx.json
+	$(PY) -m research.supply sbom --output dist/sbom.cdx.json
+
+audit: $(STAMP) ## known vulnerabilities of the tested versions, by pip-audit in an environment of its own
+	test -x .audit/bin/pip-audit || { $(PYTHON) -m venv .audit && .audit/bin/pip install --quiet pip-audit; }
+	.audit/bin/pip-audit --strict --progress-spinner off --disable-pip -r locks/build.txt -r locks/all.txt
