@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("any machine", deadline=None)  # a busy one may take ten times as long
+settings.load_profile("any machine")
 
 
 @pytest.fixture
@@ -36,7 +40,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 # Whole runs, commands, fits and exports: part of `make test`, too long for `make test-fast`.
-END_TO_END = {"test_compress.py", "test_docs.py", "test_estimator.py", "test_export.py", "test_notebooks.py"}
+END_TO_END = {
+    "test_compress.py",
+    "test_docs.py",
+    "test_estimator.py",
+    "test_export.py",
+    "test_notebooks.py",
+    "test_sklearn.py",
+}
 END_TO_END_FOLDERS = {Path(__file__).parent / name for name in ("app", "baselines", "fitting", "research", "training")}
 
 

@@ -49,6 +49,12 @@ class Command:
                 return kind
         return None
 
+    @property
+    def trains(self) -> bool:
+        """Whether it fits models, which can be made small."""
+        sweeps = self.words[:2] == ("lgmml", "sweep") and "--table" not in self.words
+        return sweeps or self.kind == "train" or self.words[:2] == ("lgmml", "train")
+
 
 KINDS = {
     "train": ("python", "train.py"),
@@ -163,13 +169,16 @@ def provide(command: Command, folder: Path) -> None:
         key, _, value = word.partition("=")
         if key == "data.name" and "/" in value:
             write_parts(folder / value)
-        if key == "base":
+        if value and key in ("base", "compare"):
             write_trees(folder / value)
-        if key == "data.path":
+        if key == "data.path" and "data=shards" not in command.words:  # those an earlier command has made
             given = dict(word.split("=", 1) for word in command.words if "=" in word)
-            text = given.get("data.drop", "[]").strip("[]").split(",")
+            text = [
+                name for key in ("drop", "categories") for name in given.get(f"data.{key}", "").strip("[]").split(",")
+            ]
             names = {name: given.get(f"data.{name}", name) for name in ("qid", "label")}
-            write_table(folder / value, **names, text=text, split=given.get("data.split"))
+            whole = [given[f"data.{key}"] for key in ("weight", "position") if f"data.{key}" in given]
+            write_table(folder / value, **names, text=text, whole=whole, split=given.get("data.split"))
 
 
 def write_trees(file: Path) -> None:
@@ -182,7 +191,13 @@ def write_trees(file: Path) -> None:
 
 
 def write_table(
-    file: Path, *, qid: str = "qid", label: str = "label", text: Sequence[str] = (), split: str | None = None
+    file: Path,
+    *,
+    qid: str = "qid",
+    label: str = "label",
+    text: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    split: str | None = None,
 ) -> None:
     """A table of sixteen lists with columns of these names; a gap in every column of a table with a split."""
     import pandas as pd
@@ -192,6 +207,8 @@ def write_table(
     frame[qid], frame[label] = data.query_index.numpy(), data.labels.numpy()
     for name in filter(None, text):
         frame[name] = "some words"
+    for name in whole:
+        frame[name] = np.arange(len(frame)) % 7 + 1
     if split is not None:
         frame[split] = frame[qid].map(lambda query: ("train", "train", "valid", "test")[query % 4])
         frame.loc[::17, "f0"] = None

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,6 +40,7 @@ from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
 from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.functional.score import tie_equal_rows
+from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
@@ -47,7 +48,7 @@ from lgmml_torch.training import ways
 from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
 from lgmml_torch.training.losses import LossValue, Score, build_loss
 from lgmml_torch.training.module import DEFAULT_OPTIMIZER
-from lgmml_torch.training.stages import PhiSettings, Recipe, prepare
+from lgmml_torch.training.stages import USUAL, PhiSettings, Recipe, prepare
 from lgmml_torch.training.ways import BUDGETS
 from tests.doors import small_data, small_model
 from tests.training import tiny
@@ -194,17 +195,26 @@ class TestWholeBank:
     @pytest.mark.parametrize(
         ("override", "message"),
         [
-            ("local_metrics.kernel=cosine", "`kernel` must be one of 'paper', 'distance', 'rbf', got 'cosine'"),
-            ("local_metrics.method=svd", "`method` must be one of 'cholesky', 'eigh', got 'svd'"),
-            ("local_metrics=sampled local_metrics.method=svd", "`method` must be one of 'cholesky', 'eigh', got 'svd'"),
-            ("local_metrics=sampled local_metrics.prior=globl", "`prior` must be one of 'identity', 'global'"),
-            ("phi.policy=knn", "`policy` must be one of 'shared', 'ones', got 'knn'"),
+            (
+                "local_metrics.kernel=cosine",
+                "`local_metrics.kernel` must be one of 'paper', 'distance', 'rbf', got 'cosine'",
+            ),
+            ("local_metrics.method=svd", "`local_metrics.method` must be one of 'cholesky', 'eigh', got 'svd'"),
+            (
+                "local_metrics=sampled local_metrics.method=svd",
+                "`local_metrics.method` must be one of 'cholesky', 'eigh', got 'svd'",
+            ),
+            (
+                "local_metrics=sampled local_metrics.prior=globl",
+                "`local_metrics.prior` must be one of 'identity', 'global'",
+            ),
+            ("phi.policy=knn", "`phi.policy` must be one of 'shared', 'ones', got 'knn'"),
             ("evaluation.metrics=[ndgc@10]", "got 'ndgc@10'; did you mean 'ndcg'"),
-            ("evaluation.preset=letor5", "`preset` must be one of .*; did you mean 'letor4'"),
-            ("loader.batching=pairs", "`batching` must be one of 'lists', 'triplets', got 'pairs'"),
-            ("loss.margin=-1", "`margin` must be positive, got -1"),
+            ("evaluation.preset=letor5", "`evaluation.preset` must be one of .*; did you mean 'letor4'"),
+            ("loader.batching=pairs", "`loader.batching` must be one of 'lists', 'triplets', got 'pairs'"),
+            ("loss.margin=-1", "`loss.margin` must be positive, got -1"),
             ("keep=first", "`keep` must be one of 'best', 'last', got 'first'"),
-            ("trainer.accelerator=tpuu", "`trainer`: .*tpuu"),
+            ("trainer.accelerator=tpuu", "`trainer.accelerator` must be one of .*, got 'tpuu'; did you mean 'tpu'"),
             ("distances=float8", "`distances` must be one of 'float32', 'float16', 'bfloat16', got 'float8'"),
         ],
     )
@@ -235,6 +245,7 @@ class TestOneCompositionRoot:
         assert (phi.keep, phi.deviation_penalty, phi.preset) == (
             cfg["keep"], cfg["deviation_penalty"], cfg["evaluation"]["preset"])  # fmt: skip
         assert tuple(cfg["evaluation"]["metrics"]) == REPORTED
+        assert ranker["measure"] == cfg["measure"] == USUAL
         for name, value in cfg["local_metrics"].items():
             if not name.startswith("_"):
                 default = getattr(boost, name)
@@ -247,6 +258,9 @@ class TestOneCompositionRoot:
         assert ranker["num_metrics"] == sampled["num_metrics"]
         assert ranker["kernel"] == boost.kernel == sampled["kernel"]
         assert cfg["trainer"]["max_epochs"] == WARP_EPOCHS
+        words = CategorySettings()
+        assert cfg["categories"] == asdict(words)
+        assert ranker["max_one_hot"] == words.max_one_hot
         assert (ranker["phi"], ranker["policy"]) == (cfg["phi"]["mode"], cfg["phi"]["policy"])
 
     @pytest.mark.parametrize("bank", ["boosted", "trained", "auto"])

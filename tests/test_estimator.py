@@ -56,6 +56,15 @@ def test_learns_and_predicts(fitted: LGMMLRanker) -> None:
     assert fitted.bank_history_["best_round"] >= 1
 
 
+def test_feature_importances_add_up_and_find_what_matters(fitted: LGMMLRanker) -> None:
+    shares = fitted.feature_importances_
+    assert shares.shape == (4,)
+    assert shares.sum() == pytest.approx(1)
+    assert (shares >= 0).all()
+    assert shares.argmax() == 0
+    assert not hasattr(LGMMLRanker(), "feature_importances_")
+
+
 def test_rows_may_come_in_any_order(fitted: LGMMLRanker) -> None:
     X, y, qid = problem()
     order = np.random.default_rng(5).permutation(len(X))
@@ -183,7 +192,11 @@ def test_travels(fitted: LGMMLRanker, tmp_path: Path) -> None:
     ("settings", "error", "message"),
     [
         ({"bank": "bosted"}, LGMMLError, r"`bank` must be one of .*did you mean 'boosted'\?"),
-        ({"phi": "mean"}, LGMMLError, r"`phi` must be one of 'per_query', 'shared', 'amortized', got 'mean'"),
+        (
+            {"phi": "mean"},
+            LGMMLError,
+            r"`phi` must be one of 'per_query', 'shared', 'amortized', 'deviations', got 'mean'",
+        ),
         ({"policy": "knn"}, LGMMLError, r"`policy` must be one of 'shared', 'ones', got 'knn'"),
         ({"kernel": "cosine"}, LGMMLError, r"`kernel` must be one of 'paper', 'distance', 'rbf', got 'cosine'"),
         ({"rounds": 0}, LGMMLError, r"`rounds` must be positive, got 0"),
@@ -193,6 +206,8 @@ def test_travels(fitted: LGMMLRanker, tmp_path: Path) -> None:
         ({"precision": "half"}, LGMMLError, r"`precision` must be one of 'float32', 'float64', got 'half'"),
         ({"n_jobs": 0}, LGMMLError, r"`n_jobs` must be positive, got 0"),
         ({"bank_options": {"shrink": 1}}, ConfigError, r"`shrink` is no setting of fit_boosted"),
+        ({"bank": "trained", "bank_options": {"shrink": 1}}, ConfigError, r"start_trained does not take .*'shrink'"),
+        ({"budget": 60}, LGMMLError, r"`budget` must be fast, normal, thorough, or a time such as 60s or 10m, got 60"),
     ],
 )
 def test_bad_parameters(settings: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -16,14 +16,19 @@ PACKAGE = ROOT / "lgmml_torch"
 # What stands on one line may import what stands above it, and its own folder. A folder is one layer; files beside the
 # folders are named.
 LAYERS = (
-    ("checks", "files", "progress", "segments"),
-    ("inputs",),
+    ("checks",),
+    ("files", "progress", "segments"),
+    ("distributed",),
+    ("canonical", "inputs", "rules"),
+    ("categories",),
     ("ragged",),
     ("functional",),
     ("data", "models", "evaluation/metric"),
     ("plots", "fitting", "baselines"),
     ("training", "evaluation"),
+    ("parameters", "estimator_inputs"),
     ("estimator",),
+    ("interop",),
     ("app",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -116,7 +121,7 @@ def test_files_and_functions_stay_readable() -> None:
 def test_scoring_imports_neither_training_nor_pictures(tmp_path: Path) -> None:
     script = """
 import sys
-import lgmml_torch.app.commands, lgmml_torch.models.ranker
+import lgmml_torch.app.commands.score, lgmml_torch.models.ranker
 heavy = ("pytorch_lightning", "matplotlib", "hydra", "sklearn", "torchmetrics", "scipy.stats")
 heavy += ("pandas", "pyarrow", "polars", "scipy.sparse")
 ours = ("lgmml_torch.fitting", "lgmml_torch.training", "lgmml_torch.functional.boosting", "lgmml_torch.plots")

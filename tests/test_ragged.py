@@ -154,11 +154,11 @@ def test_to_changes_dtype() -> None:
         (dict(X=[[1.0]], y=[1], qid=[1, 2]), "`qid` must have one entry per row"),
         (dict(X=[[1.0]], y=[1], group=[2]), "add up to the number of rows, 1, got 2"),
         (dict(X=[[1.0]], y=[1], group=[0.5]), "whole numbers"),
-        (dict(X=[[1.0, float("nan")]], y=[1], qid=[1]), "got nan at row 0, feature 2"),
-        (dict(X=[[float("inf")]], y=[1], qid=[1]), "`X` must be finite, got inf at row 0, feature 1"),
-        (dict(X=[[1.0]], y=[float("nan")], qid=[1]), "`y` must be finite, got nan at row 0"),
-        (dict(X=[[1.0]], y=[1], qid=[None]), "`qid` must not be missing, got None at row 0"),
-        (dict(X=[[1.0]], y=[1], qid=[[1]]), "`qid` must be hashable, got list at row 0"),
+        (dict(X=[[1.0, float("nan")]], y=[1], qid=[1]), "got nan at row 1 .from 1., feature 2"),
+        (dict(X=[[float("inf")]], y=[1], qid=[1]), "`X` must be finite, got inf at row 1 .from 1., feature 1"),
+        (dict(X=[[1.0]], y=[float("nan")], qid=[1]), "`y` must be finite, got nan at row 1"),
+        (dict(X=[[1.0]], y=[1], qid=[None]), "`qid` must not be missing, got None at row 1"),
+        (dict(X=[[1.0]], y=[1], qid=[[1]]), "`qid` must be hashable, got list at row 1"),
         (dict(X=[["a"]], y=[1], qid=[1]), "`X` must be numeric"),
         (dict(X=[1.0], y=[1], qid=[1]), r"`X` must have shape \(rows, features\)"),
         (dict(X=[[1.0]], y=["a"], qid=[1]), "`y` must be numeric"),
@@ -173,9 +173,9 @@ def test_to_changes_dtype() -> None:
         ),
         (
             dict(X=[[1.0], [np.nan]], y=[1, 1], qid=[1, 1], feature_names=["price"]),
-            r"row 1, feature 1 \('price'\); `mis",
+            r"row 2 .from 1., feature 1 \('price'\); `mis",
         ),
-        (dict(X=[[1.0], [np.inf]], y=[1, 1], qid=[1, 1], missing="zero"), "got inf at row 1, feature 1"),
+        (dict(X=[[1.0], [np.inf]], y=[1, 1], qid=[1, 1], missing="zero"), "got inf at row 2 .from 1., feature 1"),
     ],
 )
 def test_bad_arrays_are_named(arguments: dict, message: str) -> None:
@@ -218,7 +218,7 @@ def test_columns_of_frames(library: str) -> None:
     good = {"yes": [True, False, True], "n": [1, 2, 3], "gap": [1.5, None, 2.5], "few": [1, None, 3], "no": [None] * 3}
     data = RankingData.from_arrays(build(good), [0, 1, 2], qid=[1, 1, 1], missing="query-min")
     assert data.features.tolist() == [[1, 1, 1.5, 1, 0], [0, 2, 1.5, 1, 0], [1, 3, 2.5, 3, 0]]
-    with pytest.raises(DataError, match=r"got nan at row 1, feature 2 \('gap'\); `missing=` says"):
+    with pytest.raises(DataError, match=r"got nan at row 2 .from 1., feature 2 \('gap'\); `missing=` says"):
         RankingData.from_arrays(build({"n": good["n"], "gap": good["gap"]}), [0, 1, 2], qid=[1, 1, 1])
     day = datetime.datetime(2020, 1, 1)
     category = {
@@ -226,15 +226,23 @@ def test_columns_of_frames(library: str) -> None:
         "polars": lambda: make.Series(["a", "b", "a"], dtype=make.Categorical),
         "pyarrow": lambda: make.array(["a", "b", "a"]).dictionary_encode(),
     }[library]()
-    for values, word in ((["x", "y", "z"], "text"), ([day] * 3, "dates"), (category, "categories")):
+    for values, word in ((["x", "y", "z"], "text"), ([day] * 3, "dates")):
         with pytest.raises(DataError, match=rf"column 'odd' must hold numbers, got {word} \("):
             RankingData.from_arrays(build({"x": [1.0, 2.0, 3.0], "odd": values}), [0, 1, 2], qid=[1, 1, 1])
+    frame = build({"x": [1.0, 2.0, 3.0], "odd": category})
+    data = RankingData.from_arrays(frame, [0, 1, 2], qid=[1, 1, 1])
+    assert data.categories == (None, ("a", "b"))
+    assert data.features[:, 1].tolist() == [0, 1, 0]
+    with pytest.raises(
+        DataError, match=r"column 'odd' must hold numbers, got categories \(.*; leave it out, or score it by a model"
+    ):
+        RankingData.from_arrays(frame, [0, 1, 2], qid=[1, 1, 1], categories={})
 
 
 def test_missing_query_ids_in_frames() -> None:
     pd = pytest.importorskip("pandas")
     for column in (pd.Series(["a", None]), pd.Series([1, None], dtype="Int64"), pd.Series([1.0, np.nan])):
-        with pytest.raises(DataError, match=r"`qid` must not be missing, got .* at row 1"):
+        with pytest.raises(DataError, match=r"`qid` must not be missing, got .* at row 2"):
             RankingData.from_arrays(np.eye(2), [0, 1], qid=column)
 
 

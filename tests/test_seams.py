@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning.loggers.logger import DummyLogger
 
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.fitting.bank import Bank, checked_by
@@ -17,6 +18,8 @@ from lgmml_torch.models.phi import POLICIES, RULES, Policy
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.callbacks import Story
+from lgmml_torch.training.loggers import SINKS, Sink
 from lgmml_torch.training.stages import Recipe, Surroundings, prepare, train_phi
 from tests.doors import small_data, small_model
 
@@ -74,3 +77,19 @@ def test_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "shared", (*POLICIES["shared"], "double"))
     model, data = small_model(), small_data(seed=2)
     torch.testing.assert_close(model.score(data, policy="double"), 2 * model.score(data))
+
+
+def test_a_logger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    class Album(Sink):
+        shows_pictures = True
+
+        def picture(self, tag: str, figure: Any, step: int) -> None:
+            shown.append(tag)
+
+    monkeypatch.setitem(SINKS, DummyLogger, Album)
+    recipe = Recipe(list_rank_features, random_metrics)
+    around = Surroundings(tmp_path, {"max_epochs": 1}, callbacks=(Story(),), loggers=(DummyLogger(),))
+    train_phi(prepare({"train": small_data(20, seed=1)}, recipe), recipe, around)
+    assert shown == ["metrics/spectrum", "metrics/learned", "metrics/learned"]  # before training, and what was kept

@@ -86,7 +86,7 @@ def test_the_report_shows_all_three(name: str, with_trees: RunResult, splits: di
     found = {e.policy: e.means["ndcg@10"] for e in with_trees.evaluations if e.split == f"{name}: unseen queries"}
     assert found == {
         "together (shared)": pytest.approx(mean_ndcg(model.score(data), data)),
-        "ours alone": pytest.approx(mean_ndcg(model.own_score(data), data)),
+        "ours alone": pytest.approx(mean_ndcg(model.score(data, alone=True), data)),
         "base alone": pytest.approx(mean_ndcg(model.base.predict(data.features), data)),
     }
     if name == "valid":
@@ -97,6 +97,7 @@ def test_the_report_shows_all_three(name: str, with_trees: RunResult, splits: di
         assert f"{value:.4f}" in row
     report = json.loads((with_trees.folder / "report.json").read_text())
     assert [e["policy"] for e in report["evaluations"] if e["split"].startswith(name)] == list(found)
+    assert [e["policy"] for e in report["evaluations"] if e["split"] == "training queries"] == ["together (shared)"]
 
 
 def test_our_part_is_what_a_run_without_trees_gives(
@@ -104,7 +105,7 @@ def test_our_part_is_what_a_run_without_trees_gives(
 ) -> None:
     alone = run(tmp_path)
     assert alone.model.base is None
-    assert torch.equal(alone.model.score(splits["test"]), with_trees.model.own_score(splits["test"]))
+    assert torch.equal(alone.model.score(splits["test"]), with_trees.model.score(splits["test"], alone=True))
     assert {e.policy for e in alone.evaluations} == {"shared"}
 
 

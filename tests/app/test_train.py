@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lgmml_torch.app.config import check_overrides, config_dir, load_config
 from lgmml_torch.app.train import RunResult, load_splits, train
-from lgmml_torch.checks import ConfigError, DataError, LGMMLError
+from lgmml_torch.checks import CheckpointError, ConfigError, DataError, LGMMLError
 from lgmml_torch.data.write import save_table
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.models.ranker import LGMML
@@ -59,13 +59,23 @@ def default_run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 
 def test_a_run_leaves_everything_behind(default_run: RunResult) -> None:
     folder = default_run.folder
-    for name in ("model.safetensors", "report.md", "report.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt"):
+    for name in ("model.safetensors", "report.md", "report.json", "report.html", "checkpoints/best.ckpt"):
         assert (folder / name).is_file(), name
+    assert (folder / "checkpoints/last.ckpt").is_file()
+    assert {"## Time", "## Settings", "### Rounds of boosting"} <= set((folder / "report.md").read_text().splitlines())
     report = json.loads((folder / "report.json").read_text())
     assert {"evaluations", "validation curve", "best epoch", "bank", "config"} <= set(report)
     text = (folder / "report.md").read_text()
     for word in ("ndcg@10", "queries", "skipped", "gain 2^y-1"):
         assert word in text
+
+
+def test_what_to_compare_with_is_tried_before_the_fit(default_run: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no model file at .*none\.safetensors"):
+        run(tmp_path, *BOOSTED, f"compare={tmp_path / 'none.safetensors'}")
+    with pytest.raises(LGMMLError, match=r"`features` must have shape \(\*, 6\)"):
+        run(tmp_path, *BOOSTED, "data.num_features=7", f"compare={default_run.folder}")
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_three_kinds_of_number_stay_apart(default_run: RunResult) -> None:
@@ -148,6 +158,15 @@ def test_trained_metrics_are_tuned_further_only_where_that_is_asked_for(tmp_path
     assert not torch.equal(first.model.phi.table.weight, phi.model.phi.table.weight)
 
 
+def test_a_run_goes_on_with_metrics_of_its_own_kind_only(default_run: RunResult, tmp_path: Path) -> None:
+    trained = run(tmp_path / "first", *TRAINED, "trainer.max_epochs=1")
+    files = [result.folder / "checkpoints" / "last.ckpt" for result in (default_run, trained)]
+    with pytest.raises(ConfigError, match=r"last.ckpt were not trained; go on with .* e\.g\. local_metrics=boosted"):
+        run(tmp_path / "second", *TRAINED, f"resume={files[0]}")
+    with pytest.raises(ConfigError, match=r"last.ckpt were trained; go on with .* e\.g\. experiment=trained"):
+        run(tmp_path / "third", *BOOSTED, f"resume={files[1]}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phi", ["shared", "deviations", "per_query", "amortized"])
 @pytest.mark.parametrize("metrics", ["sampled", "extrapolated", "boosted"])
@@ -227,14 +246,18 @@ def choices(group: str) -> list[str]:
                       "logger", "experiment", "debug") for c in choices(g)],
 )  # fmt: skip
 def test_every_choice_composes_and_instantiates(group: str, choice: str, tmp_path: Path) -> None:
-    extra = {("data", "letor"): ["data.name=somewhere"], ("data", "table"): ["data.path=some.csv"]}
+    extra = {
+        ("data", "letor"): ["data.name=somewhere"],
+        ("data", "table"): ["data.path=some.csv"],
+        ("data", "shards"): ["data.path=somewhere"],
+    }
     cfg = load_config([f"{group}={choice}", *extra.get((group, choice), [])])
     with open_dict(cfg):
         cfg.paths.output_dir = str(tmp_path)
         cfg.pop("hydra", None)
         cfg.name = "test"
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    if group == "data" and choice != "generated":
+    if group == "data" and not choice.startswith("generated"):
         with pytest.raises(DataError, match=r"not found|no such"):
             load_splits(OmegaConf.merge(cfg, {"paths": {"data_dir": str(tmp_path)}}))
     elif group in ("experiment", "debug"):
@@ -277,7 +300,7 @@ def test_sweeps_are_left_to_hydra() -> None:
 
 
 def test_bad_use_gets_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(LGMMLError, match="`policy` must be one of 'shared', 'ones', got 'knn'"):
+    with pytest.raises(LGMMLError, match=r"`phi\.policy` must be one of 'shared', 'ones', got 'knn'"):
         run(tmp_path / "policy", *BOOSTED, "phi.policy=knn")
     with pytest.raises(LGMMLError, match=r"Adam takes no sparse gradients: set phi.sparse=false"):
         run(tmp_path / "adam", *BOOSTED, "phi=per_query", "optimizer=adam")

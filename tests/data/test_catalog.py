@@ -304,6 +304,37 @@ def test_lightgbm_files_of_any_name(tmp_path: Path) -> None:
         open_dataset(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("train", "valid", "test"),
+    [
+        ("train", None, "test"),
+        ("web_train.svm", "web_vali.svm", "web_test.svm"),
+        ("A-Train.libsvm", None, "A-Test.libsvm"),
+    ],
+)
+def test_lightgbm_files_of_other_names(tmp_path: Path, train: str, valid: str | None, test: str) -> None:
+    data = random_data(3, queries=5)
+    save_lightgbm(data, tmp_path / train)
+    with pytest.raises(DataError, match=r"(?i)test.*: no such file"):
+        open_dataset(tmp_path, cache=False)
+    for name in (valid, test):
+        if name is not None:
+            save_lightgbm(data, tmp_path / name)
+    parts = open_dataset(tmp_path, cache=False)
+    assert {name: len(part) for name, part in parts.items()} == {
+        "train": 5 if valid else 4, "valid": 5 if valid else 1, "test": 5}  # fmt: skip
+    save_lightgbm(data, tmp_path / "second.test")
+    with pytest.raises(DataError, match=r"holds several test files: .*second\.test"):
+        open_dataset(tmp_path, cache=False)
+
+
+def test_a_folder_without_parts_says_how_to_open_it(tmp_path: Path) -> None:
+    save(random_data(0, queries=4), tmp_path / "piece-0.txt")
+    with pytest.raises(DataError, match=r"no train.txt, .*; pieces of one table are opened with data=table"):
+        open_dataset(tmp_path)
+    assert sum(map(len, open_table(tmp_path, cache=False).values())) == 4
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_one_file_is_cut_by_query(tmp_path: Path, ending: str) -> None:
     data = random_data(2, queries=20)
@@ -341,7 +372,7 @@ def test_a_column_says_which_part(tmp_path: Path, ending: str) -> None:
     assert parts["train"].feature_names == ("price",)
     with pytest.raises(DataError, match=r"(clicks|0)\.\w+(:1)?: .* must name a column 'parts'; did you mean 'part'\?"):
         open_table(path, split="parts", **names)
-    with pytest.raises(DataError, match=r"clicks.*: column 'title' must say train, valid or test, got 'x' at row 0"):
+    with pytest.raises(DataError, match=r"clicks.*: column 'title' must say train, valid or test, got 'x' at row 1"):
         open_table(path, split="title", **names | {"drop": ["part"]})
     with pytest.raises(DataError, match=r"column 'title' must (hold numbers, got text|be a finite number, got 'x')"):
         open_table(path, split="part", **names | {"drop": []})
@@ -378,3 +409,14 @@ def test_debian(data_dir: Path) -> None:
     assert label_counts([test]) == {0: 113_715 - 1_876, 1: 1_001, 2: 875}
     assert test.feature_names is not None
     assert test.feature_names[:2] == ("bm25.name", "covered.name")
+
+
+def test_missing_validation_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from lgmml_torch.app.compose import load_splits
+    from lgmml_torch.app.config import load_config
+
+    for name in ("train", "test"):
+        save_letor(random_data(1, queries=4), tmp_path / f"{name}.txt")
+    cfg = load_config(["data=letor", f"data.name={tmp_path}", "paths.cache_dir=false"])
+    assert set(load_splits(cfg)) == {"train", "test"}
+    assert "there are no validation queries (vali.txt): nothing is stopped early" in caplog.text

@@ -140,4 +140,4 @@ def test_loading_damaged_files_leaves_nothing_behind(base: bytes, tmp_path: Path
             with pytest.raises(DataError):
                 load_letor(tmp_path / "file.txt", cache=cache)
             assert len(list(cache.glob("*.lgc"))) == entries
-        assert not list(cache.glob("*.tmp"))
+        assert not list(cache.glob("*tmp"))

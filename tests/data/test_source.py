@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import sparse
 
-from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.checks import DataError, DataWarning, LGMMLError
 from lgmml_torch.data.letor import load_letor
 from lgmml_torch.data.source import FORMATS, Columns, Format, ReadOptions, Rows, Source, kind_of, open_source
 from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
@@ -301,6 +301,24 @@ def gathered_2d(source: Source) -> list[list[float]]:
     return [rows[row] for row in sorted(rows)]
 
 
+def test_a_letor_file_with_fewer_features_than_the_model_says_so(tmp_path: Path) -> None:
+    """Lines leave zeros out, so it cannot be refused; both numbers are told, once, and only for a model."""
+    file = tmp_path / "a.txt"
+    file.write_text("1 qid:1 1:1 3:1\n0 qid:1 2:1\n0 qid:2 1:1\n")
+    with open_source(file, num_features=5) as source:
+        message = (
+            r"a.txt: the highest feature index is 3, the model was trained on 5 features: features 4 to 5 count as 0"
+        )
+        with pytest.warns(DataWarning, match=message):
+            assert len(list(source.batches(1))) == 2
+        assert source.read().num_features == 5  # it has been told
+    with open_source(file, num_features=4) as source, pytest.warns(DataWarning, match="feature 4 counts as 0 everyw"):
+        source.read()
+    with open_source(file, num_features=3) as source:
+        assert len(list(source.batches(1))) == 2
+    assert load_letor(file, num_features=9, cache=False).num_features == 9
+
+
 def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = small_data(shuffled=True)
     kinds = {"txt": None, "txt.gz": None, "csv": "csv", "tsv": "tsv", "npz": "npz", "parquet": "parquet"}
@@ -336,11 +354,11 @@ def test_bad_files(tmp_path: Path, way: Any) -> None:
     np.savez(junk, X=np.zeros((2, 2)), qid=[1])
     refused(junk, r"junk.npz: `qid` must have one entry per row, 2, got 1")
     np.savez(junk, X=np.array([[0, 1], [0, np.nan]]), qid=[1, 2])
-    refused(junk, r"junk.npz: row 1 \(from 0\): feature 2 is missing; `missing=` says what to put there")
+    refused(junk, r"junk.npz: row 2 \(from 1\): feature 2 is missing; `missing=` says what to put there")
     np.savez(junk, X=np.array([[0, 1], [0, np.inf]]), qid=[1, 2])
-    refused(junk, r"junk.npz: row 1 \(from 0\): feature 2 must be a finite number, got inf")
+    refused(junk, r"junk.npz: row 2 \(from 1\): feature 2 must be a finite number, got inf")
     np.savez(junk, X=np.array([[0, 1], [0, 1]]), y=[0, np.nan], qid=[1, 2])
-    refused(junk, r"junk.npz: row 1 \(from 0\): the label must be a finite number, got nan")
+    refused(junk, r"junk.npz: row 2 \(from 1\): the label must be a finite number, got nan")
     np.savez(junk, X=np.zeros((0, 2)), qid=[])
     refused(junk, r"junk.npz: there are no documents")
 
@@ -404,7 +422,7 @@ def test_a_new_format_is_two_methods_and_one_line(tmp_path: Path, monkeypatch: p
     file.rename(tmp_path / "train.toy")
     assert open_dataset(tmp_path)["train"].num_documents == 30
     (tmp_path / "train.toy").write_text("q 1 2 nan\n")
-    with pytest.raises(DataError, match=r"train.toy: row 0 \(from 0\): feature 2 is missing"):
+    with pytest.raises(DataError, match=r"train.toy: row 1 \(from 1\): feature 2 is missing"):
         open_dataset(tmp_path)
 
 
@@ -456,7 +474,7 @@ def test_frames_are_refused_by_column() -> None:
         frame = pytest.importorskip(kind).DataFrame({"qid": [1, 1], "x": [1.0, None], "t": ["a", "b"]})
         with pytest.raises(DataError, match="frame: column 't' must hold numbers, got text"):
             open_source(frame)
-        with pytest.raises(DataError, match=r"frame: row 1 \(from 0\): column 'x' is missing; `missing=` says"):
+        with pytest.raises(DataError, match=r"frame: row 2 \(from 1\): column 'x' is missing; `missing=` says"):
             open_source(frame, columns=Columns(drop=("t",))).read()
         with pytest.raises(DataError, match="frame: the frame must name a column 'query'; there are 'qid', 'x', 't'"):
             open_source(frame, columns=Columns(qid="query"))

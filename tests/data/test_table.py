@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from tests.doors import FEATURES, small_data
         ("qid,a,b\n1,2,3\n2,2,1_0\n", r"bad.csv:3: column 'b' must be a finite number, got '1_0'"),
         ("qid,a,b\n1,2,3\n2,2,inf\n", r"bad.csv:3: column 'b' must be a finite number, got 'inf'"),
         ("qid,a,b\n1,2,3\n2,2,1e39\n", r"bad.csv:3: column 'b' must be a finite number, got '1e39'"),
-        ("qid,a,b\n1,2,3\n2,,3\n", r"bad.csv:3: column 'a' is missing; `missing=` says what to put there"),
+        ("qid,a,b\n1,2,3\n2,,3\n", r"bad.csv:3: column 'a' is missing; `missing=` says what .*data\.missing="),
         ("qid,a,b,label\n1,2,3,\n", r"bad.csv:2: column 'label' must be a finite number, got ''"),
         ('qid,a,b\n1,2,"3\n', r"bad.csv:2: not a line of CSV"),
         ("qid,a,b\n1,2,\xff3\n", r"bad.csv:2: not a line of CSV"),
@@ -119,6 +120,53 @@ def test_fast_and_slow_say_the_same(tmp_path: Path, seed: int, monkeypatch: pyte
     monkeypatch.setattr(table, "find_spec", lambda name: None)
     found += [outcome(False), outcome(True)]
     assert found[1:] == found[:-1]
+
+
+def _random_number(rng: random.Random) -> str:
+    """Decimals of up to 25 digits, exponents to both ends of float64, and doubles in their shortest form."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        return repr(rng.uniform(-1, 1) * 10 ** rng.randint(-30, 30))
+    digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(1, 25)))
+    if kind == 1:
+        return digits
+    point = rng.randint(0, len(digits))
+    number = f"{rng.choice(('', '-', '+'))}{digits[:point]}.{digits[point:]}"
+    number += f"{rng.choice('eE')}{rng.choice(('', '-', '+'))}{rng.randint(0, 30)}" if kind > 2 else ""
+    return number + " " * (kind == 4 and rng.randrange(3))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_fast_and_slow_give_the_same_bits(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any lawful text: both readers give what Python's own ``float`` gives, and the same ids."""
+    pytest.importorskip("pyarrow")
+    rng = random.Random(seed)
+    comma, ending = ("\t", ".tsv") if seed % 4 == 3 else (",", ".csv")
+    qids = ["007", "7", "0", "1"] if seed % 2 else ["12", "3"]
+    docs = ["x", "a:b;c", "NULL", "", "ü", "#1", "1e5"] + ([f'"p{comma}q"', '"say ""x"""'] if seed % 3 == 0 else [])
+    gaps = ["", "NULL", "nan"] if seed % 5 == 0 else []
+    cells = [[rng.choice(qids), rng.choice("0123"), rng.choice(docs)] for _ in range(40)]
+    numbers = [[rng.choice([_random_number(rng), *gaps]) for _ in range(4)] for _ in cells]
+    lines = [comma.join(["qid", "label", "docid", *"abcd"])]
+    lines += [comma.join(first + rest) for first, rest in zip(cells, numbers, strict=True)]
+    content = rng.choice(("\n", "\r\n")).join(lines).encode() + rng.choice((b"", b"\n"))
+    content = rng.choice((b"", b"\xef\xbb\xbf")) + content
+    file = tmp_path / f"t{ending}{'.gz' if seed % 3 == 1 else ''}"
+    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+
+    def read() -> list[Any]:
+        with open_source(file, dtype=torch.float64, missing="zero") as source:
+            found = [source.read(), next(source.batches()).data]
+        return [(X.tobytes(), queries, ids) for X, _, queries, ids in map(in_order, found)]
+
+    fast = read()
+    monkeypatch.setattr(table, "find_spec", lambda name: None)
+    assert read() == fast
+    want = [[0.0 if not word.strip() or word in gaps else float(word) for word in row] for row in numbers]
+    assert fast[0][0] == np.array(want).tobytes()
+    assert [str(qid) for qid in fast[0][1]] == [row[0] for row in cells]
+    plain = {f'"p{comma}q"': f"p{comma}q", '"say ""x"""': 'say "x"'}
+    assert fast[0][2] == [plain.get(row[2], row[2]) for row in cells]
 
 
 @pytest.mark.parametrize("block", [1, 64, 1 << 22])

@@ -9,9 +9,11 @@ import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.generated import letor_like
+from lgmml_torch.fitting import bagged
 from lgmml_torch.fitting.bagged import SEED_STEP, fit_bagged, query_share, score_spread
 from lgmml_torch.fitting.bank import Bank, merge_banks
 from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import list_rank_features
@@ -87,6 +89,42 @@ def test_a_share_keeps_whole_queries_in_order(data: tuple[RankingData, RankingDa
     assert query_share(data[0], 1e-9, seed=0).num_queries == 1
 
 
+def test_members_see_queries_of_their_own(
+    data: tuple[RankingData, RankingData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, tuple[Any, ...]]] = []
+
+    def watched(part: RankingData, valid: RankingData | None, *, seed: int, **settings: Any) -> Bank:
+        assert valid is data[1]
+        seen.append((seed, part.qids))
+        return fit_boosted(part, valid, seed=seed, **settings)
+
+    monkeypatch.setattr(bagged, "fit_boosted", watched)
+    fit_bagged(*data, seed=7, members=3, share=0.5, **SETTINGS)
+    assert [seed for seed, _ in seen] == [7, 7 + SEED_STEP, 7 + 2 * SEED_STEP]
+    assert len({qids for _, qids in seen}) == 3
+    assert {len(qids) for _, qids in seen} == {round(0.5 * data[0].num_queries)}
+    seen.clear()
+    fit_bagged(*data, members=2, **SETTINGS)
+    assert [qids for _, qids in seen] == [data[0].qids] * 2
+
+
+def test_members_differ_and_the_bag_is_judged_as_one(data: tuple[RankingData, RankingData]) -> None:
+    bag = fit_bagged(*data, members=2, **SETTINGS)
+    alone = [fit_boosted(*data, seed=seed, **SETTINGS) for seed in (0, SEED_STEP)]
+    assert bag.history["best_round"] == [bank.history["best_round"] for bank in alone]
+    assert bag.history["spreads"] == [score_spread(bank.score(data[0].features), data[0].offsets) for bank in alone]
+    assert bag.history["best_valid_ndcg"] == mean_ndcg(bag.score(data[1].features), data[1])
+    assert not torch.equal(alone[0].score(data[1].features), alone[1].score(data[1].features))
+
+
+def test_the_spread_is_around_the_means_of_lists() -> None:
+    scores = torch.tensor([5.0, 5.0, 1.0, 3.0, 8.0], dtype=torch.float64)
+    offsets = torch.tensor([0, 2, 2, 5])  # the first list says nothing, the second is empty
+    around = sum((x - 4.0) ** 2 for x in (1.0, 3.0, 8.0)) / 5
+    assert score_spread(scores, offsets) == pytest.approx(around**0.5)
+
+
 def test_full_and_subspace_metrics_merge() -> None:
     full = MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])
     small = MetricBlock(torch.ones(2, 1), torch.ones(2, 1, 1), support=torch.tensor([[0], [1]]))
@@ -116,6 +154,36 @@ def test_wrong_settings_are_refused(
         fit_bagged(data[0], **options)
 
 
+def test_a_merged_bank_keeps_what_its_blocks_have() -> None:
+    def bank(size: float, norm: str = "trace", kernel: str = "rbf") -> Bank:
+        block = MetricBlock(
+            torch.full((1, 2), size),
+            size * torch.eye(2)[None],
+            scales=torch.tensor([size]),
+            quality=torch.tensor([size]),
+        )
+        return Bank(LocalMetrics([block], num_features=2, norm=norm), kernel, torch.ones(1))
+
+    merged = merge_banks([bank(1.0), bank(2.0)], [1.0, 3.0])
+    assert (merged.kernel, merged.metrics.norm) == ("rbf", "trace")
+    assert merged.metrics.scales.tolist() == merged.metrics.quality.tolist() == [1.0, 2.0]
+    for other in (bank(1.0, norm="mahalanobis"), bank(1.0, kernel="paper")):
+        with pytest.raises(LGMMLError, match="`banks` must agree on features, norm and kernel"):
+            merge_banks([bank(1.0), other], [1.0, 1.0])
+
+
+def test_without_weights_all_metrics_count_alike() -> None:
+    block = MetricBlock(torch.tensor([[0.0], [1.0]]), torch.ones(2, 1, 1))
+    bank = Bank(LocalMetrics([block], num_features=1), "distance")
+    assert bank.score(torch.tensor([[3.0], [0.0]])).tolist() == [-5.0, -1.0]
+    weighed = Bank(bank.metrics, "distance", torch.tensor([1.0, 2.0]))
+    assert weighed.score(torch.tensor([[3.0], [0.0]])).tolist() == [-7.0, -2.0]
+    with pytest.raises(LGMMLError, match=r"`phi` must have shape \(2,\)"):
+        Bank(bank.metrics, "distance", torch.ones(3))
+    with pytest.raises(LGMMLError, match="`kernel` must be one of"):
+        Bank(bank.metrics, "cosine")
+
+
 def test_banks_that_do_not_fit_together_are_refused() -> None:
     one = Bank(
         LocalMetrics([MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])], num_features=2), "paper", torch.ones(1)
@@ -131,3 +199,8 @@ def test_banks_that_do_not_fit_together_are_refused() -> None:
         merge_banks([Bank(one.metrics)], [1.0])
     with pytest.raises(DataError, match="scores all documents of every training list alike"):
         score_spread(torch.ones(3), torch.tensor([0, 3]))
+
+
+def test_a_bag_has_five_members_unless_told(data: tuple[RankingData, RankingData]) -> None:
+    bag = fit_bagged(data[0], rounds=1, candidates=3)
+    assert (bag.history["members"], len(bag.history["spreads"])) == (5, 5)

@@ -8,11 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
+from lgmml_torch.checks import ConfigError, DataError, DataWarning, DivergedError, LGMMLError
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted
+from lgmml_torch.fitting.boosted.fit import (
+    RoundInfo,
+    check_scores,
+    fit_boosted,
+    initial_state,
+    make_config,
+    one_round,
+)
 from lgmml_torch.fitting.boosted.learners import BoostConfig, BoostState
-from lgmml_torch.fitting.boosted.search import Bag, find_learners, weighted_rows
+from lgmml_torch.fitting.boosted.search import Bag, find_learners, make_problem, weighted_rows
 from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.ragged import RankingData
 
@@ -259,3 +266,27 @@ def test_draws_by_gradient_and_wide_weights_fit_too(settings: dict[str, Any]) ->
     assert not torch.equal(plain.phi, other.phi)
     assert torch.equal(other.phi, again.phi)
     assert other.history["best_valid_ndcg"] > plain.history["best_valid_ndcg"] - 0.05
+
+
+def test_scores_that_are_no_numbers_end_the_fit(train: RankingData, valid: RankingData) -> None:
+    problem = make_problem(train, valid, make_config(rounds=3, candidates=6), 0)
+    state = one_round(initial_state(problem), problem)
+    check_scores(state, problem.config)
+    huge = replace(state.learners, phi=torch.full_like(state.learners.phi, 2e38))
+    for broken in (replace(state, learners=huge), replace(state, valid_scores=state.valid_scores / 0)):
+        with pytest.raises(DivergedError, match=r"not finite any more in round 1 .* `shrinkage` \(now 0.1\)"):
+            check_scores(broken, problem.config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"ridge": 1e-300, "hessian_floor": 1e-300}, {"sigma": 1e30}, {"lam": 1e30}, {"bandwidths": (1e-300,)},
+     {"bandwidths": (1e300,)}, {"steps": (1e300,)}, {"feature_floor": 1e30}, {"sigma": 1e300}],
+    ids=str,
+)  # fmt: skip
+def test_extreme_settings_give_finite_scores_or_an_error(settings: dict[str, Any], train: RankingData) -> None:
+    try:
+        bank = fit_boosted(train, rounds=2, candidates=6, **settings)
+    except LGMMLError:
+        return
+    assert bool(bank.score(train.features).isfinite().all())

@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.generated import letor_like
+from lgmml_torch.fitting import trained
 from lgmml_torch.fitting.trained import start_trained
 from lgmml_torch.functional.gmml import scatter_matrices
 from lgmml_torch.functional.ranking.measures import mean_ndcg
-from lgmml_torch.functional.regions import sample_regions
+from lgmml_torch.functional.regions import sample_regions, usable_queries
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import segment_min
 from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, Warp
-from lgmml_torch.training.module import Dropout, OneCycle
+from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, Trained, prepare, train_phi
+from lgmml_torch.training.step_size import OneCycle
+from tests.reference import boosting as naive
 
 
 def lists(queries: int = 60, seed: int = 0) -> RankingData:
@@ -83,6 +88,88 @@ def test_features_that_tell_relevant_documents_apart_start_strong(start: str) ->
     assert float(block.factors.square().mean() * block.factors[0].numel()) == pytest.approx(1.0, rel=0.2)
 
 
+class TestStarts:
+    """Each start against its definition."""
+
+    def drawn(self, data: RankingData, *, metrics: int = 6, rank: int = 2, seed: int = 4, before: int = 0) -> Tensor:
+        """The random directions behind a start: after the anchors, and what the start itself draws before them."""
+        g = torch.Generator().manual_seed(seed)
+        lowest = segment_min(data.labels, data.offsets)[data.query_index]
+        torch.randint(int((data.labels > lowest).sum()), (metrics,), generator=g)
+        if before:
+            torch.randperm(before, generator=g)
+        return torch.randn(metrics, data.num_features, rank, generator=g)
+
+    def factors(self, data: RankingData, start: str, **settings: Any) -> Tensor:
+        bank = start_trained(data, num_metrics=6, rank=2, seed=4, start=start, **settings)
+        return bank.metrics.iter_blocks()[0].factors
+
+    def weighted(self, drawn: Tensor, weights: Tensor) -> Tensor:
+        """Weights of at least a tenth of the largest, of mean square 1; directions of variance 1/(D·R)."""
+        weights = weights.clamp_min(0.1 * float(weights.max()))
+        weights = weights / weights.square().mean().sqrt()
+        return drawn / (drawn.shape[1] * drawn.shape[2]) ** 0.5 * weights.float()[:, None]
+
+    def test_random(self) -> None:
+        data = lists(10)
+        drawn = self.drawn(data)
+        torch.testing.assert_close(self.factors(data, "random"), drawn / (data.num_features * 2) ** 0.5)
+
+    def test_strength(self) -> None:
+        data = lists(10)
+        x, strengths = data.features.double(), []
+        for j in range(data.num_features):
+            covariance = 0.0
+            for q in range(data.num_queries):
+                rows = slice(int(data.offsets[q]), int(data.offsets[q + 1]))
+                y = data.labels[rows].double()
+                covariance += float((y - y.mean()) @ x[rows, j])
+            strengths.append(abs(covariance) / max(float(x[:, j].std(unbiased=False)), 1e-6))
+        torch.testing.assert_close(
+            self.factors(data, "strength"),
+            self.weighted(self.drawn(data), torch.tensor(strengths)),
+            rtol=1e-3,
+            atol=1e-5,
+        )
+
+    @pytest.mark.parametrize("lam", [0.1, 1.0])
+    def test_diagonal(self, lam: float) -> None:
+        data = lists(8)
+        scatters = []
+        for j in range(data.num_features):
+            x, y = data.features[:, [j]].double().numpy(), data.labels.double()
+            above = (y - segment_min(data.labels, data.offsets)[data.query_index]).numpy()
+            scatters.append(naive.list_scatter(x, above, (above == 0).astype(float), data.offsets.tolist()))
+        S, D = (torch.tensor([float(pair[side][0, 0]) for pair in scatters]) for side in (0, 1))
+        level = lam * float((S + D).mean()) / 2
+        expected = self.weighted(self.drawn(data, before=data.num_queries), ((D + level) / (S + level)) ** 0.25)
+        torch.testing.assert_close(self.factors(data, "diagonal", lam=lam), expected, rtol=1e-3, atol=1e-5)
+
+    def test_ratio_directions_are_of_length_one_and_in_order(self) -> None:
+        data = lists(12)
+        bank = start_trained(data, num_metrics=30, rank=3, start="ratio", pool=1, seed=4)
+        factors = bank.metrics.iter_blocks()[0].factors
+        usable = int(usable_queries(data.labels, data.offsets).sum())
+        assert usable < 30  # fewer regions than metrics serve several times
+        assert torch.equal(factors[0], factors[usable])
+        assert not torch.equal(factors[0], factors[1])
+
+    def test_distances_have_a_mean_of_one_where_there_are_any(self) -> None:
+        data = lists(10)
+        means = start_trained(data, num_metrics=6, rank=2, seed=4).metrics(data.features).mean(0)
+        torch.testing.assert_close(means, torch.ones(6))
+        same = data.replace(features=torch.zeros_like(data.features))
+        bank = start_trained(same, num_metrics=2, rank=1, start="random")
+        assert bank.metrics.scales.tolist() == [1.0, 1.0]
+
+    def test_anchors_stand_above_the_lowest_label_of_their_own_list(self) -> None:
+        """In the second list everything is relevant, and the least relevant is no anchor all the same."""
+        x = torch.arange(6.0)[:, None]
+        data = RankingData.from_arrays(x, [0, 1, 0, 2, 2, 3], qid=[0, 0, 0, 1, 1, 1])
+        anchors = start_trained(data, num_metrics=40, rank=1, start="random").metrics.iter_blocks()[0].anchors
+        assert set(anchors.flatten().tolist()) == {1.0, 5.0}
+
+
 def fit(
     folder: Path, loss: Loss | None = None, *, epochs: int = 6, seed: int = 0, start: str = "strength", **phi: Any
 ) -> Trained:
@@ -143,3 +230,17 @@ def test_bad_settings_and_data_are_named() -> None:
     with pytest.raises(DataError, match="must have a query with documents of different labels"):
         start_trained(flat)
     assert start_trained(lists(20), rank=99).metrics.iter_blocks()[0].factors.shape[2] == lists(20).num_features
+
+
+def test_scales_of_some_documents_follow_from_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = lists()
+    whole = start_trained(data, num_metrics=4, rank=2).metrics.scales
+    monkeypatch.setattr(trained, "SCALE_DOCUMENTS", 50)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        first = start_trained(data, num_metrics=4, rank=2).metrics.scales
+        torch.manual_seed(2)
+        again = start_trained(data, num_metrics=4, rank=2).metrics.scales
+    assert torch.equal(first, again)
+    assert not torch.equal(first, whole)
+    torch.testing.assert_close(first, whole, rtol=0.3, atol=0)

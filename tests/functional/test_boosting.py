@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,20 @@ class TestFeaturePrior:
         prior = feature_prior(x, g, offsets, generator=gen(2))
         assert float(prior[0]) == 1.0
         assert float(prior[2:].median()) < 0.1
+
+    def test_formula(self) -> None:
+        """T over the median of the largest flipped statistic, to a power, at most 1."""
+        x, g, _, offsets = rows(2)
+        bounds = offsets.tolist()
+        sums = torch.stack([(x[a:b] * g[a:b, None]).sum(0) for a, b in itertools.pairwise(bounds)])
+        T = sums.sum(0).abs() / sums.square().sum(0).sqrt()
+        signs = torch.randint(0, 2, (9, len(sums)), generator=gen(5)) * 2.0 - 1
+        level = torch.stack(
+            [((s[:, None] * sums).sum(0).abs() / sums.square().sum(0).sqrt()).max() for s in signs.double()]
+        ).median()
+        for power in (1.0, 4.0):
+            found = feature_prior(x, g, offsets, power=power, flips=9, generator=gen(5))
+            torch.testing.assert_close(found, (T / level).clamp_max(1.0) ** power)
 
     def test_power_zero_trusts_everything(self) -> None:
         x, g, _, offsets = rows(3)
@@ -121,6 +137,22 @@ class TestPairScatter:
         S, D = list_scatter(x, p, torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64), torch.tensor([0, 2, 4]))
         assert S.item() == 0.0
         assert D.item() == pytest.approx(1.0)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_one_positive_a_list_is_no_pair(self, dtype: torch.dtype) -> None:
+        """What is left of the sums is rounding, which must not be divided by rounding."""
+        x = 100 + torch.randn(60, 2, 2, generator=gen(0), dtype=dtype)
+        p = torch.zeros(60, dtype=dtype)
+        p[::3] = torch.rand(20, generator=gen(1), dtype=dtype) + 0.01
+        n = torch.where(p > 0, 0.0, torch.rand(60, generator=gen(2), dtype=dtype))
+        offsets = torch.arange(0, 61, 3)
+        S, D = list_scatter(x, p, n, offsets)
+        assert not S.any()
+        for c in range(2):
+            _, want = naive.list_scatter(
+                x[:, c].double().numpy(), p.double().numpy(), n.double().numpy(), offsets.tolist()
+            )
+            np.testing.assert_allclose(D[c].numpy(), want, rtol=1e-3, atol=1e-3)
 
     def test_nothing_at_all_gives_zeros(self) -> None:
         S, D = list_scatter(torch.randn(3, 2, 2, generator=gen(0)), torch.zeros(3), torch.ones(3), torch.tensor([0, 3]))

@@ -90,6 +90,23 @@ def test_the_quadratic_form_of_small_things(n: int, d: int, k: int, r: int) -> N
     torch.testing.assert_close(found, local_distances(x, a, F), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dim", [8, 30])
+@pytest.mark.parametrize("common", [20.0, 40.0])
+def test_what_the_quadratic_form_is_sure_of_keeps_to_the_tolerance(dim: int, common: float) -> None:
+    """Features move together and metrics look at their differences: terms are far larger than what is left of them."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(1500, dim, generator=g) + common * torch.randn(1500, 1, generator=g)
+    factors = torch.randn(12, dim, dim, generator=g)
+    anchors, factors = x[:12].clone(), factors - factors.mean(dim=1, keepdim=True)
+    exact = reference.local_distances(x.double(), anchors.double(), factors.double(), "mahalanobis").T
+    tile = torch.empty(12, len(x))
+    unsure = QuadraticFiller(anchors, factors).approximate(x, tile)
+    error = (tile.double() - exact).abs() / exact.mean(dim=1, keepdim=True)
+    assert float(error.max()) > 5 * quadratic.TOLERANCE  # the form alone would not do
+    assert float(error[~unsure].max()) <= quadratic.TOLERANCE
+    assert 0.1 < float(unsure.double().mean()) < 0.9
+
+
 def test_metrics_the_quadratic_form_does_not_suit_are_left_to_the_factors() -> None:
     _, anchors, F = quadratic_case("mixed", dim=40, k=40)
     kernel = quadratic_filler(anchors, F)

@@ -186,6 +186,32 @@ def test_equal_candidates_are_decided_by_row_order() -> None:
     assert found.rows.tolist() == [1]
 
 
+@pytest.mark.parametrize("places", [(0.2, 0.4), (0.4, 0.2)])
+@pytest.mark.parametrize("first_label", [0.0, 1.0])
+def test_distances_equal_on_paper_are_a_tie(places: tuple[float, float], first_label: float) -> None:
+    """|0.4 − 0.3| and |0.3 − 0.2| differ in the last bit; the earlier row must come first all the same."""
+    x = torch.tensor([[places[0]], [places[1]], [0.3]], dtype=torch.float64)
+    y, offsets = torch.tensor([first_label, 1 - first_label, 2.0]), torch.tensor([0, 3])
+    assert abs(x[0] - x[2]) != abs(x[1] - x[2])
+    region = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
+    found = choose_anchors(x, y, offsets, region, torch.ones(1, 1, 1, dtype=torch.float64), candidates="top")
+    assert found.rows.tolist() == [2]
+    assert found.ndcg.item() == pytest.approx(1.0 if first_label else 1 / math.log2(3))
+
+
+def test_equal_qualities_are_a_tie_whatever_their_last_bit() -> None:
+    best = [
+        int(module._first_best(torch.tensor(values, dtype=torch.float64)))
+        for values in (
+            [0.3, 0.7, 0.7 + 2e-16, 0.7],
+            [0.3, 0.7, 0.7 + 1e-9],
+            [math.nan, 0.0, 0.0],
+            [math.nan, math.nan],
+        )
+    ]
+    assert best == [1, 2, 1, 0]
+
+
 def test_anchors_follow_their_documents_when_rows_are_permuted() -> None:
     features, labels, offsets = ragged(4)  # no ties
     regions = draw(labels, offsets)

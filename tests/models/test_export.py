@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from lgmml_torch import checks
 from lgmml_torch.checks import LGMMLError, MissingDependencyError
-from lgmml_torch.models import export
-from lgmml_torch.models.export import ListScorer, export_onnx
+from lgmml_torch.models.export import ListScorer, compare_exported, export_onnx, export_program
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
@@ -142,6 +142,35 @@ def test_compressed_models_are_exported_too(tmp_path: Path) -> None:
     np.testing.assert_allclose(by_list(data, run), small.score(data), rtol=1e-5, atol=1e-5)
 
 
+def test_programs_take_many_lists_at_once(tmp_path: Path) -> None:
+    data, new = lists(), lists(seed=1)
+    model = ranker(data, list_rank_features(), mode="per_query")
+    file = export_program(model, tmp_path / "lists.pt2", policy="knn", batch=True)
+    found = compare_exported(file, model, new, policy="knn", batch=True)
+    assert found.largest <= 1e-5
+    assert (found.lists, found.documents) == (12, new.num_documents)
+    assert found.engine == f"torch {torch.__version__}"
+    run = torch.export.load(file).module()
+    torch.testing.assert_close(
+        run(new.features[:5], torch.tensor([0, 0, 2, 2, 5])),  # two of them empty
+        torch.cat([run(rows, torch.tensor([0, len(rows)])) for rows in new.features[:5].split([2, 3])]),
+    )
+
+
+def test_onnx_takes_many_lists_at_once(tmp_path: Path) -> None:
+    data = lists()
+    model = ranker(data, list_rank_features(), mode="amortized")
+    file = export_onnx(model, tmp_path / "lists.onnx", batch=True)
+    found = compare_exported(file, model, lists(seed=1), batch=True)
+    assert found.largest <= 1e-5
+    assert found.engine == f"onnxruntime {onnxruntime.__version__}"
+    inputs = onnxruntime.InferenceSession(file).get_inputs()
+    assert [(given.name, given.shape, given.type) for given in inputs] == [
+        ("features", ["documents", 6], "tensor(float)"),
+        ("offsets", ["bounds"], "tensor(int64)"),
+    ]
+
+
 def test_errors_name_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ranker(lists(), Chain([Standardize()]))
     with pytest.raises(LGMMLError, match="`policy` must be one of 'shared', 'ones', got 'knn'"):
@@ -153,7 +182,7 @@ def test_errors_name_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             raise ImportError(name)
         return real(name, *rest)
 
-    monkeypatch.setattr(export.importlib, "import_module", without)
+    monkeypatch.setattr(checks.importlib, "import_module", without)
     with pytest.raises(MissingDependencyError, match=r"`onnxscript` is needed .* pip install 'lgmml-torch\[onnx\]'"):
         export_onnx(model, tmp_path / "model.onnx")
 

@@ -42,6 +42,14 @@ def test_three_models_of_two_preprocessings_share_columns() -> None:
     assert merged.preprocess.num_features_out == sum(m.preprocess.num_features_out for m in models[:2])
 
 
+def test_each_model_keeps_its_own_policy() -> None:
+    models = [small_model(seed=seed) for seed in (1, 2)]
+    models[1].phi.policy = "ones"
+    data = small_data(queries=20, seed=6)
+    expected = models[0].score(data) + 2 * models[1].score(data)
+    torch.testing.assert_close(merge_models(models, [1.0, 2.0]).score(data), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_an_explanation_of_the_sum_adds_up() -> None:
     merged = merge_models([small_model(seed=1), small_model(preprocess=all_views(), seed=2)], [1.0, 0.5])
     data = small_data(queries=5, seed=7)

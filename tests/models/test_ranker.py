@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from lgmml_torch.checks import CheckpointError, LGMMLError
+from lgmml_torch.functional.score import kernel, list_summary
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import FORMAT, VERSION
 from lgmml_torch.ragged import RankingData
 
 FEATURES = 4
@@ -88,6 +90,88 @@ def test_known_queries_only_on_request() -> None:
         make_model("shared").score(data, known_queries=True)
 
 
+@pytest.mark.parametrize("policy", ["ones", "mean", "knn"])
+def test_every_stored_query_is_found_and_has_its_own_weights(policy: str) -> None:
+    model, data = make_model("per_query"), make_data()
+    order = [3, 0, 7]
+    some = data.select(order)
+    assert model.known_rows((*some.qids, "new")).tolist() == [*order, -1]
+    dists = model.distances(some.features, some.offsets)
+    kappa = dists * (-dists).exp()
+    expected = -(kappa * model.phi.table.weight.detach()[torch.tensor(order)][some.query_index]).sum(dim=1)
+    for documents in (32_768, 1):
+        scores = model.score(some, known_queries=True, policy=policy, documents_at_once=documents)
+        torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
+    first = data.select([0])  # row 0 is a row like any other
+    assert not torch.allclose(model.score(first, known_queries=True), model.score(first, policy=policy))
+
+
+def test_known_and_new_lists_side_by_side() -> None:
+    model, data = make_model("per_query"), make_data()
+    kappa = torch.rand(data.num_documents, 5, generator=torch.Generator().manual_seed(0))
+    rows = torch.full((data.num_queries,), -1)
+    rows[2], rows[5] = 0, 11
+    found = model.weights(kappa, data.offsets, policy="mean", rows=rows)
+    table = model.phi.table.weight
+    expected = table.mean(0).repeat(data.num_queries, 1)
+    expected[2], expected[5] = table[0], table[11]
+    torch.testing.assert_close(found, expected)
+    assert model.weights(kappa, data.offsets, policy="mean", rows=torch.full((12,), -1)).shape == (1, 5)
+
+
+def test_lists_are_summarised_by_kernel_values() -> None:
+    """Not by distances: a list far away and one on the anchors look alike to κ, and not to d."""
+    model, data = make_model("per_query"), make_data()
+    dists = model.distances(data.features, data.offsets)
+    expected = list_summary(dists * (-dists).exp(), data.offsets)
+    torch.testing.assert_close(model.phi.summaries, expected)
+    other = LGMML(model.preprocess, model.metrics, model.phi, kernel="rbf")
+    other.summarize(dists, data.offsets)
+    torch.testing.assert_close(model.phi.summaries, list_summary(kernel(dists, "rbf"), data.offsets))
+
+
+def test_ones_score_as_ones_although_weights_were_trained() -> None:
+    for mode in ("per_query", "shared", "amortized"):
+        model, data = make_model(mode), make_data(3)
+        with torch.no_grad():
+            model.phi.table.weight[:, 1] = 0  # idle for others, not for this policy
+        dists = model.distances(data.features, data.offsets)
+        expected = -(dists * (-dists).exp()).sum(dim=1)
+        torch.testing.assert_close(model.score(data, policy="ones"), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_idle_metrics_are_left_out_and_missed_by_nobody() -> None:
+    model, data = make_model("shared"), make_data(3)
+    with torch.no_grad():
+        model.phi.table.weight[:, [1, 3]] = 0
+    expected = model(data.features, data.offsets).detach()
+    small = model.without_idle("shared")
+    assert small.metrics.num_metrics == 3
+    assert model.without_idle("shared") is small  # kept
+    torch.testing.assert_close(model.score(data), expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        model.phi.table.weight[:, 1] = 2.0
+    assert model.without_idle("shared").metrics.num_metrics == 4  # until a weight changes
+    torch.testing.assert_close(model.score(data), model(data.features, data.offsets).detach(), rtol=1e-4, atol=1e-5)
+    assert model.without_idle("ones") is model
+    with torch.no_grad():
+        model.phi.table.weight.zero_()
+    assert model.without_idle("shared") is model
+    assert bool((model.score(data) == 0).all())
+
+
+def test_deviations_keep_a_metric_from_being_idle() -> None:
+    data, model = make_data(), make_model("shared")
+    phi = Phi(data.num_queries, 5, init=torch.tensor([1.0, 0, 1, 0, 1]), deviations=True)
+    with torch.no_grad():
+        phi.deviation.weight[4, 1] = 0.5
+    own = LGMML(model.preprocess, model.metrics, phi, qids=data.qids)
+    assert own.without_idle("shared").metrics.num_metrics == 4
+    dists = own.distances(data.features, data.offsets)
+    expected = -(dists * (-dists).exp() * phi(torch.arange(12)).detach()[data.query_index]).sum(dim=1)
+    torch.testing.assert_close(own.score(data, known_queries=True), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_policies_can_be_switched() -> None:
     model, data = make_model("per_query"), make_data(3)
     scores = {policy: model.score(data, policy=policy) for policy in ("ones", "mean", "knn")}
@@ -151,8 +235,20 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         file.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match="damaged"):
             LGMML.load(file)
-    file.write_bytes(whole.replace(b'"version":"1"', b'"version":"9"'))
-    with pytest.raises(CheckpointError, match="has format version 9; this release reads up to 1"):
+    for version in (b"2", b"9", b"x"):
+        file.write_bytes(whole.replace(b'"version":"1"', b'"version":"' + version + b'"'))
+        with pytest.raises(CheckpointError, match=f"has format version {version.decode()}; this release reads up to 1"):
+            LGMML.load(file)
+
+
+@pytest.mark.parametrize("version", [VERSION + 1, None, "one"])
+def test_checkpoints_of_a_newer_version_are_refused(version: object, tmp_path: Path) -> None:
+    model, file = make_model("shared"), tmp_path / "last.ckpt"
+    state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    torch.save({"state_dict": state, FORMAT: {"version": VERSION, "spec": model.spec()}}, file)
+    assert torch.equal(LGMML.load(file).score(make_data()), model.score(make_data()))
+    torch.save({"state_dict": state, FORMAT: {"version": version, "spec": model.spec()}}, file)
+    with pytest.raises(CheckpointError, match=f"has format version {version}; this release reads up to {VERSION}"):
         LGMML.load(file)
 
 

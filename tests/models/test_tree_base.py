@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from lgmml_torch import checks
 from lgmml_torch.checks import CheckpointError, LGMMLError, MissingDependencyError
-from lgmml_torch.models import tree_base
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.export import export_onnx
 from lgmml_torch.models.ranker import LGMML
@@ -276,14 +276,14 @@ class TestChecks:
         def missing(name: str) -> Any:
             raise ImportError(name)
 
-        monkeypatch.setattr(tree_base, "importlib", SimpleNamespace(import_module=missing))
+        monkeypatch.setattr(checks, "importlib", SimpleNamespace(import_module=missing))
         model = LGMML.load(tmp_path / "m.safetensors")
         assert model.base is not None
         assert model.base.needs == "lightgbm (pip install 'lgmml-torch[trees]')"
         with pytest.raises(MissingDependencyError, match=r"`lightgbm` is needed.*pip install 'lgmml-torch\[trees\]'"):
             model.score(small_data())
         model.base.weight = 0.0  # then nobody asks the trees
-        assert torch.equal(model.score(small_data()), 2 * model.own_score(small_data()))
+        assert torch.equal(model.score(small_data()), 2 * model.score(small_data(), alone=True))
 
 
 class TestTogether:
@@ -296,7 +296,7 @@ class TestTogether:
         expected += 0.75 * model.base.predict(data.features)
         assert model.score(data).dtype == dtype
         assert torch.equal(model.score(data), expected.to(dtype))
-        assert torch.equal(model.own_score(data), small_model(mode=mode, dtype=dtype).score(data))
+        assert torch.equal(model.score(data, alone=True), small_model(mode=mode, dtype=dtype).score(data))
 
     def test_training_does_without_it(self, lightgbm_file: Path) -> None:
         model, data = with_base(lightgbm_file), small_data()
@@ -350,7 +350,7 @@ class TestTogether:
         others = torch.randn(20, FEATURES, generator=torch.Generator().manual_seed(0))
         features = torch.cat([row.expand(37, -1), others, row.expand(30, -1)])
         data = RankingData.from_arrays(features, torch.zeros(87), qid=[1] * 87)
-        own, theirs = model.own_score(data), model.base.predict(data.features)
+        own, theirs = model.score(data, alone=True), model.base.predict(data.features)
         same = (data.features == row).all(dim=1)
         model.base.own_weight, model.base.weight = 1.0, abs(float(own[same][0] / theirs[same][0]))
         assert model.score(data)[same].unique().numel() == 1

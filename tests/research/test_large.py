@@ -32,7 +32,8 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "large_fold", toy_fold)
     monkeypatch.setattr(large, "SIZES", {"debian": (20, 30, None)})
     monkeypatch.setattr(large_report, "SIZES", {"debian": (20, 30, None)})
-    monkeypatch.setattr(large_report, "LIMITS", {20: -1.0, 30: -1.0, None: 1.0})
+    monkeypatch.setattr(large_report, "LIMITS", {"20": -1.0, "30": -1.0, "all": 1.0})
+    monkeypatch.setattr(large, "FIGURES", Path("nowhere.json"))
     monkeypatch.setattr(large, "GRID", {"num_leaves": [3, 5], "learning_rate": [0.1], "min_data_in_leaf": [5, 9]})
     monkeypatch.setattr(large, "SHORTLISTS", (2, 1))
     short = lambda point: {"params": dict(point), "num_rounds": 8, "patience": 4}  # noqa: E731

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
-from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.checks import ConfigError, DataError, LGMMLError
+from lgmml_torch.distributed import Spread
+from lgmml_torch.functional.warp import negative_table
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import segment_max
 from lgmml_torch.training.batches import BatchLoader, ListBlocks, TrainingBatch, TrainingBatches, mixed_seed
 from lgmml_torch.training.datamodule import RankingDataModule
 
@@ -29,7 +36,9 @@ def collect(loader: BatchLoader, epochs: int = 2) -> list[TrainingBatch]:
 
 def same(a: list[TrainingBatch], b: list[TrainingBatch]) -> bool:
     return len(a) == len(b) and all(
-        torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
+        torch.equal(torch.as_tensor(x), torch.as_tensor(y))
+        for p, q in zip(a, b, strict=True)
+        for x, y in zip(p, q, strict=True)
     )
 
 
@@ -85,12 +94,58 @@ def test_lists_are_what_they_say() -> None:
     assert sorted(seen) == batches.table.queries.tolist()
 
 
-def test_processes_share_the_batches_of_an_epoch() -> None:
-    batches = TrainingBatches(make_data(), batch_size=2)
-    alone = [batches[0, i] for i in range(batches.batches_per_epoch)]
-    shared = [collect(BatchLoader(batches, rank=rank, world_size=2), epochs=1) for rank in range(2)]
-    merged = [batch for pair in zip(*shared, strict=True) for batch in pair]
-    assert same(merged, alone[: len(merged)])
+def shares(data: RankingData, world_size: int, spread: bool, **settings: Any) -> list[TrainingBatches]:
+    """The batches as each of the processes sees them."""
+    if not spread:
+        whole = TrainingBatches(data, **settings)
+        return [whole.shared_by(rank, world_size) for rank in range(world_size)]
+    owner = torch.randint(world_size, (data.num_queries,), generator=torch.Generator().manual_seed(1))
+    found = []
+    for rank in range(world_size):
+        part = Pretend(data.sizes, owner, rank, whole=data)
+        found.append(TrainingBatches(data.select(part.own).replace(spread=part), **settings))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Pretend(Spread):
+    """Knows what the others would say of their queries, since it has all the data."""
+
+    whole: RankingData | None = None
+
+    def per_query(self, values: Tensor) -> Tensor:
+        assert self.whole is not None
+        table = negative_table(self.whole.labels, self.whole.offsets)
+        counts = table.positive_offsets.diff()
+        if torch.equal(values, counts[self.own]):
+            return counts
+        return segment_max(table.count.double(), self.whole.offsets, empty=0.0).long()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 30])
+@pytest.mark.parametrize("settings", [{}, {"max_draws": None}, {"draws": False}, {"batching": "triplets"}])
+@pytest.mark.parametrize("spread", [False, True])
+def test_processes_share_every_batch(world_size: int, settings: dict[str, Any], spread: bool) -> None:
+    if spread and "batching" in settings:
+        with pytest.raises(ConfigError, match="`batching` must be 'lists' for data that processes share"):
+            shares(make_data(), world_size, spread, **settings)
+        return
+    data = make_data()
+    alone = TrainingBatches(data, batch_size=7, seed=2, **settings)
+    parts = shares(data, world_size, spread, batch_size=7, seed=2, **settings)
+    for item in [(0, 0), (0, alone.batches_per_epoch - 1), (4, 1)]:
+        whole, found = alone[item], [part[item] for part in parts]
+        assert {batch.whole for batch in found} == {whole.whole}
+        assert whole.whole == (len(whole.lists), len(whole.rows), len(whole.positives))
+        places = torch.cat([batch.places for batch in found])
+        assert sorted(places.tolist()) == list(range(whole.whole.rows))
+        assert torch.equal(torch.cat([batch.labels for batch in found]), whole.labels[places])
+        tuples = {(int(p), *n) for p, n in zip(whole.positives, whole.negatives.tolist(), strict=True)}
+        for batch in found:  # the same documents, each at its place in the whole batch
+            at = batch.places
+            mine = zip(at[batch.positives].tolist(), at[batch.negatives].tolist(), strict=True)
+            tuples -= {(p, *n) for p, n in mine}
+        assert not tuples
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])

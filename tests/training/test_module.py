@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lgmml_torch.checks import CheckpointError, LGMMLError
+from lgmml_torch.checks import CheckpointError, DivergedError, LGMMLError
 from lgmml_torch.functional.score import kernel
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.module import DivergedError, LGMMLModule
+from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.stages import add_inputs
 from tests.reference.warp import warp_phi_gradient
 from tests.training import tiny

@@ -12,7 +12,7 @@ from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.training import ways
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.ways import BUDGETS, choose_way, find_budget
+from lgmml_torch.training.ways import BUDGETS, budget_seconds, choose_way, find_budget
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_a_time_buys_the_largest_budget_it_covers() -> None:
     assert [bought(time) for time in ("1s", "20m", "2h", "7200s", "120.0m")] == ["fast", "normal", *["thorough"] * 3]
 
 
-@pytest.mark.parametrize("budget", ["quick", "60", "ten minutes", "-5s", ""])
-def test_a_budget_that_is_none_is_refused(budget: str) -> None:
+@pytest.mark.parametrize("budget", ["quick", "60", "ten minutes", "-5s", "", 60])
+def test_a_budget_that_is_none_is_refused(budget: Any) -> None:
     with pytest.raises(LGMMLError, match="`budget` must be fast, normal, thorough, or a time such as 60s or 10m, got"):
-        find_budget(budget, 0, 0)
+        budget_seconds(budget)
     with pytest.raises(LGMMLError, match="`budget` must be"):
-        make_recipe(load_config([f"budget='{budget}'"]))
+        make_recipe(load_config([f"budget='{budget}'" if isinstance(budget, str) else f"budget={budget}"]))
 
 
 class TestSettle:

@@ -1,0 +1,387 @@
+"""Shards: what was written comes back bit for bit, whoever has which lists, and every kind of damage is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.data import shards
+from lgmml_torch.data.cache import Cache
+from lgmml_torch.data.manifest import INDEX, SHARD, Index, Manifest, Shard, read_index, read_manifest, write_manifest
+from lgmml_torch.data.shards import check_shards, open_shard_splits, open_shards, write_shards
+from lgmml_torch.data.source import open_source
+from lgmml_torch.data.write import save_parquet
+from lgmml_torch.files import SUFFIX
+from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import positions
+from tests.data.test_source import write
+from tests.doors import FEATURES, small_data
+from tests.processes import in_processes
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def assert_same_lists(found: RankingData, expected: RankingData) -> None:
+    """Bit for bit; the caller's order counts within lists, because the lists themselves are written by id."""
+    assert found.qids == expected.qids
+    assert found.doc_ids == expected.doc_ids
+    assert found.feature_names == expected.feature_names
+    assert found.features.dtype == expected.features.dtype
+    assert found.features.numpy().tobytes() == expected.features.numpy().tobytes()
+    assert torch.equal(found.labels, expected.labels)
+    assert torch.equal(found.offsets, expected.offsets)
+    assert torch.equal(found.order.sort().values, torch.arange(found.num_documents))
+    starts = found.offsets[:-1].repeat_interleave(found.sizes)
+    for query in range(len(expected)):
+        rows = slice(int(expected.offsets[query]), int(expected.offsets[query + 1]))
+        assert torch.equal((found.order - starts)[rows], expected.order[rows].argsort().argsort())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twelve lists in several shards."""
+    write_shards(small_data(shuffled=True), tmp_path / "set", documents=15)
+    return tmp_path / "set"
+
+
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "csv", "npz", "parquet", "nested.parquet", "lightgbm"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_what_was_written_comes_back(tmp_path: Path, kind: str, shuffled: bool) -> None:
+    data = small_data(queries=14, seed=3, shuffled=shuffled and kind != "lightgbm")
+    with open_source(write(data, tmp_path, kind)) as source:
+        manifest = write_shards(source, tmp_path / "set", documents=15)
+    with open_source(tmp_path / f"data.{kind}", kind="lightgbm" if kind == "lightgbm" else None) as source:
+        expected = source.read()
+    assert (manifest.queries, manifest.documents) == (14, expected.num_documents)
+    assert (manifest.features, manifest.dtype) == (FEATURES, "float32")
+    assert manifest.labels == (float(expected.labels.min()), float(expected.labels.max()))
+    assert len(manifest.shards) > 3
+    assert all(shard.documents <= 15 for shard in manifest.shards)
+    assert check_shards(tmp_path / "set") == manifest == read_manifest(tmp_path / "set")
+    found = open_shards(tmp_path / "set", cache=tmp_path / "cache", doc_ids=True)
+    assert_same_lists(found, expected)
+    assert_same_lists(open_shards(tmp_path / "set", cache=False, doc_ids=True), expected)
+    assert found.spread is not None
+    assert torch.equal(found.spread.sizes, expected.sizes)
+    assert not found.spread.owner.any()
+
+
+def test_a_data_set_in_memory_and_other_ids(tmp_path: Path) -> None:
+    X = torch.tensor([[1.0, -0.0], [1.0, 0.0], [1e-45, 2.0], [1.0, 5.0], [3.0, 4.0]], dtype=torch.float64)
+    qid = ["b\nb", "10", "b\nb", "9", "ä"]
+    data = RankingData.from_arrays(X, [0, 1, 0, 2, 0.5], qid=qid, dtype=torch.float64, feature_names=["x", "place"])
+    manifest = write_shards(data, tmp_path / "set", documents=1)
+    assert [shard.queries for shard in manifest.shards] == [1, 1, 1, 1]
+    found = open_shards(tmp_path / "set", cache=tmp_path / "cache")
+    assert_same_lists(found, data)
+    assert found.qids == ("10", "9", "b\nb", "ä")
+    mixed = RankingData.from_arrays(X, torch.zeros(5), qid=[2.5, 2.5, 10, 3, "a"])
+    write_shards(mixed, tmp_path / "set")  # in place of the others
+    assert_same_lists(open_shards(tmp_path / "set"), mixed.replace(qids=("2.5", "3", "10", "a")))
+    twice = RankingData.from_arrays(X, torch.zeros(5), qid=[1, "1", 2, 3, 4])
+    with pytest.raises(DataError, match=r"query ids must differ as text to be written, got 1 and '1'"):
+        write_shards(twice, tmp_path / "set")
+    with pytest.raises(DataError, match="there are no documents to write"):
+        write_shards(data.select([]), tmp_path / "set")
+    with pytest.raises(LGMMLError, match="`documents` must be positive, got 0"):
+        write_shards(data, tmp_path / "set", documents=0)
+    empty = RankingData(X[:1], torch.ones(1), torch.tensor([0, 0, 1, 1]), (1, 2, 3), torch.arange(1))
+    write_shards(empty, tmp_path / "set")
+    assert open_shards(tmp_path / "set").qids == (2,)
+
+
+def test_equal_scores_are_ranked_as_in_the_source(tmp_path: Path) -> None:
+    """Documents are written by label; ranked in that order, ties would always look as bad as can be."""
+    data = RankingData.from_arrays(torch.ones(6, 2), [2, 0, 1, 0, 2, 1], qid=[1, 1, 1, 2, 2, 2])
+    write_shards(data, tmp_path / "set")
+    found = open_shards(tmp_path / "set")
+    values = [ndcg(torch.zeros(6), part.labels, part.offsets, k=1, tie_order=part.order) for part in (data, found)]
+    assert torch.equal(values[0], values[1])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 40])
+def test_every_list_is_had_once(folder: Path, tmp_path: Path, world_size: int) -> None:
+    data = small_data(shuffled=True)
+    parts = [open_shards(folder, rank=r, world_size=world_size, cache=tmp_path / "cache") for r in range(world_size)]
+    assert [qid for part in parts for qid in part.qids] == list(data.qids)
+    assert torch.cat([part.features for part in parts]).numpy().tobytes() == data.features.numpy().tobytes()
+    for rank, part in enumerate(parts):
+        spread = part.spread
+        assert spread is not None
+        assert spread.rank == rank
+        assert torch.equal(spread.sizes, data.sizes)
+        assert torch.equal(spread.owner, parts[0].spread.owner)  # type: ignore[union-attr]
+        assert part.qids == tuple(data.qids[query] for query in spread.own.tolist())
+        assert torch.equal(
+            spread.own_rows, data.offsets[spread.own].repeat_interleave(part.sizes) + positions(part.offsets)
+        )
+        assert part.features.shape == (len(spread.own_rows), FEATURES)
+    if world_size < 4:
+        sizes = [part.num_documents for part in parts]
+        assert max(sizes) - min(sizes) <= 2 * 15
+    if world_size == 40:  # more processes than lists
+        assert sum(part.num_queries == 0 for part in parts) >= 28
+
+
+def own_lists(folder: str) -> dict[str, Any]:
+    data = open_shards(folder, cache=False)
+    assert data.spread is not None
+    rows = torch.arange(int(data.spread.sizes.sum()))
+    return {"qids": list(data.qids), "all": data.take(data.features, rows)}
+
+
+def test_processes_read_their_own(folder: Path) -> None:
+    data = small_data(shuffled=True)
+    found = in_processes(2, own_lists, str(folder))
+    assert found[0]["qids"] + found[1]["qids"] == list(data.qids)
+    assert all(part["qids"] for part in found)
+    for part in found:
+        assert torch.equal(part["all"], data.features)
+
+
+def test_a_process_does_not_need_the_shards_of_others(folder: Path) -> None:
+    first = open_shards(folder, rank=0, world_size=2)
+    last = read_manifest(folder).shards[-1].file
+    (folder / last).unlink()
+    assert open_shards(folder, rank=0, world_size=2).qids == first.qids
+    with pytest.raises(DataError, match=rf"{last}: the manifest lists this file, but it is missing"):
+        open_shards(folder, rank=1, world_size=2)
+    with pytest.raises(LGMMLError, match=r"`rank` must lie in \[0, world_size = 2\), got 2"):
+        open_shards(folder, rank=2, world_size=2)
+
+
+def test_shards_are_decoded_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_shards(folder, cache=tmp_path / "cache")
+    monkeypatch.setattr(shards, "_decode", None)
+    again = open_shards(folder, cache=tmp_path / "cache")
+    assert torch.equal(first.features, again.features)
+
+
+def rewritten(folder: Path, number: int, data: RankingData) -> Shard:
+    """Exchange a shard for another, as somebody would who writes manifests too."""
+    file = folder / SHARD.format(number)
+    write_shards(data, folder.parent / "other")
+    shutil.copy(folder.parent / "other" / SHARD.format(0), file)
+    return Shard.of(file, data.num_queries, data.num_documents)
+
+
+class TestDamage:
+    def test_missing_cut_and_changed(self, folder: Path, tmp_path: Path) -> None:
+        cache = Cache(tmp_path / "cache")
+        open_shards(folder, cache=cache)  # what the cache has does not hide what happens to the files
+        for name in (SHARD.format(1), INDEX):
+            file = folder / name
+            good = file.read_bytes()
+            for content, message in (
+                (good[:-7], r"the file is cut: it has \d+ bytes, the manifest says \d+"),
+                (good + b"x", r"the file is changed: it has \d+ bytes"),
+                (bytes([*good[:50], good[50] ^ 1, *good[51:]]), r"the file was changed: its content does not match"),
+                (None, r"the manifest lists this file, but it is missing"),
+            ):
+                file.unlink(missing_ok=True)
+                if content is not None:
+                    file.write_bytes(content)
+                for look in (check_shards, lambda folder: open_shards(folder, cache=cache)):
+                    with pytest.raises(DataError, match=rf"{name}: {message}"):
+                        look(folder)
+            file.write_bytes(good)
+            check_shards(folder)
+
+    def test_written_twice(self, folder: Path) -> None:
+        shutil.copy(folder / SHARD.format(0), folder / "shard-0 (copy).parquet")
+        for look in (check_shards, open_shards):
+            with pytest.raises(DataError, match=r"shard-0 \(copy\).parquet: the manifest does not list this file"):
+                look(folder)
+        (folder / "shard-0 (copy).parquet").unlink()
+        manifest = read_manifest(folder)
+        again = replace(manifest.shards[0], file="shard-00099.parquet")
+        more = {name: getattr(manifest, name) + getattr(again, name) for name in ("queries", "documents")}
+        write_manifest(folder, replace(manifest, shards=(*manifest.shards, again), **more))
+        with pytest.raises(DataError, match=r"shard-00000.parquet and shard-00099.parquet have one content"):
+            read_manifest(folder)
+        write_manifest(folder, replace(manifest, shards=(*manifest.shards, manifest.shards[0]), **more))
+        with pytest.raises(DataError, match=r"a shard must not be listed twice"):
+            read_manifest(folder)
+
+    def test_a_query_in_two_shards(self, folder: Path) -> None:
+        manifest = read_manifest(folder)
+        index = read_index(folder, manifest)
+        lists = small_data(shuffled=True)
+        own = (index.shard == 1).nonzero()[:, 0]
+        first = lists.qids[0]
+        other = lists.select(own).replace(qids=(first, *(lists.qids[query] for query in own[1:].tolist())))
+        changed = rewritten(folder, 1, other)
+        manifest = replace(manifest, shards=(manifest.shards[0], changed, *manifest.shards[2:]))
+        write_manifest(folder, manifest)
+        message = (
+            rf"a query must stand in one shard, but query {first} is in shard-00000.parquet and in shard-00001.parq"
+        )
+        for look in (check_shards, open_shards):  # the shard says it
+            with pytest.raises(DataError, match=message):
+                look(folder)
+        names = index.qids.to_pylist()
+        names[int(own[0])] = first
+        Index(pa.array(names), index.sizes, index.shard).write(folder / INDEX)
+        write_manifest(folder, replace(manifest, index=Shard.of(folder / INDEX, 12, manifest.documents)))
+        for look in (check_shards, open_shards):  # the index says it too
+            with pytest.raises(DataError, match=message):
+                look(folder)
+
+    def test_a_shard_of_another_set(self, folder: Path) -> None:
+        manifest, lists = read_manifest(folder), small_data(shuffled=True)
+        own = (read_index(folder, manifest).shard == 1).nonzero()[:, 0]
+        names = [lists.qids[query] for query in own.tolist()]
+        foreign = lists.select(own).replace(qids=tuple(range(500, 500 + len(own))))
+        many = 19 + len(own)
+        longer = RankingData.from_arrays(torch.zeros(many, 5), torch.zeros(many), qid=names[:1] * 19 + names)
+        for data, message in (
+            (foreign, "the queries .* are not those"),
+            (longer, "the lists .* are not as long"),
+        ):
+            changed = rewritten(folder, 1, data)
+            told = replace(changed, queries=manifest.shards[1].queries, documents=manifest.shards[1].documents)
+            write_manifest(folder, replace(manifest, shards=(manifest.shards[0], told, *manifest.shards[2:])))
+            with pytest.raises(DataError, match=rf"shard-00001.parquet: {message}"):
+                check_shards(folder)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda c: c.update(format="other"), r"the format must be 'lgmml_torch shards', version 1, got 'other'"),
+            (lambda c: c.update(version=2), r".* version 1, got 'lgmml_torch shards', version 2"),
+            (lambda c: c.pop("version"), r"not a manifest of shards: KeyError\('version'\)"),
+            (lambda c: c.pop("labels"), r"the manifest is damaged: 'labels'"),
+            (lambda c: c["shards"][0].pop("bytes"), r"the manifest is damaged: .*'bytes'"),
+            (lambda c: c["shards"].pop(), r"the shards must have 12 queries together, got \d+"),
+            (lambda c: c.update(documents=1), r"the shards must have 1 documents together, got \d+"),
+            (lambda c: c.update(shards=[]), r"there must be at least one shard, got none"),
+        ],
+    )
+    def test_a_damaged_manifest(self, folder: Path, change: Any, message: str) -> None:
+        content = json.loads((folder / "manifest.json").read_text())
+        change(content)
+        (folder / "manifest.json").write_text(json.dumps(content))
+        with pytest.raises(DataError, match=rf"manifest.json: {message}"):
+            open_shards(folder)
+
+    def test_an_index_of_other_counts(self, folder: Path) -> None:
+        manifest = read_manifest(folder)
+        index = read_index(folder, manifest)
+        sizes, shard = index.sizes.clone(), index.shard.clone()
+        sizes[0] += 1
+        shard[-1] -= 1
+        for wrong, message in (
+            (Index(index.qids, sizes, index.shard), "must have the documents of each shard"),
+            (Index(index.qids, index.sizes, shard), "must have the queries of each shard"),
+        ):
+            wrong.write(folder / INDEX)
+            write_manifest(folder, replace(manifest, index=Shard.of(folder / INDEX, 12, manifest.documents)))
+            with pytest.raises(DataError, match=rf"index.parquet: the index {message}"):
+                open_shards(folder)
+
+
+class TestWriting:
+    def test_a_killed_writer_leaves_nothing_that_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        home = tmp_path / "set"
+
+        def killed(table: Any, path: Path) -> None:
+            if path.name == SHARD.format(2):
+                (home / f".{path.name}.abc{SUFFIX}").write_bytes(b"half of it")
+                raise KeyboardInterrupt
+            save_parquet(table, path)
+
+        write_shards(small_data(seed=5), home, documents=3)  # many more shards, of another set
+        monkeypatch.setattr(shards, "save_parquet", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_shards(small_data(), home, documents=15)
+        with pytest.raises(DataError, match=r"manifest.json: no such file; the shards were not written to the end"):
+            open_shards(home)
+        monkeypatch.undo()
+        manifest = write_shards(small_data(), home, documents=15)
+        written = {"manifest.json", INDEX, *(shard.file for shard in manifest.shards)}
+        assert {path.name for path in home.iterdir()} == written
+        check_shards(home)
+        assert_same_lists(open_shards(home, doc_ids=True), small_data())
+
+    def test_other_things_are_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("mine")
+        with pytest.raises(DataError, match=r"shards need a folder of their own, this one holds 'notes.txt'"):
+            write_shards(small_data(), tmp_path)
+        with pytest.raises(DataError, match=r"notes.txt: shards need a folder, this is a file"):
+            write_shards(small_data(), tmp_path / "notes.txt")
+        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+    def test_only_some_documents_are_in_memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The source is asked for a shard's rows at a time, in whatever order its queries come."""
+        data = small_data(queries=30, shuffled=True)
+        with open_source(write(data, tmp_path, "txt.gz")) as source:
+            asked: list[int] = []
+            read = source._read
+            monkeypatch.setattr(source, "_read", lambda rows: asked.append(len(rows)) or read(rows))  # type: ignore[func-returns-value]
+            write_shards(source, tmp_path / "set", documents=20)
+        assert max(asked) <= 20
+        assert sum(asked) == data.num_documents
+        assert_same_lists(open_shards(tmp_path / "set", doc_ids=True), data)
+
+    def test_without_labels_or_with_some_ids(self, tmp_path: Path) -> None:
+        lines = ["qid:2 1:1 2:2", "qid:1 1:3 #docid = a", "qid:2 1:4"]
+        (tmp_path / "new.txt").write_text("".join(f"{line}\n" for line in lines))
+        with open_source(tmp_path / "new.txt") as source:
+            manifest = write_shards(source, tmp_path / "set", documents=1)
+        assert manifest.labels is None
+        assert "no labels" in str(manifest)
+        found = open_shards(tmp_path / "set", doc_ids=True)
+        assert found.doc_ids == ("a", "", "")
+        assert found.labels.tolist() == [0, 0, 0]
+        with pytest.raises(DataError, match=r"set: there are no labels, and training needs them"):
+            open_shard_splits(tmp_path / "set")
+
+
+class TestParts:
+    def test_splits_that_are_there(self, tmp_path: Path) -> None:
+        for seed, name in enumerate(("train", "test")):
+            write_shards(small_data(seed=seed), tmp_path / "set" / name)
+        found = open_shard_splits(tmp_path / "set", cache=tmp_path / "cache")
+        assert list(found) == ["train", "test"]
+        assert torch.equal(found["test"].features, small_data(seed=1).features)
+        assert list(open_shard_splits(tmp_path / "set" / "test")) == ["train"]
+        (tmp_path / "set" / "valid").mkdir()
+        with pytest.raises(DataError, match=r"valid.manifest.json: no such file"):
+            open_shard_splits(tmp_path / "set")
+        with pytest.raises(DataError, match=r"nowhere: no such set of shards; `lgmml convert` makes one"):
+            open_shard_splits(tmp_path / "nowhere")
+
+    def test_parts_must_have_the_same_features(self, tmp_path: Path) -> None:
+        data = small_data()
+        write_shards(data, tmp_path / "train")
+        for other in (
+            data.replace(features=data.features[:, :3]),
+            data.to(dtype=torch.float64),
+            data.replace(feature_names=tuple("abcde")),
+        ):
+            write_shards(other, tmp_path / "valid")
+            with pytest.raises(DataError, match=r"valid: the parts must have the same features, got [35] \(fl.*train"):
+                open_shard_splits(tmp_path)
+
+
+def test_owners_are_even() -> None:
+    def told(*documents: int) -> Manifest:
+        entries = tuple(Shard(f"{i}", 1, f"{i}", 1, n) for i, n in enumerate(documents))
+        return Manifest(len(entries), sum(documents), 1, "float32", None, None, False, entries[0], entries)
+
+    assert told(5, 5, 5, 5).owners(2) == [0, 0, 1, 1]
+    assert told(1, 1, 1, 9).owners(2) == [0, 0, 0, 1]
+    assert told(7).owners(3) == [1]
+    assert told(*[50_000] * 1000).owners(7) == sorted(told(*[50_000] * 1000).owners(7))
+    counts = np.bincount(told(*[50_000] * 1000).owners(7))
+    assert counts.max() - counts.min() <= 1

@@ -1,0 +1,59 @@
+"""Banks fitted by several processes, each with its own lists: the same bits on every one, and as by one alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lgmml_torch import distributed
+from lgmml_torch.checks import ConfigError
+from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.ragged import RankingData
+from tests.fitting.test_boosted import make
+from tests.processes import in_processes, own_part
+
+SETTINGS: dict[str, Any] = {"rounds": 7, "candidates": 6, "evaluate_every": 3, "cap": 150, "phi_cap": 250}
+
+
+def weighted(seed: int, queries: int) -> RankingData:
+    data = make(seed, queries=queries, size=9)
+    return data.replace(query_weights=torch.rand(queries, generator=torch.Generator().manual_seed(seed)))
+
+
+def fitted(owner: list[int] | None) -> dict[str, Any]:
+    train, valid = own_part(weighted(0, 24), owner), own_part(make(1, queries=7))
+    bank = fit_boosted(train, valid, seed=3, **SETTINGS)
+    assert bank.phi is not None
+    assert train.spread is not None
+    sent = train.spread.traffic
+    return {"phi": bank.phi, **bank.metrics.state_dict(), "curve": bank.history["valid_ndcg"], "calls": sent.calls}
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    tensors = {name: value for name, value in a.items() if isinstance(value, Tensor)}
+    return a["curve"] == b["curve"] and all(
+        value.equal(b[name]) for name, value in tensors.items() if "qual" not in name
+    )
+
+
+@pytest.mark.parametrize("owner", [None, [0] * 20 + [2] * 4])  # in turn; one process without a list
+def test_a_bank_does_not_depend_on_how_many_fit_it(owner: list[int] | None) -> None:
+    bank = fit_boosted(weighted(0, 24), make(1, queries=7), seed=3, **SETTINGS)
+    alone = {"phi": bank.phi, **bank.metrics.state_dict(), "curve": bank.history["valid_ndcg"]}
+    found = in_processes(3, fitted, owner)
+    assert all(same(alone, each) for each in found)
+    # usable, ideal, weights; and, each round, scores, labels and twice the features of a bag; NDCG after rounds 3, 6, 7
+    assert found[0]["calls"] == 3 + 7 * 4 + 3
+
+
+def test_one_process_has_all() -> None:
+    assert same(fitted(None), fitted([0] * 24))
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`prior_power` must be 0 where processes share the data, got 2"):
+        fit_boosted(own_part(make(0)), prior_power=2.0, **SETTINGS)
+    assert distributed.place() == (0, 1)

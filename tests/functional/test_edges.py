@@ -1,0 +1,624 @@
+"""What small cases by hand say about functions that large ones only run: ties, blocks, defaults, refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError, NumericsWarning
+from lgmml_torch.functional import distance, gmml, losses, score, significance, spd, warp
+from lgmml_torch.functional import features as feature_module
+from lgmml_torch.functional.boosting import (
+    NewtonRows,
+    candidate_anchors,
+    draw_subspaces,
+    feature_prior,
+    feature_weights,
+    list_scatter,
+)
+from lgmml_torch.functional.distance import local_distances, median_scales, subspace_distances
+from lgmml_torch.functional.examples import ExampleSet
+from lgmml_torch.functional.features import interpolate_knots, row_blocks
+from lgmml_torch.functional.ranking.measures import err, mean_ndcg, ndcg, rank_metrics
+from lgmml_torch.functional.ranking.presets import PRESETS
+from lgmml_torch.ragged import RankingData
+
+NAN = float("nan")
+TWO = torch.tensor([0, 2])
+EYE = torch.eye(2)[None]
+
+
+def gen(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def t(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+class TestEqualRows:
+    """`tie_equal_rows` by hand."""
+
+    def tied(self, scores: list[float], rows: list[float], offsets: list[int], **options: Any) -> list[float]:
+        features = torch.tensor(rows, dtype=torch.float64)[:, None]
+        given = torch.tensor(scores, dtype=torch.float64)
+        before = given.clone()
+        found = score.tie_equal_rows(given, features, torch.tensor(offsets), **options)
+        assert torch.equal(given, before)
+        out: list[float] = found.tolist()
+        return out
+
+    def test_all_copies_get_the_score_of_the_first(self) -> None:
+        near = [1.0, 1.0 + 1e-9, 1.0 - 1e-9, 1.0 + 2e-9, 5.0, 7.0]
+        assert self.tied(near, [3, 3, 3, 3, 4, 4], [0, 6]) == [1.0, 1.0, 1.0, 1.0, 5.0, 7.0]
+
+    def test_equal_rows_of_other_lists_stay(self) -> None:
+        scores = [1.0, 2.0, 2.0 + 1e-9, 2.0 - 1e-9]
+        assert self.tied(scores, [3, 3, 3, 3], [0, 2, 4]) == [1.0, 2.0, 2.0 + 1e-9, 2.0 + 1e-9]
+
+    def test_other_rows_of_nearly_equal_scores_stay(self) -> None:
+        scores = [1.0, 1.0 + 1e-9, 1.0 + 2e-9]
+        assert self.tied(scores, [3, 4, 3], [0, 3]) == [1.0, 1.0 + 1e-9, 1.0]
+
+    def test_what_is_further_apart_than_rounding_stays(self) -> None:
+        for sign in (1.0, -1.0):
+            apart = [sign * 1000.0, sign * 1000.2]
+            assert self.tied(apart, [3, 3], [0, 2]) == apart
+            assert self.tied(apart, [3, 3], [0, 2], rtol=1e-3) == [apart[0]] * 2
+            assert self.tied([sign * 1000.0, sign * 1000.09], [3, 3], [0, 2]) == [sign * 1000.0] * 2
+
+    def test_one_document_and_none(self) -> None:
+        assert self.tied([1.0], [3], [0, 1]) == [1.0]
+        assert self.tied([], [], [0, 0]) == []
+        assert self.tied([1.0, 1.0 + 1e-9], [3, 3], [0, 2]) == [1.0, 1.0]
+
+
+class TestSummaries:
+    def test_neighbours_are_near_in_deviations_not_in_units(self) -> None:
+        """The first column varies in thousandths, the second in thousands: both count alike."""
+        known = torch.tensor([[0.000, 0.0], [0.001, 0.0], [0.000, 4000.0], [0.001, 4000.0]])
+        rows = torch.arange(4.0)[:, None]
+        new = torch.tensor([[0.001, 100.0], [0.0, 3900.0]])
+        assert score.nearest_mean(new, known, rows, 1).flatten().tolist() == [1.0, 2.0]
+        # In deviations the other value of a column is 2 away, 100 units of the second are .05.
+        assert score.nearest_mean(new[:1], known, rows, 2).item() in (0.5, 2.0)
+        assert score.nearest_mean(new, known, rows, 99).flatten().tolist() == [1.5, 1.5]
+
+    def test_a_column_that_never_varies_says_nothing(self) -> None:
+        known = torch.tensor([[7.0, 0.0], [7.0, 1.0]])
+        found = score.nearest_mean(torch.tensor([[7.0, 0.9]]), known, torch.tensor([[1.0], [2.0]]), 1)
+        assert found.tolist() == [[2.0]]
+
+    def test_flat_lists_are_counted_among_those_of_two_documents(self) -> None:
+        scores, offsets = t(1, 1, 5, 1, 1.00002, 1, 1.000005, -2, -2.00001), torch.tensor([0, 2, 3, 5, 7, 9])
+        assert score.flat_share(scores, offsets) == 3 / 4  # not the list of one, not 2e-5 apart
+        assert score.flat_share(scores, offsets, rtol=0.0) == 1 / 4
+        assert math.isnan(score.flat_share(t(1, 2), torch.tensor([0, 1, 2])))
+
+    def test_half_of_the_lists_may_be_flat_without_a_warning(self) -> None:
+        scores = t(1, 1, 1, 2)
+        assert score.warn_if_degenerate(scores, torch.tensor([0, 2, 4])) == 0.5
+        with pytest.warns(UserWarning, match="nearly constant within 50% of the lists"):
+            assert score.warn_if_degenerate(scores, torch.tensor([0, 2, 4]), share=0.4) == 0.5
+
+    def test_the_share_beyond_one_is_counted_in_blocks_too(self) -> None:
+        dists = torch.tensor([[0.5, 1.0], [1.5, 3.0], [1.0, 0.0], [2.0, 0.1]])
+        assert [score.share_beyond_turning_point(dists, chunk_rows=rows) for rows in (1, 3, 9)] == [3 / 8] * 3
+
+
+class TestAnchors:
+    def test_the_mean_is_moved_by_lengths_in_every_subspace(self) -> None:
+        values = torch.tensor([[[0.0, 0.0], [1.0, 1.0]], [[3.0, 4.0], [1.0, 5.0]], [[9.0, 9.0], [9.0, 9.0]]])
+        positive, negative = t(0, 1, 0), t(2, 0, 0)
+        found = candidate_anchors(values, positive, negative, draws=2, steps=(5.0, 10.0), generator=gen())
+        first, second = [[3.0, 4.0]] * 3, [[1.0, 5.0]] * 3  # drawn twice, and the mean: there is one positive
+        assert found[0].tolist() == [*first, [6.0, 8.0], [9.0, 12.0]]
+        assert found[1].tolist() == [*second, [1.0, 10.0], [1.0, 15.0]]
+
+    def test_means_are_weighted(self) -> None:
+        values = torch.tensor([0.0, 1.0, 4.0, 6.0]).view(4, 1, 1)
+        found = candidate_anchors(values, t(0, 0, 1, 3), t(1, 3, 0, 0), draws=1, steps=(1.0,), generator=gen())
+        assert found[0, 1:, 0].tolist() == [5.5, 6.5]
+
+    def test_without_a_direction_nothing_moves(self) -> None:
+        values = torch.tensor([2.0, 2.0]).view(2, 1, 1)
+        found = candidate_anchors(values, t(1, 0), t(0, 1), draws=1, steps=(1.0,), generator=gen())
+        assert found.flatten().tolist() == [2.0, 2.0, 2.0]
+
+    def test_feature_weights_are_over_their_mean_and_not_below_the_floor(self) -> None:
+        X, g, h = torch.tensor([[1.0, 1.0, 2.0], [-1.0, 1.0, 0.0]]), t(3, -3), t(1, 4)
+        strength = t(6 / 5**0.5, 0, 6 / 4**0.5)
+        torch.testing.assert_close(feature_weights(X, g, h, floor=0.25), (strength / strength.mean()).clamp_min(0.25))
+        assert float(feature_weights(X, g, h).min()) == pytest.approx(0.05)
+        assert feature_weights(torch.zeros(2, 2), g, h, floor=0.3).tolist() == pytest.approx([0.3, 0.3])
+
+    def test_subspaces_hold_no_feature_twice_and_no_more_than_there_are(self) -> None:
+        found = draw_subspaces(t(1, 0, 1, 1), 50, 9, generator=gen())
+        assert found.sort().values.tolist() == [[0, 2, 3]] * 50
+        weights = t(8, 1, 1)
+        drawn = draw_subspaces(weights, 600, 1, generator=gen())
+        assert float((drawn == 0).double().mean()) == pytest.approx(0.8, abs=0.06)
+
+
+class TestNewton:
+    def rows(self, **options: Any) -> NewtonRows:
+        return NewtonRows(t(1, -1, 2, -2), t(1, 2, 1, 3), torch.tensor([0, 2, 4]), **options)
+
+    def test_the_ridge_is_a_twentieth_unless_told(self) -> None:
+        kernels = torch.tensor([[0.1], [0.9], [0.2], [0.7]])
+        assert torch.equal(self.rows().weights(kernels), self.rows(ridge=0.05).weights(kernels))
+        assert not torch.equal(self.rows().weights(kernels), self.rows(ridge=0.06).weights(kernels))
+
+    def test_gain_by_hand(self) -> None:
+        g, h, kernel = [1, -1, 2, -2], [1, 2, 1, 3], [0.1, 0.9, 0.2, 0.7]
+        mean = sum(kernel) / 4
+        b = -sum(x * (k - mean) for x, k in zip(g, kernel, strict=True))
+        lists = ((0, 1), (2, 3))
+        shift = sum(sum(h[i] * kernel[i] for i in rows) ** 2 / sum(h[i] for i in rows) for rows in lists)
+        variance = sum(k * k for k in kernel) / 4 - mean**2
+        a = sum(x * k * k for x, k in zip(h, kernel, strict=True)) - shift + 0.05 * variance * sum(h)
+        found = self.rows().gains(torch.tensor(kernel)[:, None])
+        assert found.item() == pytest.approx(b * abs(b) / a, rel=1e-4)
+        assert self.rows().weights(torch.tensor(kernel)[:, None]).item() == pytest.approx(b / a, rel=1e-4)
+        assert self.rows().gains(1 - torch.tensor(kernel)[:, None]).item() == pytest.approx(-b * abs(b) / a, rel=1e-4)
+        assert self.rows().weights(1 - torch.tensor(kernel)[:, None]).item() == 0.0
+
+    def test_what_hardly_varies_gains_nothing(self) -> None:
+        column = torch.tensor([[0.49], [0.51], [0.49], [0.51]])  # a deviation of .01, up to rounding
+        kernels = torch.cat([0.5 + 0.9 * (column - 0.5), 0.5 + 1.1 * (column - 0.5)], dim=1)
+        assert (self.rows().gains(kernels) == -1).tolist() == [True, False]
+        assert (self.rows().gains(kernels, min_deviation=0.02) == -1).tolist() == [True, True]
+
+
+class TestLosses:
+    def test_scatter_of_lists_by_hand(self) -> None:
+        """Two lists, each scaled to the smaller of its two totals; S over ordered pairs of different documents."""
+        x = [0.0, 2.0, 5.0, 1.0, 4.0, 8.0]
+        p, n = [1.0, 3.0, 0.0, 2.0, 2.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0, 8.0]
+        lists = ((0, 1, 2), (3, 4, 5))
+        S = D = pairs_s = pairs_d = 0.0
+        for rows in lists:
+            w = min(sum(p[i] for i in rows), sum(n[i] for i in rows))
+            own_p = {i: p[i] * w / sum(p[j] for j in rows) for i in rows}
+            own_n = {i: n[i] * w / sum(n[j] for j in rows) for i in rows}
+            for i in rows:
+                for j in rows:
+                    if i != j:
+                        S += own_p[i] * own_p[j] / w * (x[i] - x[j]) ** 2
+                        pairs_s += own_p[i] * own_p[j] / w
+                    D += own_p[i] * own_n[j] / w * (x[i] - x[j]) ** 2
+                    pairs_d += own_p[i] * own_n[j] / w
+        values, offsets = torch.tensor(x).view(6, 1, 1), torch.tensor([0, 3, 6])
+        found = list_scatter(values, torch.tensor(p), torch.tensor(n), offsets)
+        assert [part.item() for part in found] == pytest.approx([S / pairs_s, D / pairs_d], rel=1e-5)
+
+    def test_scatter_without_pairs_is_zero(self) -> None:
+        values = torch.tensor([0.1, 2.3, 5.7]).view(3, 1, 1)
+        S, D = list_scatter(values, t(1, 0, 0), t(0, 1, 1), torch.tensor([0, 3]))  # one positive
+        assert S.item() == 0.0
+        assert D.item() == pytest.approx((2.2**2 + 5.6**2) / 2, rel=1e-5)
+        for positive, negative in ((t(0, 0, 0), t(1, 1, 1)), (t(1, 1, 1), t(0, 0, 0)), (t(1, 0, 0), t(0, 1, 1))):
+            offsets = torch.tensor([0, 1, 3])  # no list has both
+            assert [part.item() for part in list_scatter(values, positive, negative, offsets)] == [0.0, 0.0]
+
+    def test_a_list_without_gain_counts_nothing(self) -> None:
+        scores = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+        offsets = torch.tensor([0, 2, 2, 4])
+        found = losses.softmax_loss(scores, torch.tensor([0, 0, 1, 2]), offsets)
+        expected = math.log(math.exp(3) + math.exp(4)) - (1 / 4 * 3 + 3 / 4 * 4)
+        assert found.tolist() == pytest.approx([0.0, 0.0, expected])
+        found.sum().backward()
+        assert scores.grad is not None
+        share = 1 / (1 + math.e)
+        assert scores.grad.tolist() == pytest.approx([0.0, 0.0, share - 1 / 4, 1 - share - 3 / 4])
+        huge = losses.softmax_loss(t(1e4, -1e4), torch.tensor([1, 0]), TWO)
+        assert huge.item() == 0.0
+
+    @pytest.mark.parametrize("chunk", [1, 5, 1 << 16])
+    def test_pairs_in_few_rows_are_the_same_pairs(self, chunk: int) -> None:
+        scores, labels = torch.randn(20, generator=gen(1)), torch.arange(20) % 4
+        offsets = torch.tensor([0, 7, 7, 8, 20])
+        plain = losses.lambda_gradients(scores, labels, offsets, truncation=3)
+        found = losses.lambda_gradients(scores, labels, offsets, truncation=3, chunk_pairs=chunk)
+        for a, b in zip(plain, found, strict=True):
+            torch.testing.assert_close(a, b)
+
+    def test_defaults_of_lambdarank(self) -> None:
+        scores, labels = torch.randn(80, generator=gen(2)), (torch.arange(80) % 5).float()
+        offsets = torch.tensor([0, 40, 80])
+        given = {"truncation": 30, "sigma": 1.0, "floor": 0.05}
+        plain = losses.lambda_gradients(scores, labels, offsets)
+        named = losses.lambda_gradients(scores, labels, offsets, **given)  # type: ignore[arg-type]
+        ideal = losses.ideal_dcg(labels, offsets, truncation=30)
+        with_ideal = losses.lambda_gradients(scores, labels, offsets, ideal=ideal)
+        for a, b, c in zip(plain, named, with_ideal, strict=True):
+            assert torch.equal(a, b)
+            assert torch.equal(a, c)
+        assert torch.equal(losses.ideal_dcg(labels, offsets), ideal)
+        half = losses.lambda_gradients(scores, labels, offsets, ideal=2 * ideal)[0]
+        torch.testing.assert_close(half, plain[0] / 2)
+
+
+class TestDraws:
+    def test_numbers_have_the_bits_of_float64(self) -> None:
+        """With 24 bits, places in a long list would not be equally likely."""
+        drawn = warp._rand(50, 4, gen())
+        assert drawn.dtype == torch.float64
+        assert bool(((drawn * 2.0**24) % 1 != 0).any())
+
+    def test_a_number_just_below_one_is_the_last_place(self) -> None:
+        almost = torch.tensor([0.0, 1 - 2**-53, 0.5])
+        assert warp._pick(almost.double(), torch.tensor([3, 3, 3])).tolist() == [0, 2, 1]
+        assert warp._pick(torch.tensor([1.0]), torch.tensor([3])).tolist() == [2]
+
+    def test_the_limit_of_draws_is_the_number_of_negatives(self) -> None:
+        table = warp.negative_table(t(0, 0, 1, 2), torch.tensor([0, 4]))
+        every = warp.sample_list_draws(table, torch.tensor([0]), max_draws=None, generator=gen())
+        assert every.negatives.shape == (2, 3)
+        assert (every.num_negatives.tolist(), every.num_draws.tolist()) == ([2, 3], [2, 3])
+        some = warp.sample_list_draws(table, torch.tensor([0]), generator=gen())
+        assert some.negatives.shape == (2, 10)
+        assert some.num_draws.tolist() == [10, 10]
+        triplets = warp.sample_triplets(table, 3, generator=gen())
+        assert triplets.negatives.shape == (3, 10)
+        assert triplets.weights.tolist() == [1.0, 1.0, 1.0]
+
+    def test_draws_beyond_the_limit_do_not_count(self) -> None:
+        scores = torch.tensor([[0.0, 0.0, 9.0]])
+        for limit, draws, violator in ((2, 2, -1), (3, 3, 2), (9, 3, 2)):
+            found = warp.warp_loss(t(1), scores, torch.tensor([6]), margin=0.5, num_draws=torch.tensor([limit]))
+            assert (found.draws.item(), found.violator.item()) == (draws, violator)
+        none = warp.warp_loss(t(1), scores, torch.tensor([0]), margin=0.5)
+        assert (none.draws.item(), none.violator.item(), none.rank.item(), none.loss.item()) == (0, -1, 0, 0.0)
+        empty = warp.warp_loss(t(1), torch.zeros(1, 0), torch.tensor([3]), margin=0.5)
+        assert (empty.draws.item(), empty.violator.item(), empty.loss.item()) == (0, -1, 0.0)
+
+    def test_the_margin_itself_is_no_violation(self) -> None:
+        found = warp.warp_loss(t(1, 1), torch.tensor([[0.5], [0.625]]), torch.tensor([4, 4]), margin=0.5)
+        assert found.violator.tolist() == [-1, 0]
+        assert found.loss.tolist() == pytest.approx([0.0, float(warp.rank_weight(4)) * 0.125])
+
+
+class TestBlocks:
+    def test_rows_come_in_blocks_of_so_many_numbers(self) -> None:
+        X = torch.arange(30.0).view(10, 3)
+        for most, sizes in ((6, [2] * 5), (11, [3, 3, 3, 1]), (1, [1] * 10), (99, [10])):
+            blocks = list(row_blocks(X, most))
+            assert [len(block) for block in blocks] == sizes
+            assert torch.equal(torch.cat(blocks), X.double())
+
+    def test_knots_are_interpolated_in_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        knots, levels = torch.tensor([[0.0, 1.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+        X = torch.rand(7, 2, generator=gen())
+        whole = interpolate_knots(X, knots, levels)
+        seen: list[int] = []
+        inner = feature_module._interpolate
+
+        def watched(block: Tensor, *others: Tensor) -> Tensor:
+            seen.append(len(block))
+            return inner(block, *others)
+
+        monkeypatch.setattr(feature_module, "_interpolate", watched)
+        monkeypatch.setattr(feature_module, "BLOCK_VALUES", 6)
+        assert torch.equal(interpolate_knots(X, knots, levels), whole)
+        assert seen == [3, 3, 1]
+        assert interpolate_knots(X[:0], knots, levels).shape == (0, 2)
+
+    @pytest.mark.parametrize("entries", [1, 7, 12, 1000])
+    @pytest.mark.parametrize("sizes", [[3, 3, 3], [1, 5, 3]])
+    def test_scores_in_blocks_are_the_scores(self, entries: int, sizes: list[int]) -> None:
+        values = torch.rand(9, 4, generator=gen(1))
+        offsets = torch.tensor([0, *np.cumsum(sizes)])
+        for phi in (torch.rand(3, 4, generator=gen(2)), torch.rand(1, 4, generator=gen(3)), torch.rand(4)):
+            rows = phi.expand(3, 4) if phi.shape != (3, 4) else phi
+            owner = torch.arange(3).repeat_interleave(torch.tensor(sizes))
+            expected = -(values * rows[owner]).sum(1)
+            torch.testing.assert_close(score.score(values, phi, offsets, chunk_entries=entries), expected)
+
+    @pytest.mark.parametrize("draws", [1, 7, 100])
+    def test_bootstrap_means_in_blocks_come_from_the_same_numbers(
+        self, draws: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        a, b = torch.rand(5, generator=gen(1)), torch.rand(5, generator=gen(2))
+        options = {"resamples": 40}
+        plain = significance.compare(a, b, generator=gen(), **options)
+        chance = significance.randomisation_test(a, b, generator=gen(), **options)
+        monkeypatch.setattr(significance, "_DRAWS", draws)
+        again = significance.compare(a, b, generator=gen(), **options)
+        assert again == plain
+        assert significance.randomisation_test(a, b, generator=gen(), **options) == chance
+
+
+class TestSignificance:
+    def test_figures_are_of_float64_whatever_comes_in(self) -> None:
+        a, b = torch.tensor([0.1, 0.3, 0.2]), torch.tensor([0.3, 0.1, 0.2])
+        found = significance.compare(a, b, generator=gen(), resamples=10)
+        assert (found.mean_a, found.mean_b) == (float(a.double().mean()), float(b.double().mean()))
+        assert found.difference.mean == float((a.double() - b.double()).mean())
+
+    def test_ties_are_differences_up_to_the_tolerance(self) -> None:
+        a, b = torch.tensor([0.5, 0.25, 0.75, 0.0]).double(), torch.tensor([0.25, 0.5, 0.25, 0.0]).double()
+        found = significance.compare(a, b, generator=gen(), resamples=10, tolerance=0.25)
+        assert (found.wins, found.ties, found.losses) == (1, 3, 0)
+        found = significance.compare(a, b, generator=gen(), resamples=10)
+        assert (found.wins, found.ties, found.losses) == (2, 1, 1)
+
+    def test_intervals_are_quantiles_of_both_ends(self) -> None:
+        means = torch.arange(101, dtype=torch.float64)
+        assert significance._tails(means, 0.9) == pytest.approx((5.0, 95.0))
+        assert significance._tails(means, 0.5) == pytest.approx((25.0, 75.0))
+
+
+class TestJitter:
+    def test_it_grows_tenfold_from_the_rounding_of_float64(self) -> None:
+        ones = torch.ones(2, 2, dtype=torch.float64)
+        with pytest.warns(NumericsWarning, match=r"added up to 1e-13 to the diagonal of 2 of 3 matrices"):
+            L = spd.cholesky_jittered(torch.stack([ones, 100 * ones, 4 * torch.eye(2).double()]))
+        assert torch.equal(L[2], 2 * torch.eye(2).double())
+        for factor, A in zip(L[:2], (ones, 100 * ones), strict=True):
+            torch.testing.assert_close(factor @ factor.T, A, rtol=1e-12, atol=0)
+
+    def test_a_millionth_is_the_most(self) -> None:
+        def lacking(share: float) -> Tensor:
+            return torch.diag(torch.tensor([1.0, 1.0, -share], dtype=torch.float64))
+
+        with pytest.warns(NumericsWarning, match="added up to 6.67e-07"):
+            spd.cholesky_jittered(lacking(6e-7))
+        with pytest.raises(LGMMLError, match="smallest eigenvalue -7e-07 in member 0"):
+            spd.cholesky_jittered(lacking(7e-7))
+
+
+NO_GAIN = {
+    "default": NAN, "lightgbm": 1.0, "xgboost": 1.0, "xgboost-": 0.0, "xgboost-linear": 1.0, "xgboost-linear-": 0.0,
+    "catboost": 1.0, "sklearn": 0.0, "torchmetrics": 0.0, "ranklib": 0.0, "rax": 0.0, "pytorchltr": 0.0,
+    "trec_eval": 0.0, "letor4": 0.0, "mslr": 0.0,
+}  # fmt: skip
+MAX_LABEL = {"lightgbm": 30, "xgboost": 31, "xgboost-": 31, "letor4": 2, "mslr": 4}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_list_without_relevant_documents_counts(name: str) -> None:
+    found = ndcg(t(2, 1), torch.tensor([0, 0]), TWO, preset=name)
+    assert found.item() == pytest.approx(NO_GAIN[name], nan_ok=True)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_highest_label_of_each_preset(name: str) -> None:
+    most = MAX_LABEL.get(name)
+    assert PRESETS[name].max_label == most
+    if most is not None:
+        assert ndcg(t(2, 1), torch.tensor([most, 0]), TWO, preset=name).item() == pytest.approx(1.0)
+        with pytest.raises(LGMMLError, match=f"from 0 to {most} for preset '{name}', got {most + 1}"):
+            ndcg(t(2, 1), torch.tensor([most + 1, 0]), TWO, preset=name)
+
+
+class TestMeasures:
+    def test_documents_that_were_not_ranked_stand_in_no_place(self) -> None:
+        scores, labels = t(5, 4, 3, 2, 1), torch.tensor([1, 0, 1, 0, 2])
+        retrieved = torch.tensor([False, True, True, True, True])
+        found = rank_metrics(
+            scores, labels, torch.tensor([0, 5]), metrics=["mrr", "precision@2", "recall@4", "dcg"], retrieved=retrieved
+        )
+        assert found["mrr"].item() == 1 / 2  # behind the second document, not the first
+        assert found["precision@2"].item() == 1 / 2
+        assert found["recall@4"].item() == pytest.approx(2 / 3)  # the one that was not ranked is relevant, too
+        assert found["dcg"].item() == pytest.approx(1 / math.log2(3) + 3 / math.log2(5))
+        for wrong, message in ((retrieved.long(), "truth values"), (retrieved[:2], "`retrieved` must have shape")):
+            with pytest.raises(LGMMLError, match=message):
+                rank_metrics(scores, labels, torch.tensor([0, 5]), retrieved=wrong)
+
+    def test_several_lists_with_documents_that_were_not_ranked(self) -> None:
+        scores, labels = t(1, 2, 3, 3, 2, 1, 9), torch.tensor([1, 0, 0, 0, 1, 0, 1])
+        retrieved = torch.tensor([True, True, False, False, True, True, False])
+        found = rank_metrics(scores, labels, torch.tensor([0, 3, 6, 7]), metrics=["mrr"], retrieved=retrieved)["mrr"]
+        assert found.tolist() == [1 / 2, 1.0, 0.0]
+
+    def test_gains_up_to_the_largest_exponent(self) -> None:
+        assert ndcg(t(2, 1), torch.tensor([960, 0]), TWO).item() == 1.0
+        assert ndcg(t(1, 2), torch.tensor([960, 0]), TWO).item() == pytest.approx(1 / math.log2(3))
+        with pytest.raises(LGMMLError, match="`labels` must be at most 960"):
+            ndcg(t(2, 1), torch.tensor([961, 0]), TWO)
+        with pytest.raises(LGMMLError, match="`max_grade` must be from the highest label, 2, to 960, got 961"):
+            err(t(2, 1), torch.tensor([2, 0]), TWO, max_grade=961)
+        with pytest.raises(LGMMLError, match="`max_grade` must be from the highest label, 2, to 960, got 1"):
+            err(t(2, 1), torch.tensor([2, 0]), TWO, max_grade=1)
+        assert err(t(2, 1), torch.tensor([2, 0]), TWO, max_grade=2).item() == 3 / 4
+
+    def test_means_can_be_weighted(self) -> None:
+        data = RankingData.from_arrays(torch.zeros(6, 1), [1, 0, 1, 0, 0, 0], qid=[0, 0, 1, 1, 2, 2])
+        scores = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])  # rows: by query, then label
+        labels = data.labels
+        own = [1.0 if scores[2 * q + 1] > scores[2 * q] else 1 / math.log2(3) for q in range(2)]
+        assert labels.tolist() == [0, 1, 0, 1, 0, 0]
+        assert mean_ndcg(scores, data) == pytest.approx(sum(own) / 2)
+        expected = (3 * own[0] + own[1]) / 4  # the third has nothing relevant, whatever it weighs
+        assert mean_ndcg(scores, data, weights=t(3, 1, 100)) == pytest.approx(expected)
+
+
+class TestBlocksOfRegions:
+    @pytest.mark.parametrize("most", [1, 2400, 2401, 5000, 10**9])
+    def test_runs_fit_and_are_as_long_as_they_can(self, most: int) -> None:
+        sizes = torch.tensor([3, 1, 40, 2, 2, 5])
+        sides = tuple(
+            gmml.Side(torch.zeros(int(n.sum())).long(), torch.tensor([0, *n.cumsum(0).tolist()]), torch.ones(0))
+            for n in (sizes, sizes + 1)
+        )
+        cost = [8 * 3 * (10 * 3 + 4 * (2 * int(n) + 1)) for n in sizes]  # ten matrices, four copies of the rows
+        runs = list(gmml._steps(sides, 3, most))  # type: ignore[arg-type]
+        assert [start for start, _ in runs] == [0, *(stop for _, stop in runs[:-1])]
+        assert runs[-1][1] == 6
+        for start, stop in runs:
+            assert stop == start + 1 or sum(cost[start:stop]) <= most
+            assert stop == 6 or sum(cost[start : stop + 1]) > most
+
+    def test_means_do_not_depend_on_the_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        root = torch.randn(5, 4, 4, generator=gen(3), dtype=torch.float64)
+        A = root @ root.mT + torch.eye(4)
+        B = A.flip(0) + torch.eye(4)
+        whole = spd.stacked_factor(A, B, 0.3, invert_first=True)
+        for elements in (1, 16, 40):
+            monkeypatch.setattr(spd, "CACHED_ELEMENTS", elements)
+            torch.testing.assert_close(spd.stacked_factor(A, B, 0.3, invert_first=True), whole)
+
+    def test_the_quadratic_form_sees_standardised_features(self) -> None:
+        anchors = torch.randn(40, 3, generator=gen(4)) * t(1e-3, 1, 50) + t(5, 0, -100)
+        anchors = torch.cat([anchors, torch.full((40, 1), 7.0)], dim=1)
+        filler = distance.QuadraticFiller(anchors, torch.eye(4).expand(40, 4, 4))
+        torch.testing.assert_close(filler.centre, anchors.double().mean(0).float())
+        spread = anchors.double().std(0, unbiased=False).float()
+        torch.testing.assert_close(filler.spread, torch.where(spread > 0, spread, 1.0))
+        assert filler.spread[3] == 1.0
+
+    def test_offsets_may_be_short_integers(self) -> None:
+        offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+        assert feature_module.list_ids(offsets, 5).tolist() == [0, 0, 2, 2, 2]
+
+
+class TestListSummary:
+    def test_means_and_logs_of_deviations(self) -> None:
+        kappa = torch.tensor([[1.0, 0.0], [4.0, 0.5], [7.0, 1.0], [2.0, 3.0]], dtype=torch.float64)
+        found = score.list_summary(kappa, torch.tensor([0, 3, 3, 4]))
+        floor = math.log(1e-4)
+        first = [4.0, 0.5, math.log(6**0.5 + 1e-4), math.log((1 / 6) ** 0.5 + 1e-4)]
+        expected = [first, [0.0, 0.0, floor, floor], [2.0, 3.0, floor, floor]]
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+        wide = score.list_summary(kappa, torch.tensor([0, 3, 3, 4]), floor=1.0)
+        assert wide[0, 2].item() == pytest.approx(math.log(6**0.5 + 1))
+
+    def test_rows_that_only_share_a_fingerprint_stay_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(score, "fingerprint", lambda values: np.zeros(len(values)))
+        features = torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]])
+        scores = torch.tensor([1.0, 1.0 + 1e-6, 1.0 - 1e-6], dtype=torch.float64)
+        assert score.tie_equal_rows(scores, features, torch.tensor([0, 3]))[1] == scores[1]
+
+
+X, ONE = torch.zeros(3, 2), torch.ones(1, 1, 1)
+TABLE = warp.negative_table(t(0, 1), TWO)
+WRONG: list[tuple[str, Callable[[], Any]]] = [
+    ("`labels` must have shape", lambda: losses.softmax_loss(t(1, 2), t(1), TWO)),
+    ("`offsets` must", lambda: losses.softmax_loss(t(1, 2), t(1, 2), torch.tensor([0, 3]))),
+    ("`labels` must have shape", lambda: losses.lambda_gradients(t(1, 2), t(1), TWO)),
+    ("`offsets` must", lambda: losses.lambda_gradients(t(1, 2), t(1, 2), torch.tensor([0, 3]))),
+    ("`truncation` must", lambda: losses.lambda_gradients(t(1, 2), t(1, 2), TWO, truncation=0)),
+    ("`sigma` must", lambda: losses.lambda_gradients(t(1, 2), t(1, 2), TWO, sigma=0.0)),
+    ("`floor` must", lambda: losses.lambda_gradients(t(1, 2), t(1, 2), TWO, floor=-1.0)),
+    ("`features` must have shape", lambda: score.tie_equal_rows(t(1, 2), torch.zeros(3, 1), TWO)),
+    ("`scores` must have shape", lambda: score.flat_share(torch.zeros(2, 1), TWO)),
+    ("`offsets` must", lambda: score.flat_share(t(1, 2), torch.tensor([0, 3]))),
+    ("`rtol` must", lambda: score.flat_share(t(1, 2), TWO, rtol=-1.0)),
+    ("`kappa` must have shape", lambda: score.list_summary(t(1, 2), TWO)),
+    ("`offsets` must", lambda: score.list_summary(torch.zeros(2, 1), torch.tensor([0, 3]))),
+    ("`values` must have shape", lambda: score.score(t(1, 2), t(1), TWO)),
+    ("`offsets` must", lambda: score.score(torch.zeros(2, 1), t(1), torch.tensor([0, 3]))),
+    ("`chunk_entries` must", lambda: score.score(torch.zeros(2, 1), t(1), TWO, chunk_entries=0)),
+    ("`kernel` must be one of", lambda: score.score(torch.zeros(2, 1), t(1), TWO, kernel="flat")),
+    ("`phi` must have shape", lambda: score.score(torch.zeros(2, 1), torch.zeros(2, 1), TWO)),
+    ("`phi` must have shape", lambda: score.score(torch.zeros(2, 1), t(1, 2), TWO)),
+    ("`phi` must have shape", lambda: score.score(torch.zeros(2, 1), torch.zeros(1, 1, 1), TWO)),
+    ("`margin` must", lambda: warp.warp_loss(t(1), torch.zeros(1, 1), torch.tensor([1]), margin=0.0)),
+    ("`pos_scores` must have", lambda: warp.warp_loss(X, torch.zeros(1, 1), torch.tensor([1]), margin=1.0)),
+    ("`neg_scores` must have", lambda: warp.warp_loss(t(1), torch.zeros(2, 1), torch.tensor([1]), margin=1.0)),
+    ("`num_negatives` must", lambda: warp.warp_loss(t(1), torch.zeros(1, 1), torch.tensor([1, 2]), margin=1.0)),
+    ("`pos_scores` must", lambda: warp.warp_loss(t(NAN), torch.zeros(1, 1), torch.tensor([1]), margin=1.0)),
+    ("`neg_scores` must", lambda: warp.warp_loss(t(1), torch.tensor([[NAN]]), torch.tensor([1]), margin=1.0)),
+    (
+        "`num_draws` must have shape",
+        lambda: warp.warp_loss(t(1), torch.zeros(1, 1), torch.tensor([1]), margin=1.0, num_draws=torch.tensor([1, 1])),
+    ),
+    (
+        "`weights` must have shape",
+        lambda: warp.warp_loss(t(1), torch.zeros(1, 1), torch.tensor([1]), margin=1.0, weights=t(1, 1)),
+    ),
+    ("`choices` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 3), torch.zeros(1, 1))),
+    ("`uniforms` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 2), torch.zeros(2, 1))),
+    ("`uniforms` must have", lambda: warp.list_draws_from_uniforms(TABLE, torch.tensor([0]), torch.zeros(2, 1))),
+    ("`num` must", lambda: warp.sample_triplets(TABLE, -1, generator=gen())),
+    ("`max_draws` must", lambda: warp.sample_triplets(TABLE, 1, max_draws=0, generator=gen())),
+    ("`negatives` must be one of", lambda: warp.negative_table(t(0, 1), TWO, negatives="all")),
+    ("`k` must be at least 0, got -1", lambda: warp.rank_weight(-1)),
+    ("`draws` must be at least 1, got 0", lambda: warp.rank_estimate(torch.tensor([1, 2]), torch.tensor([3, 0]))),
+    ("`max_rank` must", lambda: warp.rank_weight_table(-1)),
+    ("`features` must have", lambda: subspace_distances(t(1), torch.tensor([[0]]), torch.zeros(1, 1), ONE)),
+    ("`support` must have", lambda: subspace_distances(X, torch.tensor([0]), torch.zeros(1, 1), ONE)),
+    ("`anchors` must have", lambda: subspace_distances(X, torch.tensor([[0]]), torch.zeros(1, 2), ONE)),
+    ("`factors` must have", lambda: subspace_distances(X, torch.tensor([[0]]), torch.zeros(1, 1), torch.ones(2, 1, 1))),
+    (
+        "2 features, got -1",
+        lambda: subspace_distances(X, torch.tensor([[-1, 7]]), torch.zeros(1, 2), EYE),
+    ),
+    ("2 features, got 2", lambda: subspace_distances(X, torch.tensor([[0, 2]]), torch.zeros(1, 2), EYE)),
+    ("`features` must have", lambda: local_distances(t(1), torch.zeros(1, 1), ONE)),
+    ("`anchors` must have", lambda: local_distances(X, torch.zeros(1, 1), ONE)),
+    ("`factors` must have", lambda: local_distances(X, torch.zeros(1, 2), ONE)),
+    ("`anchors` must", lambda: local_distances(X, torch.full((1, 2), NAN), EYE)),
+    ("`factors` must", lambda: local_distances(X, torch.zeros(1, 2), NAN * EYE)),
+    ("`method` must be one of", lambda: local_distances(X, torch.zeros(1, 2), EYE, method="fast")),
+    ("`norm` must be one of", lambda: local_distances(X, torch.zeros(1, 2), EYE, norm="l2")),
+    ("`chunk_rows` must", lambda: local_distances(X, torch.zeros(1, 2), EYE, chunk_rows=0)),
+    ("`out` must have", lambda: local_distances(X, torch.zeros(1, 2), EYE, out=torch.zeros(2, 1))),
+    ("`dists` must have shape", lambda: median_scales(t(1))),
+    ("`dists` must have at least one row", lambda: median_scales(torch.zeros(0, 1))),
+    ("`dists` must", lambda: median_scales(torch.tensor([[NAN]]))),
+    ("`bandwidth` must", lambda: median_scales(torch.ones(1, 1), bandwidth=0.0)),
+    ("`a` must have shape", lambda: significance.compare(X, t(1), generator=gen())),
+    ("`b` must have shape", lambda: significance.compare(t(1, 2), t(1), generator=gen())),
+    ("`tolerance` must", lambda: significance.compare(t(1), t(1), generator=gen(), tolerance=-1.0)),
+    ("`confidence` must", lambda: significance.compare(t(1), t(1), generator=gen(), confidence=1.0)),
+    ("`confidence` must", lambda: significance.compare(t(1), t(1), generator=gen(), confidence=0.0)),
+    ("`resamples` must", lambda: significance.compare(t(1), t(1), generator=gen(), resamples=0)),
+    ("`groups` must hold", lambda: significance.compare_groups([], generator=gen())),
+    (r"groups\[0\]\[0\]", lambda: significance.compare_groups([(X, t(1))], generator=gen())),
+    (r"groups\[1\]\[1\]", lambda: significance.compare_groups([(t(1), t(1)), (t(1), X)], generator=gen())),
+    ("`confidence` must", lambda: significance.compare_groups([(t(1), t(1))], generator=gen(), confidence=2.0)),
+    ("`a` must have shape", lambda: significance.randomisation_test(X, t(1), generator=gen())),
+    ("`b` must have shape", lambda: significance.randomisation_test(t(1), X, generator=gen())),
+    ("`resamples` must", lambda: significance.randomisation_test(t(1), t(1), generator=gen(), resamples=0)),
+    ("`p_values` must", lambda: significance.holm([0.5, 1.5])),
+    ("`power` must", lambda: feature_prior(X, t(1, 1, 1), torch.tensor([0, 3]), power=-1.0, generator=gen())),
+    ("`flips` must", lambda: feature_prior(X, t(1, 1, 1), torch.tensor([0, 3]), flips=0, generator=gen())),
+    ("`count` must", lambda: draw_subspaces(t(1), 0, 1, generator=gen())),
+    ("`size` must", lambda: draw_subspaces(t(1), 1, 0, generator=gen())),
+    ("`weights` must have a positive entry", lambda: draw_subspaces(t(0), 1, 1, generator=gen())),
+    ("`positive` must have", lambda: list_scatter(torch.zeros(2, 1, 1), t(1), t(1, 1), TWO)),
+    ("`negative` must have", lambda: list_scatter(torch.zeros(2, 1, 1), t(1, 1), t(1), TWO)),
+    ("`hessians` must have", lambda: NewtonRows(t(1, 2), t(1), TWO)),
+    ("`hessians` must be positive, got 0", lambda: NewtonRows(t(1, 2), t(1, 0), TWO)),
+    ("`ridge` must", lambda: NewtonRows(t(1, 2), t(1, 1), TWO, ridge=0.0)),
+    ("power of two wide, got 3", lambda: interpolate_knots(X, torch.zeros(2, 3), torch.zeros(2, 3))),
+    ("`levels` must have", lambda: interpolate_knots(X, torch.zeros(2, 2), torch.zeros(2, 4))),
+    ("`features` must have", lambda: interpolate_knots(X, torch.zeros(3, 2), torch.zeros(3, 2))),
+    ("`features` must have shape", lambda: feature_module.column_moments(t(1))),
+    ("`features` must", lambda: feature_module.column_moments(torch.tensor([[NAN]]))),
+    ("`features` must have at least one row", lambda: feature_module.column_moments(torch.zeros(0, 1))),
+    ("`features` must have shape", lambda: feature_module.list_rank_percentiles(t(1), TWO)),
+    ("`offsets` must", lambda: feature_module.list_rank_percentiles(X, TWO)),
+    ("`labels` must have", lambda: ExampleSet.from_labels(X, t(0, 1))),
+    ("`query_labels` must have", lambda: ExampleSet.from_labels(X, t(0, 1, 1), X[:1], t(0, 1))),
+    ("`query_labels` must be given", lambda: ExampleSet.from_labels(X, t(0, 1, 1), X[:1])),
+]
+
+
+@pytest.mark.parametrize(("message", "call"), WRONG, ids=[f"{n} {message}" for n, (message, _) in enumerate(WRONG)])
+def test_what_does_not_fit_is_refused(message: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(LGMMLError, match=message):
+        call()
+
+
+def test_one_positive_in_every_list_leaves_no_similar_pairs_and_no_rounding() -> None:
+    values = 100 * torch.randn(24, 2, 3, generator=gen(5))
+    positive = (torch.arange(24) % 4 == 0).float()
+    S, D = list_scatter(values, positive, 1 - positive, torch.arange(0, 25, 4))
+    assert torch.equal(S, torch.zeros(2, 3, 3))
+    assert bool((D.diagonal(dim1=1, dim2=2) > 0).all())
+
+
+def test_a_pooled_scatter_without_pairs_is_zero() -> None:
+    every = torch.tensor([0, 1, 2])
+    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)
+    assert (S.item(), D.item()) == (0.0, 4.0)

@@ -1,0 +1,116 @@
+"""Runs that are short of something: handles, worker processes, room on the disk. They end with a sentence, or go on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from lgmml_torch.checks import LoaderError, NoSpaceError
+from lgmml_torch.training.batches import BatchLoader, TrainingBatches
+from lgmml_torch.training.board import TensorBoard
+from tests.full_disk import room_for
+from tests.training import tiny
+
+OPEN = Path("/proc/self/fd")
+
+
+@contextmanager
+def handles(more: int) -> Iterator[None]:
+    """Only so many more file handles than are open now."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(path.name) for path in OPEN.iterdir()) + 20, before[1]))
+    with suppress(OSError):
+        while True:  # no gaps shall be left between those that are open
+            taken.append(os.dup(taken[0]))
+    while more:
+        os.close(taken.pop())
+        more -= 1
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for handle in taken:
+            os.close(handle)
+
+
+def loader(workers: int) -> BatchLoader:
+    return BatchLoader(TrainingBatches(tiny.splits()[0], batch_size=1), num_workers=workers)
+
+
+def test_workers_need_few_handles_and_no_shared_memory() -> None:
+    """One handle a tensor would be some hundred of them here."""
+    want = list(loader(0))
+    with handles(20):
+        short = loader(2)
+        found = list(short)
+        short.close()
+    assert len(found) == len(want) > 10
+    for batch, same in zip(found, want, strict=True):
+        assert batch.whole == same.whole
+        pairs = list(zip(batch, same, strict=True))[:-1]
+        assert all(torch.equal(a, b) and not a.is_shared() for a, b in pairs)
+
+
+@pytest.mark.parametrize("more", [0, 3, 7, 11])
+def test_workers_that_cannot_be_started_are_one_sentence(more: int) -> None:
+    sentence = r"the 2 processes that make batches could not be started \(Too many open files\); with loader.num_work"
+    with handles(more), pytest.raises(LoaderError, match=sentence):
+        list(loader(2))
+
+
+class KillWorker(pl.Callback):
+    """In the middle of the second epoch."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
+        if trainer.global_step == 9:
+            workers = trainer.datamodule._loader._loader._iterator._workers  # type: ignore[attr-defined]
+            os.kill(workers[0].pid, signal.SIGKILL)
+
+
+def test_a_killed_worker_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(LoaderError, match=r"DataLoader worker .*; with loader.num_workers=0 the run makes its batches"):
+        tiny.train(tmp_path, workers=2, callbacks=(KillWorker(),))
+    tiny.train(tmp_path, resume=True)  # what was kept is whole
+
+
+def test_a_full_disk_ends_training_with_a_sentence_and_a_whole_checkpoint(tmp_path: Path) -> None:
+    prepared = tiny.prepared()
+    tiny.train(tmp_path, found=prepared, epochs=1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == {"best.ckpt", "last.ckpt"}
+    sizes = sorted(len(content) for content in before.values())
+    for limit in (0, sizes[0] // 2, sizes[0] - 1):
+        with room_for(limit), pytest.raises(NoSpaceError, match=r"no room for .*\.ckpt \(File too large\): it needs"):
+            tiny.train(tmp_path, found=prepared, epochs=2, resume=True)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_tensorboard_on_a_full_disk_is_said_once_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = TensorBoard(tmp_path, name="", version="", default_hp_metric=False)
+    board.log_metrics({"a": 1.0}, step=0)
+    with caplog.at_level(logging.WARNING), room_for(4000):
+        for step in range(1, 200):
+            board.log_metrics({"a": float(step)}, step=step)
+        board.experiment.add_histogram("b", torch.arange(9.0), 0)
+        board.log_hyperparams({"x": "y" * 5000}, {"z": 1.0})
+        board.save()
+        board.finalize("success")
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["TensorBoard has no more of this run"]
+    (file,) = tmp_path.glob("events*")
+    assert file.stat().st_size == 4000
+    steps = [event.step for event in EventFileLoader(str(file)).Load() if event.HasField("summary")]
+    assert steps == list(range(len(steps)))  # whole events, in order, as far as there was room
+    assert len(steps) > 50
