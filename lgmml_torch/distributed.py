@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import socket
+import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -24,6 +26,9 @@ from lgmml_torch.files import write_bytes
 from lgmml_torch.segments import offsets_from_sizes
 
 PATIENCE = timedelta(minutes=30)  # how long one process waits for the others, e.g. while they read their data
+
+GLANCE = timedelta(seconds=2)  # the longest wait in which a signal is not heard
+MET = "met"  # counts the processes that have come
 
 JOINED = "LGMML_JOINED"  # set by `join`: the process that did it
 
@@ -44,13 +49,52 @@ def join() -> None:
         return
     try:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+        rank, size = (int(number or 0) for number in found)
+        dist.init_process_group(backend, store=_meeting(rank, size), rank=rank, world_size=size, timeout=PATIENCE)
         os.environ[JOINED] = str(os.getpid())
         leave_in_the_end()
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"process {found[0]} of {found[1]} could not join the others: {' '.join(str(error).split())[:300]}"
         ) from error
+
+
+def _meeting(rank: int, size: int) -> dist.Store:
+    """The store at MASTER_ADDR and MASTER_PORT, once all processes have come to it.
+
+    PyTorch would wait in one call, in which no signal is heard; here a process sleeps between short questions.
+
+    Raises:
+        RuntimeError: some did not come within `PATIENCE`; ValueError for an address that is none.
+    """
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not address or not port:
+        raise ValueError("MASTER_ADDR and MASTER_PORT do not say where to meet")
+    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else torchrun has the store
+    store: dist.Store | None = None
+    end, come = time.monotonic() + PATIENCE.total_seconds(), 0
+    while time.monotonic() < end:
+        if store is not None and (come := store.add(MET, 0)) >= size:
+            store.set_timeout(PATIENCE)
+            return store
+        if store is None and (hosts or _is_open(address, int(port))):
+            served = dist.TCPStore(
+                address, int(port), None, hosts, timeout=GLANCE, wait_for_workers=False, multi_tenant=True
+            )
+            store = dist.PrefixStore(f"lgmml {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", served)
+            store.add(MET, 1)
+        time.sleep(0.05)
+    there = "nobody was there" if store is None else f"{come} of {size} processes had come"
+    raise RuntimeError(f"after {PATIENCE.total_seconds() / 60:g} minutes at {address}:{port}, {there}")
+
+
+def _is_open(address: str, port: int) -> bool:
+    """Whether anybody listens there: PyTorch's store fills the screen where nobody does."""
+    try:
+        with socket.create_connection((address, port), timeout=GLANCE.total_seconds()):
+            return True
+    except OSError:
+        return False
 
 
 def leave() -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
+import signal
+import socket
+import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import LGMMLError
+from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.distributed import Spread
 from tests.processes import in_processes
 
@@ -83,6 +90,60 @@ def file_held(folder: str) -> list[bool]:
 
 def test_the_first_ones_file_counts(tmp_path: Path) -> None:
     assert in_processes(3, file_held, str(tmp_path)) == [[True, False]] * 3
+
+
+def come_alone(rank: int, link: Any) -> None:
+    """Be one of two processes, the other of which never comes; say how that ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    link.send("waiting")
+    try:
+        distributed.join()
+    except BaseException as error:
+        link.send(f"{type(error).__name__}: {error}")
+
+
+def alone(rank: int) -> tuple[Any, Any]:
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    process = fork.Process(target=come_alone, args=(rank, there))
+    process.start()
+    assert here.recv() == "waiting"
+    return process, here
+
+
+@pytest.mark.parametrize(("rank", "there"), [(0, "1 of 2 processes had come"), (1, "nobody was there")])
+def test_who_waits_in_vain_says_for_whom(rank: int, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "PATIENCE", timedelta(seconds=0.3))
+    process, link = alone(rank)
+    said = link.recv()
+    assert re.fullmatch(
+        rf"ConfigError: process {rank} of 2 could not join the others: after 0.005 minutes at 127.0.0.1:\d+, {there}",
+        said,
+    )
+    process.join()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_waits_for_the_others_hears_signals(rank: int) -> None:
+    process, link = alone(rank)
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGINT)
+    assert link.recv().startswith("KeyboardInterrupt")
+    process.join()
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
+def test_an_address_is_needed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(missing)
+    with pytest.raises(
+        ConfigError, match="process 0 of 2 could not join the others: MASTER_ADDR and MASTER_PORT do not"
+    ):
+        distributed.join()
 
 
 def test_processes_agree() -> None:

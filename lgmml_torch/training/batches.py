@@ -269,7 +269,7 @@ class BatchLoader:
         return self.length
 
     def __iter__(self) -> Iterator[TrainingBatch]:
-        for arrays in self._start():
+        for arrays in self._received(self._start()):
             self.position += 1
             if self.position == self.length:
                 self.epoch, self.position = self.epoch + 1, 0
@@ -286,6 +286,16 @@ class BatchLoader:
             raise LoaderError(
                 f"the {workers} processes that make batches could not be started ({error.strerror}); {_WITHOUT_WORKERS}"
             ) from error
+
+    def _received(self, arrays: Iterator[tuple[NDArray[Any], ...]]) -> Iterator[tuple[NDArray[Any], ...]]:
+        """What comes from the workers, as long as whole batches come: one may die while it sends."""
+        try:
+            yield from arrays
+        except (EOFError, OSError) as error:
+            if not self._loader.num_workers:
+                raise
+            what = f"a DataLoader worker ended while it sent a batch ({error})"
+            raise LoaderError(f"{what}; {_WITHOUT_WORKERS}") from error
 
     def state_dict(self) -> dict[str, int]:
         """Where the next batch comes from."""

@@ -8,7 +8,9 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import pytorch_lightning as pl
@@ -27,6 +29,7 @@ OPEN = Path("/proc/self/fd")
 @contextmanager
 def handles(more: int) -> Iterator[None]:
     """Only so many more file handles than are open now."""
+    resource_tracker.ensure_running()  # started now, it would have too few handles as well, and be dead for later tests
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = [os.open(os.devnull, os.O_RDONLY)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(path.name) for path in OPEN.iterdir()) + 20, before[1]))
@@ -78,10 +81,24 @@ class KillWorker(pl.Callback):
             os.kill(workers[0].pid, signal.SIGKILL)
 
 
+# PyTorch raises from a signal handler: a file that was just being opened is closed by the collector, with a warning.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_killed_worker_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(LoaderError, match=r"DataLoader worker .*; with loader.num_workers=0 the run makes its batches"):
         tiny.train(tmp_path, workers=2, callbacks=(KillWorker(),))
     tiny.train(tmp_path, resume=True)  # what was kept is whole
+
+
+@pytest.mark.parametrize("error", [OSError("got end of file during message"), EOFError()])
+def test_a_worker_that_dies_while_it_sends_is_one_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch may notice the broken pipe before it notices the death, and then tells of the pipe."""
+    cut = loader(2)
+    iterator = iter(cut)
+    next(iterator)
+    monkeypatch.setattr(cut._loader._iterator, "_try_get_data", Mock(side_effect=error))
+    with pytest.raises(LoaderError, match=r"a DataLoader worker ended while it sent a batch \(.*; with loader.num"):
+        list(iterator)
+    cut.close()
 
 
 def test_a_full_disk_ends_training_with_a_sentence_and_a_whole_checkpoint(tmp_path: Path) -> None:
