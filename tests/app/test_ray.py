@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,8 +103,10 @@ def ray() -> Iterator[Any]:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent.parent))
         patch.delenv("RAY_ADDRESS", raising=False)
+        resource_tracker.ensure_running()  # it is not Ray's, and stays
+        before = psutil.Process().children(recursive=True)
         with cluster(None, 2) as found:
-            children = psutil.Process().children(recursive=True)
+            children = [child for child in psutil.Process().children(recursive=True) if child not in before]
             yield found
         for left in psutil.wait_procs(children, timeout=30)[1]:
             left.kill()

@@ -2,19 +2,18 @@ from __future__ import annotations
 
 import math
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 from torch import Tensor
 
+from lgmml_torch import distributed
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.ranking.measures import rank_metrics
 from lgmml_torch.functional.ranking.presets import describe
 from lgmml_torch.segments import gather_segments, offsets_from_sizes
+from tests.processes import in_processes
 
 NAMES = ("ndcg@10", "ndcg@3", "dcg@5", "map", "mrr", "err", "precision@5", "recall@5")
 SIZES = [4, 9, 0, 1, 30, 2, 7, 12, 1, 5, 40]
@@ -87,23 +86,22 @@ def test_synchronised_shards_add_up(split: list[list[int]]) -> None:
     assert int(local.queries) == len(split[0])  # the local sums are restored
 
 
-def _worker(rank: int, folder: str) -> None:
-    store = torch.distributed.FileStore(f"{folder}/store", 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    metric = updated(ALL[:3] if rank == 0 else ALL[3:])
-    counted = {name: (entry.counted, entry.skipped) for name, entry in metric.summary().items()}
-    torch.save((metric.compute(), counted), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+def counted_by(rank: int | None = None) -> tuple[Tensor, dict[str, tuple[int, int]]]:
+    """What one of two processes says after both have seen their part; or what one says that has seen all."""
+    part = ALL if rank is None else (ALL[:3], ALL[3:])[rank]
+    metric = updated(part)
+    return metric.compute(), {name: (entry.counted, entry.skipped) for name, entry in metric.summary().items()}
 
 
-@pytest.mark.slow
-def test_two_processes_add_up(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_worker, args=(str(tmp_path),), nprocs=2)
-    whole = updated(ALL)
-    for rank in range(2):
-        found, counted = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(found, whole.compute())
-        assert counted == {name: (entry.counted, entry.skipped) for name, entry in whole.summary().items()}
+def part_of_two() -> tuple[Tensor, dict[str, tuple[int, int]]]:
+    return counted_by(distributed.place()[0])
+
+
+def test_two_processes_add_up() -> None:
+    whole, counts = counted_by()
+    for found, counted in in_processes(2, part_of_two):
+        torch.testing.assert_close(found, whole)
+        assert counted == counts
 
 
 def test_forward_gives_the_batch_and_keeps_the_whole() -> None:

@@ -11,21 +11,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lgmml_torch.evaluation.evaluate import evaluate
+from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.training.batches import TrainingBatches
+from lgmml_torch.training.losses import Softmax, Warp
+from lgmml_torch.training.stages import make_module
+from tests.processes import Ended, forked
+from tests.training import tiny
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "default", "-m", "tests.training.tiny", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+def run(*words: object) -> Ended:
+    """The program of `tiny`, by as many processes as it is told to have."""
+    return forked(tiny.main, *words, count=int(str(words[words.index("--devices") + 1])) if "--devices" in words else 1)
 
 
-def result(*arguments: object) -> dict:
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
-    return torch.load(str(arguments[1]), weights_only=True)
+def result(*words: object) -> dict:
+    done = run(*words)
+    assert done.code == 0, done.said
+    return torch.load(str(words[1]), weights_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +45,7 @@ def test_a_killed_run_resumes_to_the_same_bits(alone: dict, die_at: int, workers
     """Seven steps make an epoch, so the kills fall within the first, second and third, and at an epoch's end."""
     folder, file = tmp_path / "run", tmp_path / "result.pt"
     killed = run(folder, file, "--die-at", die_at, "--workers", workers)
-    assert killed.returncode == -9, killed.stderr
+    assert killed.code == -9, killed.said
     assert not file.exists()
     resumed = result(folder, file, "--resume", "--workers", workers)
     assert resumed["test"] == alone["test"]
@@ -51,15 +56,19 @@ def test_a_killed_run_resumes_to_the_same_bits(alone: dict, die_at: int, workers
 
 
 @pytest.mark.slow
-def test_two_processes_evaluate_every_list_once(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    two = result(folder, tmp_path / "two.pt", "--devices", 2, "--epochs", 1)
+def test_two_processes_evaluate_every_list_once_and_are_given_no_advice(tmp_path: Path) -> None:
+    """Processes as Lightning starts them. What is logged is of all of them, so it has nothing to recommend."""
+    folder, file = tmp_path / "run", tmp_path / "two.pt"
+    program = [sys.executable, "-W", "default", "-m", "tests.training.tiny"]
+    words = [*program, folder, file, "--devices", "2", "--epochs", "1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sync_dist" not in done.stdout + done.stderr
+    assert "Warning" not in done.stdout + done.stderr, done.stderr
+    two = torch.load(file, weights_only=True)
     assert set(two["counted"].values()) == {10}
     assert (two["phi"]["phi.table.weight"] >= 0).all()
-    from lgmml_torch.evaluation.evaluate import evaluate
-    from lgmml_torch.models.ranker import LGMML
-    from tests.training import tiny
-
     one = evaluate(LGMML.load(folder / "last.ckpt"), tiny.splits()[2], split="test")
     for name, value in one.means.items():
         assert two["test"][f"test/{name}"] == pytest.approx(value, abs=1e-12)
@@ -72,7 +81,7 @@ def test_trained_metrics_resume_to_the_same_bits(processes: int, tmp_path: Path)
     options = ("--mode", "trained", "--devices", processes)
     whole = result(tmp_path / "whole", tmp_path / "whole.pt", *options)
     killed = run(tmp_path / "run", tmp_path / "result.pt", *options, "--die-at", 6)
-    assert killed.returncode != 0
+    assert killed.code == -9, killed.said
     resumed = result(tmp_path / "run", tmp_path / "result.pt", *options, "--resume")
     assert resumed["curve"] == whole["curve"]
     for name, value in whole["phi"].items():
@@ -80,21 +89,8 @@ def test_trained_metrics_resume_to_the_same_bits(processes: int, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_two_processes_are_given_no_advice(tmp_path: Path) -> None:
-    """What is logged at the end of an epoch is of all processes, so Lightning has nothing to recommend."""
-    done = run(tmp_path / "run", tmp_path / "two.pt", "--devices", 2, "--epochs", 1)
-    assert done.returncode == 0, done.stderr
-    assert "sync_dist" not in done.stdout + done.stderr
-    assert "Warning" not in done.stdout + done.stderr, done.stderr
-
-
-@pytest.mark.slow
 def test_what_processes_find_adds_up_to_the_loss_of_the_batch(tmp_path: Path) -> None:
     """Lightning averages gradients over processes; each has a part of the batch, so its loss is taken that often."""
-    from lgmml_torch.training.losses import Softmax, Warp
-    from lgmml_torch.training.stages import make_module
-    from tests.training import tiny
-
     for loss in (Softmax(), Warp()):
         recipe = tiny.recipe("shared", loss=loss)
         module = make_module(tiny.prepared(), recipe)
