@@ -132,7 +132,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[Command, dict[str
 
 @pytest.mark.xdist_group("documented commands")
 @pytest.mark.parametrize("command", RUN, ids=str)
-def test_commands_run(command: Command, outcomes: dict[Command, dict[str, Any]]) -> None:
+def test_commands_run(
+    command: Command, outcomes: dict[Command, dict[str, Any]], request: pytest.FixtureRequest
+) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:  # else every process of tests would run all commands
+        assert request.node.nodeid.endswith("@documented commands"), "groups of tests are not kept together"
     outcome = outcomes[command]
     assert outcome["code"] == 0, outcome["told"]
     if command.kind == "train" and not any(word.startswith("--") for word in command.words):
