@@ -9,7 +9,8 @@ Run with ``python -m research.speed.processes``. Settings follow as ``name=value
     counts=1,2       numbers of processes, of one thread each, one after the other
 
 Each process opens its own shards. Efficiency is the time of one process over n times that of n of them: on a machine
-with fewer free cores than processes it says something about the machine.
+with fewer free cores than processes it says something about the machine. Memory is what is resident, files that are
+mapped included, over what it was when everything was imported and nothing read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.views import SAMPLE_VALUES
 from research.protocol import RankingFold
-from research.speed.harness import parse, print_table, resident, save_result
+from research.speed.harness import parse, print_table, resident, save_result, watched
 from research.systems import fit_bank, train_weights
 
 DEFAULTS: dict[str, Any] = {"queries": 1500, "features": 60, "rounds": 20, "epochs": 2, "counts": "1,2"}
@@ -52,9 +53,17 @@ def prepare(folder: Path, settings: dict[str, Any]) -> int:
 def work(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What one process does, stage by stage, all of them together."""
     rank, size = distributed.place()
+    found: dict[str, Any] = {"MiB at the start": resident()["resident"] * 1024}
+    with watched() as most:
+        _stages(found, folder, settings, rank, size)
+    found["MiB at most"] = most["resident"] * 1024
+    return found
+
+
+def _stages(found: dict[str, Any], folder: Path, settings: dict[str, Any], rank: int, size: int) -> None:
     cache = folder / f"cache-{size}-{rank}"
     fold = RankingFold(*(open_shards(folder / name, cache=cache) for name in ("train", "valid", "test")))
-    found: dict[str, Any] = {"documents": fold.train.num_documents, "anonymous at start": resident()["anonymous"]}
+    found |= {"documents": fold.train.num_documents, "MB of features": fold.train.features.nbytes / 1e6}
     boosted = ["local_metrics=boosted", f"local_metrics.rounds={settings['rounds']}", "loader.num_workers=0"]
     bank = _timed(found, "bank", lambda: fit_bank(fold, boosted, 0))
     sent = fold.train.spread.traffic if fold.train.spread is not None else distributed.Traffic()
@@ -65,8 +74,6 @@ def work(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     scores = _timed(found, "scoring", lambda: trained.model.score(fold.train))
     found["scored"] = len(scores)
     found["test ndcg@10"] = _of_all(trained.model.score(fold.test), fold.test)
-    found["anonymous at end"] = resident()["anonymous"]
-    return found
 
 
 def _timed(found: dict[str, Any], name: str, call: Callable[[], Any]) -> Any:
@@ -126,9 +133,20 @@ def main() -> None:
             seconds = first[f"{name} seconds"]
             row.append(f"{seconds:.2f} s ({alone[f'{name} seconds'] / seconds / count * counts[0]:.0%})")
         row += [max(part["bank bytes sent"] for part in each) / 1e6, f"{first['test ndcg@10']:.8f}"]
-        row.append(" / ".join(f"{part['anonymous at end'] * 1024:.0f}" for part in each))
+        row.append(" / ".join(f"{part['MiB at most'] - part['MiB at the start']:.0f}" for part in each))
+        row.append(" / ".join(f"{part['MB of features'] / 1.048576:.0f}" for part in each))
         rows.append(row)
-    columns = ["processes", "documents of one", "bank", "trained", "scoring", "MB sent", "test NDCG@10", "MiB of each"]
+    columns = [
+        "processes",
+        "documents of one",
+        "bank",
+        "trained",
+        "scoring",
+        "MB sent",
+        "test NDCG@10",
+        "MiB more than at the start",
+    ]
+    columns.append("MiB of features")
     print_table(f"{documents:,} documents, one thread each; efficiency in brackets", columns, rows)
     expected = predicted_bytes(alone, counts[-1], settings, documents)
     print(f"the formula gives {expected / 1e6:.3g} MB for each of {counts[-1]} processes")

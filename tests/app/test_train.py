@@ -137,6 +137,15 @@ def test_same_seed_same_model_other_seed_other_model(default_run: RunResult, tmp
     assert not torch.equal(other.model.score(data), default_run.model.score(data))
 
 
+@pytest.mark.parametrize("kept", ["best", "last"])
+def test_a_run_without_an_epoch_leaves_the_model_it_started_from(kept: str, tmp_path: Path) -> None:
+    found = run(tmp_path, *BOOSTED, "trainer.max_epochs=0", f"keep={kept}")
+    stored = LGMML.load(tmp_path / "model.safetensors")
+    assert torch.equal(stored.phi.table.weight, found.model.phi.table.weight)
+    assert (stored.phi.table.weight > 0).any()
+    assert list(json.loads((tmp_path / "report.json").read_text())["validation curve"]) in ([], ["0"])
+
+
 def test_resume_and_warm_start(default_run: RunResult, tmp_path: Path) -> None:
     last = default_run.folder / "checkpoints" / "last.ckpt"
     longer = run(tmp_path / "longer", *BOOSTED, f"resume={last}", "trainer.max_epochs=3")

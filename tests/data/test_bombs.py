@@ -35,7 +35,7 @@ def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 folder, found = Path(sys.argv[1]), {}
-for name in ("zeros.txt.gz", "lines.csv.gz", "zeros.npz", "zeros.parquet"):
+for name in ("zeros.txt.gz", "lines.csv.gz", "zeros.npz", "zeros.parquet", "one_group.parquet"):
     before = peak()
     try:
         with open_source(folder / name) as source:
@@ -75,6 +75,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, f
     with pq.ParquetWriter(folder / "zeros.parquet", pa.table({"qid": np.arange(rows), **part}).schema) as writer:
         for number in range(15):
             writer.write_table(pa.table({"qid": np.arange(rows) // 50 + number * rows, **part}))
+    whole = {"qid": np.arange(15 * rows) // 50} | {name: np.zeros(15 * rows, np.float32) for name in part}
+    pq.write_table(pa.table(whole), folder / "one_group.parquet", row_group_size=15 * rows)
     small_model().save(folder / "model.safetensors")
     out = subprocess.run([sys.executable, "-c", MEASURED, str(folder)], capture_output=True, text=True, timeout=600)
     assert out.returncode == 0, out.stderr
@@ -88,11 +90,12 @@ def test_bombs_are_refused_or_streamed(measured: dict[str, tuple[str, float]]) -
     assert "zeros.txt.gz:1: a line must have at most 16,777,216 bytes, got a longer one" in said["zeros.txt.gz"]
     for name in ("lines.csv.gz", "zeros.npz"):
         assert said[name].endswith(REFUSED)
-    assert said["zeros.parquet"] == "read"
+    assert said["zeros.parquet"] == said["one_group.parquet"] == "read"
     rises = {name: rise for name, (_, rise) in measured.items()}
     assert max(rises["zeros.txt.gz"], rises["lines.csv.gz"]) < 64
     assert rises["zeros.npz"] < 16
     assert rises["zeros.parquet"] < 120
+    assert rises["one_group.parquet"] < 120  # a group is streamed, too, however many rows it says it has
 
 
 def test_long_lists_take_memory_by_their_length(measured: dict[str, tuple[str, float]]) -> None:
