@@ -15,7 +15,7 @@ import torch
 
 from lgmml_torch.app import cli
 from lgmml_torch.app.page import look
-from lgmml_torch.app.page.charts import Bar, Point, bar_chart, line_chart, point_chart, sorted_chart
+from lgmml_torch.app.page.charts import Bar, Point, bar_chart, histogram, line_chart, point_chart, sorted_chart
 from lgmml_torch.app.page.markup import VOID, tag
 from lgmml_torch.app.page.page import make_page
 from lgmml_torch.app.rankers import open_ranker
@@ -153,6 +153,15 @@ def test_headless_chromium_has_nothing_to_complain_of(page: str, tmp_path: Path)
     )  # fmt: skip
     assert "Settings and versions</h2>" in done.stdout, done.stderr[-2000:]
     assert "CONSOLE" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("most", "wanted"), [(1, [0, 1]), (3, [0, 1, 2, 3]), (11, [0, 3, 6, 9, 12]), (40, [0, 10, 20, 30, 40])]
+)
+def test_counts_are_told_in_whole_numbers(most: int, wanted: list[int]) -> None:
+    chart = histogram([0.55] * most, low=0.0, high=1.0, bins=10, x="value", y="queries", title="counts")
+    labels = re.findall(r'text-anchor="end">([^<]*)<', str(chart))
+    assert [float(label) for label in labels] == wanted
 
 
 def test_the_figures_are_those_of_the_lists(tmp_path: Path) -> None:

@@ -193,7 +193,11 @@ def histogram(
     counts = [0] * bins
     for value in values:
         counts[min(int((value - low) / (high - low) * bins), bins - 1)] += 1
-    frame = _Frame([low, high], ticks(0, max(counts)), 250)
+    grid = ticks(0, max(counts))
+    if not grid[1].is_integer():  # halves of what is counted are no numbers to read
+        apart = max(1, math.ceil(grid[1]))
+        grid = [float(value) for value in range(0, max(counts) + apart, apart)]
+    frame = _Frame([low, high], grid, 250)
     step = (high - low) / bins
     frame.axes(x, y, {low + (high - low) * i / 5: short(low + (high - low) * i / 5) for i in range(6)})
     for number, count in enumerate(counts):

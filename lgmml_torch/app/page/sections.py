@@ -156,7 +156,8 @@ def validation_section(report: Report) -> tuple[str, str, Markup]:
         chart = line_chart(
             lines, x="boosting round", y=called, title=f"{called} by boosting round", kept=(kept, f"kept: {kept}")
         )
-        charts.append(figure("Local metrics, round by round", chart))
+        note = "Kept where the mean of the last few validation values is highest: single ones are noise."
+        charts.append(figure("Local metrics, round by round", chart, note if "validation" in lines else ""))
     points = [Point(int(epoch), value) for epoch, value in curve.items() if value is not None and value == value]
     if points:
         kept, called = report["best epoch"], str(report["config"].get("measure", "ndcg@10")).replace("ndcg", "NDCG")
