@@ -19,6 +19,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,12 @@ def npz_seed() -> bytes:
     return out.getvalue()
 
 
-def parquet_seed() -> bytes:
+def table_seed(ending: str) -> bytes:
     from lgmml_torch.data.write import save_table
 
     with tempfile.TemporaryDirectory() as folder:
-        save_table(_rows(), Path(folder) / "a.parquet")
-        return (Path(folder) / "a.parquet").read_bytes()
+        save_table(_rows(), Path(folder) / f"a.{ending}")
+        return (Path(folder) / f"a.{ending}").read_bytes()
 
 
 def _rows() -> Any:
@@ -142,7 +143,8 @@ TARGETS: dict[str, tuple[Callable[[], bytes], Callable[[Path], None], str]] = {
     "letor": (lambda: LETOR, read_letor, "txt"),
     "csv": (lambda: CSV, read_rows("csv"), "csv"),
     "npz": (npz_seed, read_rows("npz"), "npz"),
-    "parquet": (parquet_seed, read_rows("parquet"), "parquet"),
+    "parquet": (partial(table_seed, "parquet"), read_rows("parquet"), "parquet"),
+    "arrow": (partial(table_seed, "arrow"), read_rows("arrow"), "arrow"),
     "model": (model_seed, read_model, "safetensors"),
     "checkpoint": (checkpoint_seed, read_checkpoint, "ckpt"),
 }

@@ -71,6 +71,7 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
     def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
         for group in range(first, len(sizes)):
             batch = reader.get_batch(group).select(columns)
+            batch.validate(full=True)  # its bytes are used as they are: lengths and places in them may be anything
             for start in range(0, len(batch), step):
                 yield batch.slice(start, step)
 
@@ -240,7 +241,13 @@ class ArrowSource(Source):
                 at = row + int(np.flatnonzero(lengths.is_null().to_numpy(zero_copy_only=False))[0])
                 raise DataError(f"{self.place(at)}: the list in column {column!r} is missing")
             row += len(lengths)
+        self._check_rows(row)
         return np.concatenate([lengths.to_numpy() for lengths in found] or [np.empty(0)]).astype(np.int64)
+
+    def _check_rows(self, found: int) -> None:
+        """Damaged files may have other rows than they say."""
+        if found != sum(self._sizes):
+            raise DataError(f"{self.name}: the file is damaged: it has {found} rows, and says {sum(self._sizes)}")
 
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         known: dict[Hashable, int] = {}
@@ -259,6 +266,7 @@ class ArrowSource(Source):
             codes.append(table[indices])
             row += len(indices)
         every = np.concatenate(codes) if codes else np.empty(0, np.int64)
+        self._check_rows(len(every))
         if self._nested:
             every = np.repeat(every, self._lengths)
         if not len(every):
@@ -399,7 +407,7 @@ def _readable(name: str, word: str) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns that are no text
         raise DataError(f"{name}: not a readable {word} file: {str(error).partition(chr(10))[0]}") from error
 
 

@@ -31,6 +31,10 @@ FOUND = Path(__file__).parent.parent / "fixtures" / "fuzz"
     ("name", "file", "message"),
     [
         ("parquet", "fewer-rows.parquet", "it has fewer rows than it says"),
+        ("parquet", "no-text.parquet", "not a readable Parquet file: 'utf-8' codec can't decode"),
+        ("parquet", "other-rows.parquet", "the file is damaged: it has 0 rows, and says 2"),
+        ("arrow", "places.arrow", "not a readable Arrow file: In column 0: Invalid: Buffer #1 too small"),
+        ("checkpoint", "stack.ckpt", "not a checkpoint of this package, or it is damaged"),
         ("checkpoint", "damaged-end.ckpt", "not a model file, or it is damaged"),
         ("model", "unknown-setting.safetensors", "its description does not fit"),
     ],
