@@ -36,6 +36,20 @@ TREE = {
     "shrinkage": "0.1",
 }
 LEAF = {"num_leaves": "1", "num_cat": "0", "leaf_value": "0.5", "shrinkage": "1"}
+CATEGORIES = {
+    "num_cat": "2",
+    "decision_type": "1 2 9",
+    "threshold": "0 -7.5 1",
+    "cat_boundaries": "0 1 3",
+    "cat_threshold": "6 1 2",
+}
+LINEAR = {
+    "is_linear": "1",
+    "leaf_const": "1 2 3 4",
+    "num_features": "2 0 1 1",
+    "leaf_features": "0 2 1 0",
+    "leaf_coeff": "0.5 1.5 -1 2",
+}
 NOTES = "end of trees\n\nfeature_importances:\na=1\n\npandas_categorical:null\n"
 
 
@@ -89,21 +103,6 @@ def test_what_follows_the_trees_is_left_out() -> None:
 
 
 class TestLightGBM:
-    CATEGORIES = {
-        "num_cat": "2",
-        "decision_type": "1 2 9",
-        "threshold": "0 -7.5 1",
-        "cat_boundaries": "0 1 3",
-        "cat_threshold": "6 1 2",
-    }
-    LINEAR = {
-        "is_linear": "1",
-        "leaf_const": "1 2 3 4",
-        "num_features": "2 0 1 1",
-        "leaf_features": "0 2 1 0",
-        "leaf_coeff": "0.5 1.5 -1 2",
-    }
-
     @pytest.mark.parametrize(
         "content",
         [
@@ -233,7 +232,7 @@ class TestLightGBM:
         ],
     )
     def test_wrong_categories(self, change: dict[str, str | None], message: str) -> None:
-        refused(lightgbm_text(changed(TREE, {**self.CATEGORIES, **change})), "lightgbm", message)
+        refused(lightgbm_text(changed(TREE, {**CATEGORIES, **change})), "lightgbm", message)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -249,7 +248,7 @@ class TestLightGBM:
         ],
     )
     def test_wrong_linear_leaves(self, change: dict[str, str | None], message: str) -> None:
-        refused(lightgbm_text(changed(TREE, {**self.LINEAR, **change})), "lightgbm", message)
+        refused(lightgbm_text(changed(TREE, {**LINEAR, **change})), "lightgbm", message)
 
 
 def xgboost_tree(**change: Any) -> dict[str, Any]:
