@@ -174,7 +174,7 @@ def check_seal(stream: IO[bytes], name: object, *, required: bool = False) -> No
     """
     length = len(_SEAL) + len(_UNSEALED)
     size = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, size - max(length, _ZIP_END)))
+    stream.seek(max(0, size - length))
     end = stream.read()
     bare = end[-_ZIP_END:].startswith(b"PK\5\6") and end.endswith(b"\0\0")
     stream.seek(0)
@@ -206,7 +206,7 @@ def _check_model_digest(file: Path, header: Mapping[str, str]) -> None:
 
 def _with_digest(header: bytes, old: str, new: str) -> bytes:
     """The header with another digest; quotes within the description are escaped, so only one place can match."""
-    return header.replace(f'"sha256":"{old}"'.encode(), f'"sha256":"{new}"'.encode(), 1)
+    return header.replace(f'"sha256":"{old}"'.encode(), f'"sha256":"{new}"'.encode())
 
 
 def _digest(start: bytes, stream: IO[bytes], count: int) -> str:
