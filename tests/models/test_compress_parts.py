@@ -42,7 +42,6 @@ class TestLowRank:
             (16, [2, 4, 16]),
             (17, [2, 4, 8, 17]),
             (33, [2, 4, 8, 16, 33]),
-            (513, [2, 4, 8, 16, 32, 64, 128, 256, 513]),
         ],
     )
     def test_ranks_below_half_of_the_full_one_are_tried(self, full: int, ranks: list[int]) -> None:
@@ -51,19 +50,24 @@ class TestLowRank:
         assert sorted(low.values[0]) == sorted(low.stretch[0]) == ranks
         assert low.places == [(0, 0)]
 
-    @pytest.mark.parametrize("name", ["paper", "rbf"])
-    @pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
-    def test_a_lower_rank_keeps_the_leading_directions_stretched(self, name: str, norm: str) -> None:
-        bank, x = one_metric(12, 12, norm=norm)
+    def test_the_ladder_doubles(self) -> None:
+        assert tuple(2**step for step in range(1, 9)) == parts.LADDER
+
+    @pytest.mark.parametrize(
+        ("full", "name", "norm"),
+        [(5, "paper", "mahalanobis"), (8, "rbf", "mahalanobis"), (12, "paper", "trace"), (12, "rbf", "mahalanobis")],
+    )
+    def test_a_lower_rank_keeps_the_leading_directions_stretched(self, full: int, name: str, norm: str) -> None:
+        bank, x = one_metric(full, full, norm=norm)
         low = LowRank(bank, x, name)
         block = bank.iter_blocks()[0]
         lens = block.factors[0] if norm == "mahalanobis" else block.metrics[0]
         images = (x - block.anchors[0]) @ lens
         turned = images @ torch.linalg.svd(images, full_matrices=False).Vh.T
         whole = turned.norm(dim=1)
-        torch.testing.assert_close(low.values[0][12], kernel(whole / 2.5, name))
-        assert low.stretch[0][12] == 1.0
-        for rank in (2, 4):
+        torch.testing.assert_close(low.values[0][full], kernel(whole / 2.5, name))
+        assert low.stretch[0][full] == 1.0
+        for rank in (rank for rank in (2, 4) if 2 * rank < full):
             part = turned[:, :rank].norm(dim=1)
             stretch = float((part * whole).sum() / (part * part).sum())
             assert stretch > 1
@@ -364,10 +368,11 @@ class TestCompress:
     def test_a_policy_without_weights_becomes_a_row_for_all(self) -> None:
         data = small_data()
         model = ones_for(data, mode="per_query")
-        found = compress(model, 0.05, data)
+        found = compress(model, 0.4, data)
         assert (found.model.phi.mode, found.model.phi.num_queries) == ("shared", data.num_queries)
-        assert found.score_error <= 0.0501
-        torch.testing.assert_close(found.model.score(data).mean(), found.model(data.features, data.offsets).mean())
+        assert found.metrics_after < 6
+        assert found.score_error <= 0.4001
+        assert float((found.model.phi.table.weight.detach() - 1).abs().max()) > 0.05  # weights make up for what is gone
 
     def test_the_report_is_about_both_models(self) -> None:
         data = small_data(30, seed=4)
@@ -377,6 +382,7 @@ class TestCompress:
         assert found.ndcg_before == pytest.approx(mean_ndcg(before, data))
         assert found.ndcg_after == pytest.approx(mean_ndcg(after, data))
         assert found.ndcg_before != found.ndcg_after
+        assert found.ndcg_lost == pytest.approx(found.ndcg_before - found.ndcg_after)
         assert found.rank_correlation == pytest.approx(rank_correlation(before, after, data.offsets))
         assert (found.metrics_before, found.metrics_after) == (7, found.model.metrics.num_metrics)
         assert (found.cost_before, found.cost_after) == (4 * 4 + 3 * 10, distance_cost(found.model.metrics))
@@ -416,6 +422,8 @@ def test_ranks_are_compared_list_by_list() -> None:
     after = torch.tensor([2.0, 1, 3, 4, 1, 2, 3, 4, 0])
     found = rank_correlation(before, after, torch.tensor([0, 4, 8, 9]))
     assert found == pytest.approx(((1 - 6 * 2 / 60) + (1 - 6 * 20 / 60)) / 2)
+    tied = rank_correlation(before[:4], torch.tensor([1.0, 1, 2, 2]), torch.tensor([0, 4]))
+    assert tied == pytest.approx(4 / (5 * 4) ** 0.5)  # ranks −1.5, −0.5, 0.5, 1.5 and −1, −1, 1, 1
     with pytest.raises(LGMMLError, match=r"`after` must have shape \(9,\), got \(8,\)"):
         rank_correlation(before, after[:8], torch.tensor([0, 9]))
 
