@@ -145,6 +145,13 @@ class TestEncode:
         assert (found.feature_names, found.categories) == (encoder.columns, None)
         assert torch.equal(found.labels, new.labels)
 
+    def test_as_many_columns_as_before_are_numbers_all_the_same(self) -> None:
+        data = lists()
+        encoder = fitted(data.replace(categories=(None, None, BRANDS)), max_one_hot=1)
+        found = encoder.encode(data.replace(categories=(None, None, BRANDS)))
+        assert found.num_features == 3
+        assert (found.feature_names, found.categories) == (("colour", "x", "brand (mean label)"), None)
+
     def test_means_keep_the_precision_of_the_features(self) -> None:
         data = lists(dtype=torch.float64)
         encoder = fitted(data)
@@ -217,19 +224,20 @@ class TestSplits:
             encode_splits({"train": plain, "valid": plain, "test": lists()}, CategorySettings())
 
 
+def words_model(data: RankingData) -> LGMML:
+    encoder = fitted(data)
+    numbers = encoder.encode(data)
+    model = small_model(preprocess=plain_chain(), data=numbers)
+    bank, phi = model.metrics, Phi(data.num_queries, 7, init=torch.linspace(0.1, 1, 7))
+    return LGMML(model.preprocess, bank, phi, feature_names=encoder.columns, encoder=encoder).eval()
+
+
 class TestModels:
     """A model with an encoder takes words, and its own numbers where that has been done."""
 
-    def model(self, data: RankingData) -> LGMML:
-        encoder = fitted(data)
-        numbers = encoder.encode(data)
-        model = small_model(preprocess=plain_chain(), data=numbers)
-        bank, phi = model.metrics, Phi(data.num_queries, 7, init=torch.linspace(0.1, 1, 7))
-        return LGMML(model.preprocess, bank, phi, feature_names=encoder.columns, encoder=encoder).eval()
-
     def test_words_and_their_numbers_score_alike(self) -> None:
         data = lists()
-        model = self.model(data)
+        model = words_model(data)
         assert model.encoder is not None
         numbers = model.encoder.encode(data)
         assert model.encoded(numbers) is numbers
@@ -240,7 +248,7 @@ class TestModels:
 
     def test_a_model_of_numbers_refuses_words(self) -> None:
         data = lists()
-        model = self.model(data)
+        model = words_model(data)
         plain = LGMML(model.preprocess, model.metrics, model.phi)
         with pytest.raises(LGMMLError, match="`data` must hold numbers only, as the model was trained on, got categ"):
             plain.encoded(data)
@@ -249,28 +257,28 @@ class TestModels:
 
     def test_readers_are_told_what_to_read(self) -> None:
         data = lists()
-        model = self.model(data)
+        model = words_model(data)
         expected = {"num_features": 3, "feature_names": NAMES, "categories": {"colour": COLOURS, "brand": BRANDS}}
         assert model.reading == expected
         plain = LGMML(model.preprocess, model.metrics, model.phi)
         assert plain.reading == {"num_features": 5, "feature_names": None, "categories": {}}
 
     def test_names_must_be_the_columns_of_the_encoder(self) -> None:
-        model = self.model(lists())
+        model = words_model(lists())
         for names in (None, ("a", "b", "c", "d", "e")):
             with pytest.raises(LGMMLError, match="`feature_names` must be the columns of the encoder, got others"):
                 LGMML(model.preprocess, model.metrics, model.phi, feature_names=names, encoder=model.encoder)
 
     def test_the_encoder_is_saved_with_the_model(self, tmp_path: Any) -> None:
         data = lists()
-        model = self.model(data)
+        model = words_model(data)
         model.save(tmp_path / "m.safetensors")
         again = LGMML.load(tmp_path / "m.safetensors")
         assert again.encoder == model.encoder
         assert torch.equal(again.score(data), model.score(data))
 
     def test_a_model_without_idle_metrics_keeps_the_encoder(self) -> None:
-        model = self.model(lists())
+        model = words_model(lists())
         with torch.no_grad():
             model.phi.table.weight[:, 2] = 0
         small = model.without_idle("shared")

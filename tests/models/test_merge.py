@@ -14,6 +14,7 @@ from lgmml_torch.models.preprocess.compose import all_views, list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.tree_base import TreeBase
 from tests.doors import plain_chain, small_data, small_model
+from tests.models.test_encode import lists, words_model
 
 PREPROCESSINGS = {"the same": (list_rank_features, list_rank_features), "different": (list_rank_features, all_views)}
 
@@ -160,3 +161,14 @@ def test_other_models_that_do_not_go_together() -> None:
         with pytest.raises(LGMMLError, match=f"got {len(weights)} for 2"):
             merge_models([model, model], weights)
     assert merge_models([model, model], [0.2, 0.3]).metrics.num_metrics == 14
+
+
+def test_models_of_words_stay_models_of_words() -> None:
+    data = lists()
+    model = words_model(data)
+    merged = merge_models([model, model], [1.0, 2.0])
+    assert merged.encoder == model.encoder
+    torch.testing.assert_close(merged.score(data), 3 * model.score(data), rtol=1e-5, atol=1e-5)
+    plain = LGMML(model.preprocess, model.metrics, model.phi, feature_names=model.feature_names)
+    with pytest.raises(LGMMLError, match="agree on their categories"):
+        merge_models([model, plain], [1.0, 1.0])

@@ -255,6 +255,11 @@ class TestCheckpoints:
             with pytest.raises(CheckpointError, match="is damaged: its description cannot be read"):
                 read_model(tmp_path / "c")
 
+    def test_a_checkpoint_of_a_newer_version_is_refused(self, tmp_path: Path) -> None:
+        write_checkpoint(tmp_path / "c", {FORMAT: {"version": 2, "spec": {}}})
+        with pytest.raises(CheckpointError, match="has format version 2; this release reads up to 1"):
+            load_checkpoint(tmp_path / "c")
+
     def test_objects_are_never_made(self, tmp_path: Path) -> None:
         torch.save({FORMAT: {"version": 1}, "place": PurePosixPath("somewhere")}, tmp_path / "c")
         with pytest.raises(CheckpointError, match="is not a checkpoint of this package, or it is damaged: "):
