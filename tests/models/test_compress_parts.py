@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,8 +51,14 @@ class TestLowRank:
         assert sorted(low.values[0]) == sorted(low.stretch[0]) == ranks
         assert low.places == [(0, 0)]
 
-    def test_the_ladder_doubles(self) -> None:
-        assert tuple(2**step for step in range(1, 9)) == parts.LADDER
+    def test_the_ladder_doubles_up_to_256(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def plain(square: Tensor) -> SimpleNamespace:  # which directions lead does not matter here
+            return SimpleNamespace(eigenvectors=torch.eye(len(square)).to(square))
+
+        monkeypatch.setattr(torch.linalg, "eigh", plain)
+        block = MetricBlock(draw(1, 2), draw(1, 2, 1025, seed=1))
+        low = LowRank(LocalMetrics([block], num_features=2), draw(3, 2, seed=2), "paper")
+        assert sorted(low.values[0]) == [2, 4, 8, 16, 32, 64, 128, 256, 1025]
 
     @pytest.mark.parametrize(
         ("full", "name", "norm"),
