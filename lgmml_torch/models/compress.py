@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Ranks tried, below half of the full one: above that the quadratic form of the full rank is cheaper. Few, so that
 # metrics stand in few blocks.
 LADDER = (2, 4, 8, 16, 32, 64, 128, 256)
-NARROW = 4  # factors of this rank or less are not truncated
+NARROW = 4  # factors of this rank or less have no lower one on the ladder, and stay as they are
 
 
 class LowRank:
@@ -75,7 +75,7 @@ class LowRank:
         squares = (gaps @ turned).square_()
         whole = squares.sum(dim=1).sqrt()
         values, stretch = {full: kappa_of(whole / scale, self.kernel)}, {full: 1.0}
-        for rank in (rank for rank in LADDER if 2 * rank < full and full > NARROW):
+        for rank in (rank for rank in LADDER if 2 * rank < full):
             part = squares[:, :rank].sum(dim=1).sqrt()
             energy = float(part.square().sum())
             if energy > 0:
@@ -312,14 +312,13 @@ def _select(
         promise = torch.where(useful & (missing > 0), missing.square() / size / costs, -math.inf)
         promise[chosen] = -math.inf
         # One by one while each matters, then a few at a time: the fit costs the cube of their number.
-        new = promise.topk(min(len(promise), 1 + len(chosen) // 16)).indices
+        new = promise.topk(1 + len(chosen) // 16).indices
         new = new[promise[new] > 0]
         if len(new) == 0:
             return None
         chosen = torch.cat([chosen, new])
         part = gram[chosen[:, None], chosen]
         ridge = 1e-12 * part.diagonal().mean()
-        gains = torch.zeros_like(gains)
         gains[chosen] = nonnegative_solve(part + ridge * torch.eye(len(part), dtype=part.dtype), pull[chosen])
     left = gains.nonzero()[:, 0]
     return int(costs[left].sum()), left, gains[left]

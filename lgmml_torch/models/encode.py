@@ -87,7 +87,7 @@ class CategoryEncoder:
         for column in category_columns(train.categories):
             codes = train.features[:, column].long()
             words = train.categories[column] or ()
-            used = torch.bincount(codes[codes >= 0], minlength=len(words)).nonzero()[:, 0].tolist()
+            used = torch.bincount(codes[codes >= 0]).nonzero()[:, 0].tolist()
             if len(used) <= settings.max_one_hot:
                 steps[column] = OneHot(tuple(used))
             else:

@@ -199,10 +199,10 @@ class MetricBlock(nn.Module):
         return {**self.__dict__, "_kept": None}  # fillers are closures, which cannot be pickled
 
     def select(self, columns: Tensor) -> MetricBlock:
-        """The block with some of its metrics only."""
+        """The block with some of its metrics only, a zoom made part of their factors."""
         return MetricBlock(
             self.anchors[columns],
-            self.factors[columns],
+            self.zoomed_factors[columns],
             support=None if self.is_full else self.support[columns],
             scales=self.scales[columns],
             quality=self.quality[columns],

@@ -223,7 +223,7 @@ class LGMML(nn.Module):
         used = (most > 0).nonzero()[:, 0]
         if len(used) == self.metrics.num_metrics or len(used) == 0:
             return self
-        parts = [*self.phi.parameters(), *self.metrics.buffers()]
+        parts = [*self.phi.parameters(), *self.metrics.parameters(), *self.metrics.buffers()]
         state = (self.preprocess, self.kernel, self.base, tensor_state(parts))
         if self._trimmed is None or self._trimmed[0] != state:  # kept: large sets come in many calls
             phi = self.phi.select(used)

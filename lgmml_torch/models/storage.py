@@ -129,9 +129,11 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     content = load_checkpoint(file)
-    state = content.get("state_dict", {})
+    header, state = content[FORMAT], content.get("state_dict", {})
+    if "spec" not in header or not isinstance(state, Mapping):
+        raise CheckpointError(f"{file} is damaged: its description cannot be read")
     tensors = {key.removeprefix(MODEL_PREFIX): value for key, value in state.items() if key.startswith(MODEL_PREFIX)}
-    return content[FORMAT]["spec"], check_tensors(file, tensors)
+    return header["spec"], check_tensors(file, tensors)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -147,7 +149,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{file} is not a checkpoint of this package, or it is damaged: {error}") from error
     header = content.get(FORMAT) if isinstance(content, dict) else None
-    check_header(file, FORMAT if isinstance(header, dict) else None, (header or {}).get("version"))
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file} was not written by this package")
+    check_header(file, FORMAT, header.get("version"))
     return dict(content)
 
 
@@ -170,7 +174,7 @@ def check_seal(stream: IO[bytes], name: object, *, required: bool = False) -> No
     """
     length = len(_SEAL) + len(_UNSEALED)
     size = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, size - max(length, _ZIP_END)))
+    stream.seek(max(0, size - length))
     end = stream.read()
     bare = end[-_ZIP_END:].startswith(b"PK\5\6") and end.endswith(b"\0\0")
     stream.seek(0)
@@ -202,7 +206,7 @@ def _check_model_digest(file: Path, header: Mapping[str, str]) -> None:
 
 def _with_digest(header: bytes, old: str, new: str) -> bytes:
     """The header with another digest; quotes within the description are escaped, so only one place can match."""
-    return header.replace(f'"sha256":"{old}"'.encode(), f'"sha256":"{new}"'.encode(), 1)
+    return header.replace(f'"sha256":"{old}"'.encode(), f'"sha256":"{new}"'.encode())
 
 
 def _digest(start: bytes, stream: IO[bytes], count: int) -> str:

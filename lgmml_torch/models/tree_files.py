@@ -78,8 +78,8 @@ def _check_lightgbm(content: bytes) -> None:
     _require(0 < groups <= len(sizes) and len(sizes) % groups == 0, "its trees are not whole iterations")
     start = content.find(b"Tree=0\n", len(head))
     for number, size in enumerate(sizes):
-        block = content[max(start, 0) : start + size]
-        complete = start > 0 and len(block) == size and block.startswith(b"Tree=%d\n" % number)
+        block = content[start : start + size]
+        complete = len(block) == size and block.startswith(b"Tree=%d\n" % number)
         _require(complete and block.endswith(b"\n"), f"tree {number + 1} of {len(sizes)} is cut short")
         lines = block.rstrip(b"\n").split(b"\n")
         _require(all(b"=" in line for line in lines), f"tree {number + 1} of {len(sizes)} has lines that say nothing")
@@ -144,7 +144,7 @@ def _check_linear(fields: Fields, leaves: int, features: int) -> None:
 def _numbers(fields: Fields, key: bytes, count: int | None) -> NDArray[np.float64]:
     words = fields[key].split()
     _require(count is None or len(words) == count, f"`{key.decode()}` of a tree is not complete")
-    return np.array(words, dtype=np.float64) if words else np.zeros(0)
+    return np.array(words, dtype=np.float64)
 
 
 def _whole(fields: Fields, key: bytes, count: int | None) -> NDArray[np.int64]:

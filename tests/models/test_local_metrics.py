@@ -190,3 +190,144 @@ def test_a_document_on_its_anchor_has_a_finite_slope() -> None:
     bank.traced(x).sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, torch.zeros(1, 2))
+
+
+def test_what_is_not_given_to_a_block() -> None:
+    block = MetricBlock(torch.zeros(2, 3), torch.ones(2, 3, 1))
+    assert block.scales.tolist() == [1.0, 1.0]
+    assert block.quality.isnan().all()
+    assert (block.support.shape, block.support.dtype, block.zoom) == ((0,), torch.int64, None)
+    assert block.is_full
+    chosen = MetricBlock(torch.zeros(2, 1), torch.ones(2, 1, 1), support=torch.tensor([[0], [1]], dtype=torch.int32))
+    assert not chosen.is_full
+    assert chosen.support.dtype == torch.int64
+
+
+def block_of(support: list[int]) -> MetricBlock:
+    width = len(support)
+    return MetricBlock(torch.zeros(1, width), torch.ones(1, width, 1), support=torch.tensor([support]))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: MetricBlock(torch.zeros(3), torch.ones(1, 3, 1)), r"`anchors` must have shape \(\*, \*\), got \(3,\)"),
+        (
+            lambda: MetricBlock(torch.zeros(1, 2), torch.ones(1, 2, 1), support=torch.tensor([[1]])),
+            r"`support` must have shape \(1, 2\), got \(1, 1\)",
+        ),
+        (
+            lambda: MetricBlock(torch.zeros(1, 2), torch.ones(1, 2, 1), scales=torch.ones(2)),
+            r"`scales` must have shape \(1,\), got \(2,\)",
+        ),
+        (
+            lambda: MetricBlock(torch.zeros(1, 2), torch.ones(1, 2, 1), quality=torch.ones(2)),
+            r"`quality` must have shape \(1,\), got \(2,\)",
+        ),
+        (lambda: MetricBlock(torch.zeros(1, 2), torch.full((1, 2, 1), torch.inf)), "`factors` must be finite, got inf"),
+        (
+            lambda: MetricBlock(torch.zeros(1, 2), torch.ones(1, 2, 1), scales=torch.tensor([torch.nan])),
+            "`scales` must be finite, got nan",
+        ),
+        (lambda: LocalMetrics([block_of([-1, 2])], num_features=3), "`support` must name features below 3"),
+        (lambda: LocalMetrics([block_of([0, 3])], num_features=3), "`support` must name features below 3, got 3"),
+        (lambda: mixed_bank().traced(torch.zeros(1, 4)), r"`features` must have shape \(\*, 5\), got \(1, 4\)"),
+        (
+            lambda: mixed_bank().weighted_sum(torch.zeros(1, 4), torch.ones(5), "paper"),
+            r"`features` must have shape \(\*, 5\), got \(1, 4\)",
+        ),
+        (
+            lambda: mixed_bank().weighted_sum(torch.zeros(1, 5), torch.ones(4), "paper"),
+            r"`weights` must have shape \(5,\), got \(4,\)",
+        ),
+    ],
+)
+def test_more_errors_are_named(build, message: str) -> None:
+    with pytest.raises(LGMMLError, match=message):
+        build()
+
+
+def test_the_first_and_the_last_feature_may_be_looked_at() -> None:
+    assert LocalMetrics([block_of([0, 2])], num_features=3).num_metrics == 1
+
+
+def test_scales_below_the_least_are_raised_to_it() -> None:
+    bank = mixed_bank()
+    bank.set_scales(torch.tensor([-1.0, 0.0, 0.7, 5e-5, 1.5e-4]))
+    bank.project_()
+    torch.testing.assert_close(bank.scales, torch.tensor([1e-4, 1e-4, 0.7, 1e-4, 1.5e-4]))
+
+
+@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
+@pytest.mark.parametrize("columns", [[0], [2], [3], [4], [0, 2, 3, 4], [2, 3], [0, 1, 2]])
+def test_selected_columns_keep_norm_scales_and_quality(norm: str, columns: list[int]) -> None:
+    bank = mixed_bank(norm)
+    x = torch.randn(6, D, generator=torch.Generator().manual_seed(2))
+    chosen = torch.tensor(columns)
+    small = bank.select(chosen)
+    torch.testing.assert_close(small(x), bank(x)[:, chosen])
+    assert torch.equal(small.scales, bank.scales[chosen])
+    torch.testing.assert_close(small.quality, bank.quality[chosen], equal_nan=True)
+    assert (small.norm, small.num_features) == (norm, D)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_document_on_its_anchor_is_a_millionth_away_where_slopes_are_wanted(full: bool) -> None:
+    support = None if full else torch.tensor([[1, 0]])
+    bank = LocalMetrics([MetricBlock(torch.ones(1, 2), torch.eye(2)[None], support=support)], num_features=2)
+    x = torch.ones(1, 2, requires_grad=True)
+    found = bank.traced(x)
+    assert found.item() == pytest.approx(1e-6)
+    found.sum().backward()
+    assert torch.equal(x.grad, torch.zeros(1, 2))
+    assert bank(x.detach()).item() == 0
+
+
+def test_zoom_goes_on_from_where_it_was() -> None:
+    bank = LocalMetrics([MetricBlock(torch.rand(2, 3), torch.rand(2, 3, 2)), block_of([1])], num_features=3)
+    bank.train_metrics_()
+    full, small = bank.iter_blocks()
+    assert full.zoom.tolist() == [0.0, 0.0, 0.0]
+    assert small.zoom is None
+    with torch.no_grad():
+        full.zoom.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    bank.train_metrics_()  # as a run does that goes on from a checkpoint
+    assert full.zoom.tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert isinstance(full.zoom, torch.nn.Parameter)
+
+
+def test_the_description_says_whether_metrics_are_trained() -> None:
+    bank = mixed_bank()
+    assert "trained" not in bank.spec()
+    assert all("zoomed" not in block for block in bank.spec()["blocks"])
+    bank.train_metrics_()
+    spec = bank.spec()
+    assert spec["trained"] is True
+    assert [block.get("zoomed") for block in spec["blocks"]] == [True, None]
+    assert [block["full"] for block in spec["blocks"]] == [True, False]
+    bank.train_metrics_(False)
+    assert "trained" not in bank.spec()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_description_gives_a_bank_of_its_shapes_and_precision(dtype: torch.dtype) -> None:
+    bank = mixed_bank()
+    bank.train_metrics_()
+    again = LocalMetrics.from_spec(bank.spec(), dtype=dtype)
+    for block, other in zip(bank.iter_blocks(), again.iter_blocks(), strict=True):
+        assert block.factors.shape == other.factors.shape
+        assert {other.anchors.dtype, other.factors.dtype, other.scales.dtype} == {dtype}
+        assert other.zoom is None or other.zoom.dtype == dtype
+        assert block.is_full == other.is_full
+    assert LocalMetrics.from_spec(bank.spec()).scales.dtype == torch.float32
+    single = LocalMetrics([block_of([0])], num_features=1)
+    assert LocalMetrics.from_spec(single.spec()).num_features == 1
+
+
+def test_distances_are_written_where_asked() -> None:
+    bank = mixed_bank()
+    x = torch.randn(4, D, generator=torch.Generator().manual_seed(3))
+    block = bank.iter_blocks()[1]
+    out = torch.full((4, 2), torch.nan)
+    assert block.distances(x, out=out) is out
+    assert torch.equal(out, bank(x)[:, 3:])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lgmml_torch.checks import LGMMLError
+from lgmml_torch.checks import DivergedError, LGMMLError
 from lgmml_torch.functional.score import list_summary, nearest_mean
 from lgmml_torch.models.phi import POLICIES, Phi
 
@@ -229,3 +229,210 @@ def test_columns_of_a_gate_are_selected_with_its_summaries() -> None:
         small.for_new(summaries[:, both], 4), phi.for_new(summaries, 4)[:, kept] * torch.tensor([2.0, 5.0])
     )
     assert torch.equal(small.summaries, summaries[:, both])
+
+
+def test_settings_that_are_not_given() -> None:
+    phi = Phi(3, 2)
+    assert phi.spec() == {
+        "num_queries": 3, "num_metrics": 2, "mode": "shared", "policy": "shared", "deviations": False,
+        "neighbours": 10, "hidden": 16, "sparse": False,
+    }  # fmt: skip
+    assert phi.table.weight.tolist() == [[1.0, 1.0]]
+    assert (phi.deviation, phi.gate) == (None, None)
+    gate = Phi(3, 2, mode="amortized").gate
+    assert gate is not None
+    assert (gate.first.weight.shape, gate.last.weight.shape, gate.bound) == ((16, 4), (2, 16), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "deviations", "rows", "names"),
+    [
+        ("shared", False, 1, ()),
+        ("shared", True, 1, ("deviation.weight",)),
+        ("per_query", False, 3, ("table.weight", "summaries")),
+        ("amortized", False, 1, ("summaries",)),
+    ],
+)
+def test_what_has_a_row_for_each_query(mode: str, deviations: bool, rows: int, names: tuple[str, ...]) -> None:
+    phi = Phi(3, 2, mode=mode, deviations=deviations)
+    assert phi.rows_by_query == names
+    assert phi.table.weight.shape == (rows, 2)
+    tensors = phi.state_dict()
+    assert all(len(tensors[name]) == 3 for name in names)
+    assert phi.needs_summaries == (mode != "shared")
+    assert len(phi.summaries) == (0 if mode == "shared" else 3)
+
+
+def test_lists_that_nobody_has_summarised_are_standardised_by_nothing() -> None:
+    phi = Phi(3, 2, mode="amortized")
+    assert phi.summaries.tolist() == [[0.0] * 4] * 3
+    assert phi.summary_mean.tolist() == [0.0] * 4
+    assert phi.summary_spread.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_are_sparse_where_asked_for(sparse: bool) -> None:
+    phi = Phi(3, 2, mode="per_query", sparse=sparse)
+    phi(torch.tensor([1])).sum().backward()
+    assert phi.table.weight.grad is not None
+    assert phi.table.weight.grad.is_sparse == sparse
+    shared = Phi(3, 2, deviations=True, sparse=sparse)
+    shared(torch.tensor([1])).sum().backward()
+    assert shared.deviation.weight.grad.is_sparse == sparse
+
+
+def test_the_gate_starts_with_the_pattern_of_seed_zero() -> None:
+    phi = Phi(2, 3, mode="amortized", hidden=5)
+    expected = torch.empty(5, 6).normal_(0, 6**-0.5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(phi.gate.first.weight.detach(), expected)
+
+
+def test_starting_weights_may_be_zero_and_are_given_to_every_row() -> None:
+    phi = Phi(3, 2, mode="per_query", init=torch.tensor([0.0, 0.25]))
+    assert phi.table.weight.tolist() == [[0.0, 0.25]] * 3
+    shared = Phi(3, 2, deviations=True, init=0.0)
+    with torch.no_grad():
+        shared.deviation.weight.fill_(1.0)
+    shared.reset(0.5)
+    assert shared.table.weight.tolist() == [[0.5, 0.5]]
+    assert not shared.deviation.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Phi(1, 2, init=torch.tensor([1.0, -1.0])), "`init` must be finite and at least 0, got -1"),
+        (lambda: Phi(1, 2, init=torch.tensor([1.0, torch.inf])), "`init` must be finite and at least 0"),
+        (lambda: Phi(1, 1, init=torch.tensor([1e39], dtype=torch.float64)), "`init` must be finite and at least 0"),
+        (lambda: Phi(1, 1, init="much"), "`init` must be a number, got 'much'"),
+        (lambda: Phi(1, 1, neighbours=0), "`neighbours` must be positive, got 0"),
+        (lambda: Phi(1, 1, hidden=1.5), "`hidden` must be a whole number, got 1.5"),
+        (lambda: Phi(1, 1, deviations="yes"), "`deviations` must be true or false, got 'yes'"),
+        (lambda: Phi(1, 1, sparse=1), "`sparse` must be true or false, got 1"),
+        (lambda: Phi(1, 1, mode="amortized", deviations=True), "`deviations` needs `mode` 'shared', got 'amortized'"),
+        (lambda: setattr(Phi(1, 1), "policy", "mean"), "`policy` must be one of 'shared', 'ones', got 'mean'"),
+        (lambda: Phi(1, 1).for_new(None, 1, "mean"), "`policy` must be one of 'shared', 'ones', got 'mean'"),
+        (
+            lambda: Phi(1, 2, mode="per_query").for_new(torch.zeros(3, 4), 2, "knn"),
+            r"`summaries` must have shape \(2, 4\), got \(3, 4\)",
+        ),
+        (
+            lambda: Phi(1, 2, mode="amortized").for_new(torch.zeros(1, 2), 1),
+            r"`summaries` must have shape \(1, 4\), got \(1, 2\)",
+        ),
+        (lambda: Phi(1, 1, mode="amortized").for_new(None, 1), "`summaries` must be given for policy 'amortized'"),
+    ],
+)
+def test_more_errors_are_named(build: Any, message: str) -> None:
+    with pytest.raises(LGMMLError, match=message):
+        build()
+
+
+def test_policies_that_do_not_look_take_any_summaries() -> None:
+    phi = Phi(3, 2, mode="per_query", init=0.5)
+    assert phi.for_new(torch.zeros(7, 1), 2, "mean").tolist() == [[0.5, 0.5]]
+
+
+def test_all_training_queries_share_one_row() -> None:
+    phi = Phi(3, 2, init=0.5)
+    assert phi(torch.tensor([0, 2, 1])).tolist() == [[0.5, 0.5]]
+
+
+def test_moments_of_all_processes_take_the_place_of_ones_own() -> None:
+    phi = Phi(2, 1, mode="amortized")
+    phi.set_summaries(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), (torch.tensor([7.0, 8.0]), torch.tensor([0.5, 0.0])))
+    assert phi.summaries.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert phi.summary_mean.tolist() == [7.0, 8.0]
+    assert phi.summary_spread.tolist() == [0.5, 1.0]
+
+
+class TestRowsElsewhere:
+    """Where rows are spread over processes, or stand in other files, policies know what they can do."""
+
+    def test_the_mean_of_all_is_the_mean(self) -> None:
+        phi = Phi(3, 2, mode="per_query")
+        assert phi.policies_here == ("ones", "mean", "knn")
+        phi.mean_of_all = torch.tensor([[2.0, 5.0]], dtype=torch.float64)
+        assert phi.policies_here == ("ones", "mean")
+        assert phi.for_new(None, 4, "mean").tolist() == [[2.0, 5.0]]
+        assert phi.for_new(None, 4, "mean").dtype == torch.float32
+        with pytest.raises(LGMMLError, match="`policy` 'knn' needs the rows of all training queries in one place"):
+            phi.for_new(torch.zeros(1, 4), 1, "knn")
+
+    def test_without_rows_there_is_no_mean(self) -> None:
+        phi = Phi(0, 2, mode="per_query")
+        with pytest.raises(LGMMLError, match="`policy` 'mean' needs the rows of the training queries, and this file"):
+            phi.for_new(None, 1, "mean")
+        with pytest.raises(LGMMLError, match="`policy` 'knn' needs the rows of all training queries in one place"):
+            phi.for_new(torch.zeros(1, 4), 1, "knn")
+        phi.check()
+        assert Phi(3, 2).policies_here == ("shared", "ones")
+
+
+def test_the_penalty_is_half_the_squares_of_the_queries_asked_for() -> None:
+    phi = Phi(3, 2, deviations=True)
+    with torch.no_grad():
+        phi.deviation.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, -4.0], [9.0, 9.0]]))
+    assert float(phi.penalty(torch.tensor([0, 1])).detach()) == pytest.approx(0.5 * (1 + 4 + 9 + 16))
+    assert float(Phi(3, 2).penalty(torch.tensor([0]))) == 0.0
+
+
+def test_projection_leaves_weights_above_zero_alone() -> None:
+    phi = Phi(2, 3, mode="per_query")
+    values = torch.tensor([[0.5, -0.5, 2.0], [-1.0, 0.0, 0.25]])
+    for rows in (None, torch.tensor([0, 1])):
+        with torch.no_grad():
+            phi.table.weight.copy_(values)
+        phi.project_(rows)
+        assert phi.table.weight.tolist() == [[0.5, 0.0, 2.0], [0.0, 0.0, 0.25]]
+
+
+class TestCheck:
+    def test_weights_from_zero_on_pass(self) -> None:
+        Phi(2, 2, mode="per_query", init=0.0).check()
+        Phi(2, 2, init=1e30).check()
+        phi = Phi(2, 2, deviations=True, init=1.0)
+        with torch.no_grad():
+            phi.deviation.weight.copy_(torch.tensor([[-1.0, 5.0], [0.0, 0.0]]))
+        phi.check()
+
+    @pytest.mark.parametrize(("value", "said"), [(-0.5, "-0.5"), (math.nan, "nan"), (math.inf, "inf")])
+    def test_one_bad_weight_is_enough(self, value: float, said: str) -> None:
+        phi = Phi(2, 2, mode="per_query")
+        with torch.no_grad():
+            phi.table.weight[1, 0] = value
+        with pytest.raises(LGMMLError, match=f"weights Φ must be finite and at least 0, got {said}$"):
+            phi.check()
+
+    def test_a_querys_own_weights_are_base_and_deviation(self) -> None:
+        phi = Phi(2, 2, deviations=True, init=1.0)
+        with torch.no_grad():
+            phi.deviation.weight[1, 0] = -1.5
+        with pytest.raises(LGMMLError, match=r"weights Φ must be finite and at least 0, got -0\.5$"):
+            phi.check()
+
+    def test_the_sum_of_a_query_must_be_finite_and_that_of_all_need_not(self) -> None:
+        phi = Phi(3, 2, mode="per_query", init=0.0)
+        with torch.no_grad():
+            phi.table.weight[:, 0] = 2e38
+        phi.check()
+        with torch.no_grad():
+            phi.table.weight[1, 1] = 2e38
+        with pytest.raises(DivergedError, match=r"weights Φ must have a finite sum, or scores are infinite, got some"):
+            phi.check()
+
+
+@pytest.mark.parametrize("gains", [None, torch.tensor([2.0, 0.5])])
+def test_columns_are_selected_from_all_rows(gains: torch.Tensor | None) -> None:
+    phi = Phi(3, 3, mode="per_query", policy="knn", neighbours=2)
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        phi.table.weight.copy_(torch.rand(3, 3, generator=g))
+    phi.set_summaries(torch.rand(3, 6, generator=g))
+    columns, both = torch.tensor([2, 0]), torch.tensor([2, 0, 5, 3])
+    small = phi.select(columns, gains)
+    scale = torch.ones(2) if gains is None else gains
+    assert torch.equal(small.table.weight, phi.table.weight[:, columns] * scale)
+    for name in ("summaries", "summary_mean", "summary_spread"):
+        assert torch.equal(getattr(small, name), getattr(phi, name)[..., both])
+    assert small.spec() == {**phi.spec(), "num_metrics": 2}

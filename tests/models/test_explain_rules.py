@@ -1,0 +1,247 @@
+"""Explanations by hand: what a metric and a feature add, what things are called, and who is found."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lgmml_torch.checks import DataError
+from lgmml_torch.models import explain as parts
+from lgmml_torch.models.encode import CategoryEncoder, CategorySettings
+from lgmml_torch.models.explain import Explanation, document_label, explain, explain_pairs, find_document, find_query
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess.base import Source
+from lgmml_torch.models.preprocess.compose import Chain
+from lgmml_torch.models.preprocess.steps import Clip
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+from tests.doors import plain_chain, small_data, small_model
+from tests.models.test_encode import lists as word_lists
+
+
+def plain_model(anchors: list[list[float]], rows: list[list[float]], **options: Any) -> tuple[LGMML, RankingData]:
+    """Features as they are, distances as the crow flies; float64."""
+    points, x = torch.tensor(anchors, dtype=torch.float64), torch.tensor(rows, dtype=torch.float64)
+    width = points.shape[1]
+    data = RankingData.from_arrays(x, torch.zeros(len(x)), qid=[7] * len(x), dtype=torch.float64)
+    block = MetricBlock(points, torch.eye(width, dtype=torch.float64).expand(len(points), width, width))
+    bank = LocalMetrics([block], num_features=width)
+    chain = Chain([Clip(1e9)]).fit(data.features, data.offsets)
+    return LGMML(chain, bank, Phi(1, len(points)), **options).double().eval(), data
+
+
+def made_up(metrics: list[float], features: list[list[float]] | None = None, **options: Any) -> Explanation:
+    zero = torch.zeros(1)
+    shares = torch.tensor(features if features is not None else [[value] for value in metrics])
+    given = {"qid": 1, "document": "a", "over": "b", "scores": torch.tensor([3.0, 1.0]), "phi": zero, "columns": []}
+    tensors = dict.fromkeys(("distances", "quality", "anchors", "values", "raw"), zero)
+    return Explanation(**{**given, **tensors, "metrics": torch.tensor(metrics), "features": shares, **options})
+
+
+class TestByHand:
+    def test_equal_distances_are_split_by_the_slope(self) -> None:
+        """(1, 2) and (2, 1) are equally far from the origin: what one feature adds the other takes away."""
+        model, data = plain_model([[0.0, 0.0], [5.0, 5.0]], [[1.0, 2.0], [2.0, 1.0]])
+        found = explain(model, data, qid=7, document=0, over=1)
+        for metric, d2, size in ((0, 5.0, 3.0), (1, 25.0, -7.0)):
+            d = math.sqrt(d2)
+            slope = (1 - d) * math.exp(-d) / (2 * d)  # of d·exp(−d) by d²
+            expected = torch.tensor([slope * size, -slope * size], dtype=torch.float64)
+            torch.testing.assert_close(found.features[metric], expected)
+        assert found.metrics.abs().max() < 1e-12
+        assert found.difference == pytest.approx(0, abs=1e-12)
+
+    def test_other_distances_are_split_by_the_secant(self) -> None:
+        model, data = plain_model([[0.0, 0.0]], [[1.0, 2.0], [3.0, 0.5]])
+        found = explain(model, data, qid=7, document=0, over=1)
+        near, far = 5.0, 9.25
+        kappa = [math.sqrt(square) * math.exp(-math.sqrt(square)) for square in (near, far)]
+        slope = (kappa[1] - kappa[0]) / (far - near)
+        expected = torch.tensor([slope * (9 - 1), slope * (0.25 - 4)], dtype=torch.float64)
+        torch.testing.assert_close(found.features[0], expected)
+        assert found.scores.tolist() == pytest.approx([-kappa[0], -kappa[1]])
+        assert found.distances[:, 0].tolist() == pytest.approx([math.sqrt(near), math.sqrt(far)])
+        assert float(found.metrics[0]) == pytest.approx(kappa[1] - kappa[0])
+
+    def test_a_document_on_the_anchor_beside_itself_has_no_parts(self) -> None:
+        model, data = plain_model([[1.0, 2.0], [0.0, 0.0]], [[1.0, 2.0], [3.0, 4.0]])
+        for over in (0, 1):
+            found = explain(model, data, qid=7, document=0, over=over)
+            assert found.features.isfinite().all()
+            assert found.features.any() == bool(over)
+        row = int(data.order.argsort()[0])
+        both = explain_pairs(model, data, torch.tensor([[row, row]]))
+        assert not both.features.any()
+        assert not both.metrics.any()
+
+    def test_what_comes_with_it(self) -> None:
+        model, data = small_model(), small_data()
+        model.feature_names = ("a", "b", "c", "d", "e")
+        query = int(data.sizes.argmax())
+        found = explain(model, data, qid=data.qids[query], document=1, over=0)
+        part = data.select([query])
+        rows = part.order.argsort()[[1, 0]]
+        prepared = model.preprocess(part.features, part.offsets)
+        torch.testing.assert_close(found.values, prepared[rows].double())
+        assert torch.equal(found.raw, part.features[rows])
+        torch.testing.assert_close(found.quality, model.metrics.quality.double(), equal_nan=True)
+        torch.testing.assert_close(found.phi, model.phi.table.weight[0].detach().double())
+        torch.testing.assert_close(found.distances, model.metrics(prepared[rows]).double(), rtol=1e-4, atol=1e-5)
+        assert found.columns == model.preprocess.sources()
+        assert (found.feature_names, found.qid, found.base) == (model.feature_names, data.qids[query], 0.0)
+        few, full = model.metrics.iter_blocks()
+        torch.testing.assert_close(found.anchors[4:], full.anchors.double())
+        for row in range(4):
+            torch.testing.assert_close(found.anchors[row, few.support[row]], few.anchors[row].double())
+            assert found.anchors[row].isnan().sum() == model.metrics.num_features - 2
+
+    def test_features_are_taken_in_the_precision_of_the_model(self) -> None:
+        model, data = small_model(), small_data()
+        qid = data.qids[int(data.sizes.argmax())]
+        narrow = explain(model, data, qid=qid, document=0, over=1)
+        wide = explain(model, data.to(dtype=torch.float64), qid=qid, document=0, over=1)
+        torch.testing.assert_close(wide.features, narrow.features)
+        assert wide.features.dtype == torch.float64
+
+    def test_words_are_explained_by_the_columns_they_become(self) -> None:
+        data = word_lists()
+        encoder = CategoryEncoder.fit(data, CategorySettings(max_one_hot=3))
+        numbers = encoder.encode(data)
+        plain = small_model(data=numbers, preprocess=plain_chain())
+        model = LGMML(plain.preprocess, plain.metrics, plain.phi, feature_names=encoder.columns, encoder=encoder)
+        found = explain(model, data, qid=2, document=0, over=1)
+        expected = explain(plain, numbers, qid=2, document=0, over=1)
+        assert torch.equal(found.features, expected.features)
+        assert found.called(0) == "colour=blue"
+
+
+class Added(nn.Module):
+    """Stands for trees: the first feature, three times, and half of ours."""
+
+    own_weight = 0.5
+    title = "other"
+
+    def add_to(self, own: Tensor, data: RankingData) -> Tensor:
+        return self.own_weight * own + 3 * data.features[:, 0].double()
+
+
+def test_what_trees_add_is_a_part_of_its_own() -> None:
+    model, data = small_model(), small_data()
+    part = data.select([int(data.sizes.argmax())])
+    alone = explain(model, part, qid=part.qids[0], document=0, over=1)
+    model.base = Added()
+    found = explain(model, part, qid=part.qids[0], document=0, over=1)
+    rows = part.order.argsort()[[0, 1]]
+    raw = part.features[rows, 0].double()
+    assert found.base == pytest.approx(3 * float(raw[0] - raw[1]))
+    torch.testing.assert_close(found.phi, 0.5 * alone.phi)
+    torch.testing.assert_close(found.features, 0.5 * alone.features)
+    torch.testing.assert_close(found.scores, 0.5 * alone.scores + 3 * raw)
+    pairs = torch.stack([rows, rows.flip(0)])
+    both = explain_pairs(model, part, pairs)
+    assert both.base.tolist() == pytest.approx([found.base, -found.base])
+    torch.testing.assert_close(both.metrics, torch.stack([found.metrics, -found.metrics]))
+
+
+class TestPairs:
+    def test_weights_follow_policy_and_query(self) -> None:
+        model, data = small_model(mode="per_query"), small_data()
+        part = data.select([3])
+        pairs = torch.tensor([[0, 1], [1, 0]])
+        place = [int(part.order[row]) for row in (0, 1)]
+        for options in ({}, {"policy": "mean"}, {"known_queries": True}, {"policy": "knn"}):
+            one = explain(model, part, qid=part.qids[0], document=place[0], over=place[1], **options)
+            found = explain_pairs(model, part, pairs, **options)
+            torch.testing.assert_close(found.metrics[0], one.metrics)
+            torch.testing.assert_close(found.features[1], -one.features.sum(0))
+        ones, known = explain_pairs(model, part, pairs), explain_pairs(model, part, pairs, known_queries=True)
+        assert not torch.allclose(ones.metrics, known.metrics)
+
+    def test_they_are_split_so_many_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        width = 4096
+        model, data = plain_model([[0.0]], [[1.0], [2.0]])
+        block = MetricBlock(torch.zeros(1, width).double(), torch.ones(1, width, 1).double())
+        model.metrics = LocalMetrics([block], num_features=width)
+        seen: list[int] = []
+
+        def split(block: MetricBlock, pairs: Tensor, *_: str) -> tuple[Tensor, Tensor, Tensor]:
+            seen.append(len(pairs))
+            return torch.zeros(1, len(pairs), 2), torch.zeros(1, len(pairs), 1), torch.zeros(1, 1, dtype=torch.long)
+
+        monkeypatch.setattr(parts, "_split_block", split)
+        state = torch.zeros(2, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), torch.zeros(2)
+        monkeypatch.setattr(parts, "_list_at_hand", lambda *_, **__: state)
+        explain_pairs(model, data, torch.zeros(4500, 2, dtype=torch.long))
+        assert sum(seen) == 4500
+        assert 1024 <= seen[0] <= 2048  # millions of values, no more
+        assert set(seen[:-1]) == {seen[0]}
+
+
+class TestNames:
+    def test_columns_are_called_by_the_raw_feature_and_the_view(self) -> None:
+        columns = [Source(0, ""), Source(1, "list rank"), Source(-1, "component 1")]
+        named = made_up([1.0], columns=columns, feature_names=("clicks", "age"))
+        assert [named.called(place) for place in range(3)] == ["clicks", "age, list rank", "component 1"]
+        plain = made_up([1.0], columns=columns)
+        assert [plain.called(place) for place in range(3)] == ["feature 1", "feature 2, list rank", "component 1"]
+        assert (plain.feature_names, plain.base, plain.difference) == (None, 0.0, 2.0)
+
+    def test_documents_are_called_by_id_or_number(self) -> None:
+        data = RankingData.from_arrays([[3.0], [1.0], [2.0]], [0, 0, 0], qid=[1, 1, 1], doc_ids=["x", "", "z"])
+        given = data.order.tolist()  # the caller's place of each row
+        assert given != [0, 1, 2]
+        assert [document_label(data, row) for row in range(3)] == [("x", "no. 2", "z")[place] for place in given]
+        without = data.replace(doc_ids=None)
+        assert [document_label(without, row) for row in range(3)] == [f"no. {place + 1}" for place in given]
+
+
+class TestLeading:
+    def test_ten_unless_asked_for_others(self) -> None:
+        sizes = [float(value) for value in range(1, 26)]
+        found = made_up(sizes, [sizes] * 2)
+        assert found.leading_metrics() == list(range(24, 14, -1))
+        assert [column for column, _ in found.leading_features()] == list(range(24, 14, -1))
+        assert len(found.leading_metrics(3)) == 3
+        assert found.leading_features(1) == [(24, 50.0)]
+        assert found.leading_features(1, metric=0) == [(24, 25.0)]
+
+    def test_size_counts_and_not_the_sign_and_equals_stay_in_order(self) -> None:
+        found = made_up([1.0, -3.0, 0.0, 3.0, -1.0], [[1.0, -2.0], [1.0, 1.0]])
+        assert found.leading_metrics() == [1, 3, 0, 4]
+        assert found.leading_features() == [(0, 2.0), (1, -1.0)]
+        assert found.leading_features(metric=0) == [(1, -2.0), (0, 1.0)]
+        many = made_up([0.5] * 3000)
+        assert many.leading_metrics(3000) == list(range(3000))
+
+
+class TestFinding:
+    def lists(self, qids: list[Any]) -> RankingData:
+        return RankingData.from_arrays(torch.zeros(len(qids), 1), [0] * len(qids), qid=qids)
+
+    def test_text_finds_numbers_and_numbers_find_text(self) -> None:
+        assert [find_query(self.lists([3, 12, 25]), qid) for qid in (3, 12, "12", "25")] == [0, 1, 1, 2]
+        words = self.lists(["12", "25", "3"])
+        assert [find_query(words, qid) for qid in (3, "12", 25)] == [2, 0, 1]
+
+    @pytest.mark.parametrize(("count", "said"), [(2, "0, 1"), (5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4, …")])
+    def test_a_query_that_is_not_there(self, count: int, said: str) -> None:
+        with pytest.raises(DataError, match=f"there is no query 'x'; the data has {said}$"):
+            find_query(self.lists(list(range(count))), "x")
+
+    def test_documents_by_place_and_id(self) -> None:
+        data = RankingData.from_arrays([[3.0], [1.0], [2.0]], [0, 0, 0], qid=[1, 1, 1], doc_ids=["x", "y", "z"])
+        rows = [data.order.tolist().index(place) for place in (0, 1, 2)]
+        assert [find_document(data, place) for place in (0, 1, 2)] == rows
+        assert [find_document(data, name) for name in ("x", "y", "z")] == rows
+        for place in (-1, 3):
+            with pytest.raises(DataError, match=f"query 1 has 3 documents, got place {place}, counted from 0"):
+                find_document(data, place)
+        with pytest.raises(DataError, match="query 1 has no document with the id 'x'"):
+            find_document(data.replace(doc_ids=None), "x")
+        with pytest.raises(DataError, match="query 1 has 2 documents with the id 'x'"):
+            find_document(data.replace(doc_ids=("x", "y", "x")), "x")
