@@ -27,7 +27,7 @@ from lgmml_torch.segments import offsets_from_sizes
 
 PATIENCE = timedelta(minutes=30)  # how long one process waits for the others, e.g. while they read their data
 
-GLANCE = timedelta(seconds=2)  # the longest wait in which a signal is not heard
+GLANCE = timedelta(seconds=10)  # the longest wait in which a signal is not heard
 MET = "met"  # counts the processes that have come
 
 JOINED = "LGMML_JOINED"  # set by `join`: the process that did it
@@ -59,7 +59,7 @@ def join() -> None:
         ) from error
 
 
-def _meeting(rank: int, size: int) -> dist.Store:
+def _meeting(rank: int, size: int) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT, once all processes have come to it.
 
     PyTorch would wait in one call, in which no signal is heard; here a process sleeps between short questions.
@@ -71,17 +71,18 @@ def _meeting(rank: int, size: int) -> dist.Store:
     if not address or not port:
         raise ValueError("MASTER_ADDR and MASTER_PORT do not say where to meet")
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else torchrun has the store
-    store: dist.Store | None = None
+    store: Any = None
     end, come = time.monotonic() + PATIENCE.total_seconds(), 0
     while time.monotonic() < end:
         if store is not None and (come := store.add(MET, 0)) >= size:
             store.set_timeout(PATIENCE)
             return store
         if store is None and (hosts or _is_open(address, int(port))):
-            served = dist.TCPStore(
+            served = dist.TCPStore(  # type: ignore[attr-defined]
                 address, int(port), None, hosts, timeout=GLANCE, wait_for_workers=False, multi_tenant=True
             )
-            store = dist.PrefixStore(f"lgmml {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", served)
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+            store = dist.PrefixStore(f"lgmml {attempt}", served)  # type: ignore[attr-defined]
             store.add(MET, 1)
         time.sleep(0.05)
     there = "nobody was there" if store is None else f"{come} of {size} processes had come"
