@@ -39,11 +39,13 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("owner", [None, [0] * 20 + [2] * 4])  # in turn; one process without a list
-def test_a_bank_does_not_depend_on_how_many_fit_it(owner: list[int] | None) -> None:
+# In turn; and one process without a list.
+@pytest.mark.parametrize(("processes", "owner"), [(2, None), (3, None), (4, None), (3, [0] * 20 + [2] * 4)])
+def test_a_bank_does_not_depend_on_how_many_fit_it(processes: int, owner: list[int] | None) -> None:
     bank = fit_boosted(weighted(0, 24), make(1, queries=7), seed=3, **SETTINGS)
     alone = {"phi": bank.phi, **bank.metrics.state_dict(), "curve": bank.history["valid_ndcg"]}
-    found = in_processes(3, fitted, owner)
+    found = in_processes(processes, fitted, owner)
+    assert len(found) == processes
     assert all(same(alone, each) for each in found)
     # usable, ideal, weights; and, each round, scores, labels and twice the features of a bag; NDCG after rounds 3, 6, 7
     assert found[0]["calls"] == 3 + 7 * 4 + 3

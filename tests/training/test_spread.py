@@ -123,9 +123,11 @@ def agree(found: list[dict[str, Any]], alone: dict[str, Any]) -> None:
         assert each["best"] == alone["best"]
 
 
-@pytest.mark.parametrize("kind", RECIPES)
-def test_three_processes_learn_what_one_does(kind: str) -> None:
-    agree(in_processes(3, run, kind, {}), run(kind, {}))
+@pytest.mark.parametrize(
+    ("kind", "processes"), [("boosted", 2), ("boosted", 4), ("trained", 2), ("trained", 3), ("trained", 4)]
+)
+def test_processes_learn_what_one_does(kind: str, processes: int) -> None:
+    agree(in_processes(processes, run, kind, {}), run(kind, {}))
 
 
 def test_a_process_may_have_no_list() -> None:
@@ -164,8 +166,9 @@ class TestRowsOfSingleQueries:
 
     @pytest.mark.parametrize("kind", ROWS)
     def test_three_processes_learn_what_one_does(self, kind: str) -> None:
-        found = in_processes(3, run, kind, {})
-        agree_on_rows(found, run(kind, {}))
+        found, alone = in_processes(3, run, kind, {}), run(kind, {})
+        agree(found, alone)
+        agree_on_rows(found, alone)
         names = {"deviations": "phi.deviation.weight", "amortized": "phi.summaries"}
         assert [len(each["whole"][names.get(kind, "phi.table.weight")]) for each in found] == [15, 5, 5]
 
