@@ -514,3 +514,22 @@ def test_all_tensors_and_ids_survive(tmp_path: Path) -> None:
     assert (back.qids, back.doc_ids, back.query_weights) == (data.qids, data.doc_ids, None)
     mixed = data.replace(qids=("a", 7))
     assert from_arrays(to_arrays(mixed)).qids == ("a", "7")
+
+
+def test_keys_of_any_length_fit_into_the_header(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for length in range(65):
+        found = cache.get_or_build({"a": "x" * length}, lambda: {"v": np.arange(3)})
+        assert found["v"].tolist() == [0, 1, 2]
+        assert cache.get({"a": "x" * length}) is not None
+
+
+def test_an_entry_of_another_version_is_noted_quietly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path)
+    cache.get_or_build(KEY, Builder())
+    monkeypatch.setattr(cache_module, "VERSION", 7)
+    with caplog.at_level("INFO"):
+        assert cache.get(KEY) is None
+    assert "has format 2, this is 7; building it again" in caplog.text

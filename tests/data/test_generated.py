@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cache
 from typing import Any
@@ -256,3 +257,14 @@ def test_targets_must_fit() -> None:
     spec.fill(features, labels)
     assert np.isfinite(features).all()
     assert np.isfinite(labels).all()
+
+
+def test_regions_that_are_far_away_count_nothing() -> None:
+    """However far: no weight is a number divided by none."""
+    world = SPECS["smallest"]._world
+    near, far = (
+        dataclasses.replace(world, centres=np.array([[0.0], [distance]] + [[distance]] * 4)) for distance in (30.0, 1e4)
+    )
+    one, other = (made.make_list(np.random.default_rng(1), 5)[2] for made in (near, far))
+    assert np.isfinite(other).all()
+    np.testing.assert_allclose(one, other, rtol=1e-9)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.checks import DataError
+from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data import letor, table, text
 from lgmml_torch.data.letor import (
     LetorSource,
@@ -100,8 +100,10 @@ class TestTextFile:
         for rows in ([0], [3], [0, 1], [0, 2], [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2, 3]):
             assert file.texts(starts[rows], ends[rows]) == [lines[row] for row in rows]
         assert file.zipped is zipped
+        packed = file._file
         file.unzip()
         assert not file.zipped
+        assert packed.closed is zipped
         assert file.texts(starts, ends) == lines
         file.unzip()
         assert file.texts(starts[2:], ends[2:]) == lines[2:]
@@ -133,7 +135,7 @@ class TestTextFile:
         lines = "".join(f"1 qid:{row} 1:{row}\n" for row in range(1, 6))
         (tmp_path / "a.txt").write_bytes(gzip.compress(lines.encode()))
         with open_source(tmp_path / "a.txt") as source:
-            for query in (2, 2, 4):
+            for query in (1, 2, 2, 4):
                 assert source.only(str(query)).features.item() == query
                 assert source.text.zipped  # type: ignore[attr-defined]
             assert source.only("3").features.item() == 3
@@ -348,6 +350,31 @@ class TestLetor:
         assert zipped.data.shape == (10, 6)
         zipped.append(lines, expected=None)
         assert zipped.data.shape == (10 + 10 + 10 // 4, 6)
+
+    def test_room_is_asked_for_by_what_a_plain_file_may_hold(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[float | None] = []
+        real = _Rows.append
+        monkeypatch.setattr(
+            _Rows, "append", lambda rows, block, expected: asked.append(expected) or real(rows, block, expected)
+        )
+        lines = b"1 qid:1 1:1\n" * 10
+        (tmp_path / "a.txt").write_bytes(lines)
+        load_letor(tmp_path / "a.txt", cache=False)
+        monkeypatch.setattr(letor, "BLOCK_BYTES", 13)
+        load_letor(tmp_path / "a.txt", cache=False)
+        assert asked == [1.0] + [5.0] * 5
+        (tmp_path / "a.txt").write_bytes(gzip.compress(lines))
+        load_letor(tmp_path / "a.txt", cache=False)
+        assert asked[6:] == [None] * 5
+
+    def test_no_feature_at_all_for_a_model(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("1 qid:1\n")
+        message = r"the highest feature index is 0, .* 2 features: features 1 to 2 count as 0"
+        for way in (lambda source: source.read(), lambda source: list(source.batches())):
+            with open_source(tmp_path / "a.txt", num_features=2) as source, pytest.warns(DataWarning, match=message):
+                way(source)
 
     def test_what_is_absent_in_early_rows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(letor, "BLOCK_BYTES", 1)

@@ -620,3 +620,10 @@ def test_list_lengths_are_compared_one_by_one(folder: Path) -> None:
     write_manifest(folder, replace(manifest, index=Shard.of(folder / INDEX, 12, manifest.documents)))
     with pytest.raises(DataError, match=r"shard-00001.parquet: the lists of this shard are not as long as the index"):
         open_shards(folder, cache=False)
+
+
+def test_a_shard_is_a_file_like_others(folder: Path) -> None:
+    with open_source(folder / SHARD.format(0), columns=shards.COLUMNS) as source:
+        found = source.read(labelled=True)
+    assert found.num_features == FEATURES
+    assert torch.equal(found.features, small_data(shuffled=True).select(range(found.num_queries)).features)

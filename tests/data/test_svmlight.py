@@ -67,6 +67,15 @@ def assert_same_block(found: Block | None, expected: Block) -> None:
         (b"1 qid:7 3:2\n", Rules(num_features=3), [1], [b"7"], [{3: 2}], None),
         (b"1 qid:7 2:2\n", Rules(num_features=3, first_index=0), [1], [b"7"], [{2: 2}], None),
         (b"1 qid:7 123456789:2\n", Rules(num_features=10**9), [1], [b"7"], [{123456789: 2}], None),
+        (
+            b"1 qid:7 123456789:2\n1 qid:7 1:2\n",
+            Rules(num_features=10**9),
+            [1, 1],
+            [b"7", b"7"],
+            [{123456789: 2}, {1: 2}],
+            None,
+        ),
+        (b"1 qid:7 1:2\n0 qid:8\n", Rules(), [1, 0], [b"7", b"8"], [{1: 2}, {}], None),
         (b"1 qid:7 009:2 10:1\n", Rules(), [1], [b"7"], [{9: 2, 10: 1}], None),
         (b"1 qid:7 1:nan 2:NULL 3:1\n", GAPS, [1], [b"7"], [{1: np.nan, 2: np.nan, 3: 1}], None),
         (b"1 qid:7 1:1e30\n", Rules(kind=np.float64), [1], [b"7"], [{1: 1e30}], None),
@@ -146,6 +155,10 @@ def test_good_blocks(
         (b"qid:7 1:2\n", Rules()),
         (b"1 qid:7 1:2\n", BARE),
         (b"1 x\n", BARE),
+        (b"1 qid:7:1:2\n", Rules()),
+        (b"1 qid:7 1 2 3:4\n", Rules()),
+        (b"1 2\n3:4 5:6\n1 1:2\n", BARE),
+        (b"1 qid:7 1:1 a:1\n", Rules()),
     ],
 )
 def test_bad_blocks(text: bytes, rules: Rules) -> None:
