@@ -542,6 +542,7 @@ def test_a_folder_of_shards_is_their_own(tmp_path: Path) -> None:
     (home / "shard-00001.parquet").mkdir()
     with pytest.raises(DataError, match=r"shards need a folder of their own, this one holds 'shard-00001.parquet'"):
         write_shards(small_data(), home)
+    (home / "shard-00001.parquet").rmdir()
     assert_same_lists(open_shards(home, doc_ids=True), small_data(seed=1))  # nothing was removed
 
 

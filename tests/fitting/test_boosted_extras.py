@@ -96,12 +96,23 @@ class TestGrowing:
         torch.testing.assert_close(grown.score(data.features), start.score(data.features) + added, rtol=1e-4, atol=1e-5)
 
     def test_a_start_that_is_best_stays_as_it_is(self, data: RankingData, valid: RankingData, start: Bank) -> None:
-        same = fit_boosted(data, valid, start=start, smooth=1, **SMALL)
-        assert same.history["best_round"] == 0
+        """By a measure that likes all rankings alike no round is better than none."""
+
+        def nothing(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
+            return torch.zeros(len(offsets) - 1)
+
+        same = fit_boosted(data, valid, start=start, smooth=1, measure=nothing, **SMALL)
+        assert (same.history["best_round"], same.history["best_measure"]) == (0, 0.0)
         assert same.history["rounds"] == [0, 2, 4]
-        assert same.history["best_valid_ndcg"] == same.history["valid_ndcg"][0] == max(same.history["valid_ndcg"])
         assert same.metrics is start.metrics
         assert same.phi is start.phi
+        assert same.position_bias is None
+        shown = data.replace(positions=torch.arange(data.num_documents) % 3)
+        biased = fit_boosted(shown, valid, start=start, smooth=1, measure=nothing, **SMALL)
+        assert biased.metrics is start.metrics
+        assert biased.position_bias is not None
+        assert biased.position_bias.tolist() == [0.0] * 3
+        assert biased.history["position_bias"] == {0: 0.0, 1: 0.0, 2: 0.0}
 
     def test_it_starts_where_the_bank_stands(self, data: RankingData, valid: RankingData, start: Bank) -> None:
         problem = make_problem(data, valid, BoostConfig(), 0, start)
