@@ -628,3 +628,12 @@ def test_a_shard_is_a_file_like_others(folder: Path) -> None:
         found = source.read(labelled=True)
     assert found.num_features == FEATURES
     assert torch.equal(found.features, small_data(shuffled=True).select(range(found.num_queries)).features)
+
+
+def test_a_folder_of_others_is_refused_before_anything_is_read(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("")
+    with open_source(folder / SHARD.format(0), columns=shards.COLUMNS) as source:
+        with pytest.raises(DataError, match=r"shards need a folder of their own, this one holds 'mine.txt'"):
+            write_shards(source, tmp_path / "notes")
+        assert "_queries" not in vars(source)  # nobody has asked whose rows they are
