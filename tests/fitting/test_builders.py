@@ -136,6 +136,20 @@ def test_a_fingerprint_is_of_metrics_and_weights() -> None:
     assert one_metric().digest == one_metric().digest == Bank(one_metric().metrics, "rbf", torch.ones(1)).digest
 
 
+def test_blocks_of_another_shape_stay_apart() -> None:
+    """Of one rank, but one metric looks at one feature and the other at two."""
+    narrow = MetricBlock(torch.zeros(1, 1), torch.ones(1, 1, 1), support=torch.tensor([[2]]))
+    wide = MetricBlock(torch.ones(1, 2), torch.ones(1, 2, 1), support=torch.tensor([[0, 1]]))
+    banks = [Bank(LocalMetrics([block], num_features=3), phi=torch.ones(1)) for block in (narrow, wide, narrow)]
+    merged = merge_banks(banks, [1.0, 2.0, 3.0])
+    assert [block.num_metrics for block in merged.metrics.iter_blocks()] == [2, 1]
+    assert merged.phi is not None
+    assert merged.phi.tolist() == [1.0, 3.0, 2.0]
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    expected = sum(weight * one.score(x) for one, weight in zip(banks, (1, 2, 3), strict=True))
+    torch.testing.assert_close(merged.score(x), expected)
+
+
 def test_biases_of_positions_are_added_up_where_all_have_them() -> None:
     first, second = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 30.0])
     banks = [one_metric(position_bias=first), one_metric(2.0, position_bias=second)]

@@ -146,9 +146,14 @@ def test_one_sign_alone_finds_nothing(gradients: list[float]) -> None:
 
 def test_small_gradients_of_both_signs_find_something() -> None:
     x = torch.randn(40, 3, generator=gen())
-    gradients = torch.where(x[:, 0].abs() < 0.7, 0.02, -0.01)
+    gradients = torch.where(x[:, 0].abs() < 0.7, 0.002, -0.001)
     bag = Bag(x, gradients, torch.full((40,), 0.05), torch.tensor([0, 40]))
-    assert len(find_learners(bag, bag, None, BoostConfig(), gen())) > 0
+    config = BoostConfig(sizes=(1,))
+    _, gains = best_of_subspaces(bag, newton_of(bag), torch.arange(3)[:, None], config, gen())
+    assert 0 < float(gains.max()) < 1
+    found = find_learners(bag, bag, None, config, gen())
+    assert len(found) > 0
+    assert float(found.phi.max()) < 1
 
 
 @pytest.mark.parametrize(("count", "cap"), [(10, 10), (11, 10), (40, 10), (41, 10), (100, 7)])
