@@ -17,7 +17,7 @@ import torch
 
 from lgmml_torch.categories import WordColumns
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
-from lgmml_torch.data import letor, manifest, shards, source, text
+from lgmml_torch.data import manifest, shards, source, text
 from lgmml_torch.data.arrays import ArraySource, from_data
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.catalog import load_file, open_dataset
@@ -403,6 +403,8 @@ def test_cached_says_what_it_was_made_of(tmp_path: Path, monkeypatch: pytest.Mon
         return cached(store, list(files), facts, parse).features.item()
 
     assert value(one, two) == value(one, two) == 1
+    key = {"parser": 1, "content": [store.content(one), store.content(two)]}  # raised when text means other numbers
+    assert store.path(key).is_file()
     assert value(two, one) == 2
     assert value(one) == value(one) == 3
     two.write_text("3")
@@ -411,11 +413,6 @@ def test_cached_says_what_it_was_made_of(tmp_path: Path, monkeypatch: pytest.Mon
     assert value(one, two) == 5
     assert value(one, tmp_path / "gone") == 6
     assert value(one, tmp_path / "gone") == 7  # a file that is not there is for the parser to name
-
-
-def test_the_parser_has_its_number() -> None:
-    """Raised when the same text comes to mean other numbers; files of the cache are named by it."""
-    assert source.PARSER == 1
 
 
 def test_a_warning_of_fewer_features_counts_what_was_read(tmp_path: Path) -> None:
@@ -456,6 +453,12 @@ def test_a_source_is_told_when_all_was_read() -> None:
     assert told.seen == 2
 
 
+def test_the_longest_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"1 qid:1 1:1\n")
+    assert load_letor(tmp_path / "a.txt", cache=False).num_documents == 1
+    assert text.MOST_LINE == 16 * 1024**2
+
+
 def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(gzip.compress(b"1 qid:1 1:1\n"))
     assert load_letor(tmp_path / "a.txt", cache=False).num_documents == 1
@@ -463,8 +466,3 @@ def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     assert load_letor(tmp_path / "b.txt.gz", cache=False).num_documents == 1
     (tmp_path / "train.txt").write_bytes(gzip.compress(b"1 qid:1 1:1\n"))
     assert open_dataset(tmp_path, cache=False)["train"].num_documents == 1
-
-
-def test_block_sizes_of_text() -> None:
-    assert text.MOST_LINE == 16 * 1024**2
-    assert letor.SPLITS == {"train": ("train",), "valid": ("vali", "valid", "validation"), "test": ("test",)}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataWarning, DivergedError, LGMMLError
 from lgmml_torch.fitting.bank import Bank, check_builder
+from lgmml_torch.fitting.boosted import fit
 from lgmml_torch.fitting.boosted.fit import (
     RoundInfo,
     check_scores,
@@ -414,6 +415,17 @@ class TestPieces:
         for field in ({"scores": broken}, {"valid_scores": torch.tensor([0.0, torch.inf]).double()}):
             with pytest.raises(DivergedError, match=r"in round 1 of boosting; .* `ridge` \(now 0.05\)"):
                 check_scores(replace(state, **field), problem.config)
+
+    def test_a_round_that_diverges_ends_the_fit(self, data: RankingData, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = fit.find_learners
+
+        def wild(*words: Any) -> Learners:
+            found = real(*words)
+            return replace(found, phi=torch.full_like(found.phi, torch.inf))
+
+        monkeypatch.setattr(fit, "find_learners", wild)
+        with pytest.raises(DivergedError, match="scores are not finite any more in round 1 of boosting"):
+            fit_boosted(data, **SMALL)
 
     def test_learners_of_several_sizes(self) -> None:
         learners = Learners(

@@ -15,7 +15,7 @@ from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.fitting import bagged, bank, sampled, trained
 from lgmml_torch.fitting.bagged import fit_bagged, query_share, score_spread
 from lgmml_torch.fitting.bank import Bank, check_builder, checked_by, describe_builder, merge_banks
-from lgmml_torch.fitting.boosted.fit import IDLE_ROUNDS, fit_boosted
+from lgmml_torch.fitting.boosted.fit import IDLE_ROUNDS, fit_boosted, make_config
 from lgmml_torch.fitting.boosted.learners import LARGEST, BoostConfig, BoostState
 from lgmml_torch.fitting.sampled import fit_sampled, global_metric
 from lgmml_torch.fitting.trained import start_trained
@@ -39,8 +39,12 @@ def test_boosting_has_the_recipe_of_the_method() -> None:
         "position_ridge": 0.01, "prior_power": 0.0, "evaluate_every": 5, "k": 10, "smooth": 3, "patience": 40,
     }  # fmt: skip
     assert IDLE_ROUNDS == 5
+    assert make_config() == BoostConfig()
     assert defaults(fit_boosted) == {"seed": 0, "on_round": None, "resume": None, "start": None, "measure": None}
     assert defaults(fit_bagged) == {"seed": 0, "on_round": None, "members": 5, "share": 1.0}
+    for builder in (fit_boosted, fit_bagged):  # what is refused by name is refused in a call
+        with pytest.raises(LGMMLError, match="`batch` must be positive, got 0"):
+            builder(make(0, queries=2), batch=0)
 
 
 def test_the_paper_and_trained_metrics_have_theirs() -> None:
@@ -56,9 +60,15 @@ def test_the_paper_and_trained_metrics_have_theirs() -> None:
     }  # fmt: skip
     assert (sampled.GLOBAL_LAM, sampled.MEDIAN_DOCUMENTS) == (0.01, 65_536)
     assert defaults(bank.BankBuilder.__call__) == {"seed": 0, "on_round": None}
+    for builder in (fit_sampled, start_trained):
+        check_builder(builder)
+        with pytest.raises(LGMMLError, match="`num_metrics` must be positive, got 0"):
+            builder(doubles(0), num_metrics=0)
+    torch.testing.assert_close(global_metric(doubles(1)), global_metric(doubles(1), t=0.5, method="cholesky"))
 
 
 def test_members_of_neighbouring_seeds_share_none() -> None:
+    bagged.check_settings(members=bagged.SEED_STEP)  # so many have seeds of their own
     assert bagged.SEED_STEP == 1000
 
 
@@ -74,6 +84,7 @@ def test_members_of_neighbouring_seeds_share_none() -> None:
 )
 def test_builders_say_what_they_can(asked: Callable[..., bool], builders: set[Any]) -> None:
     for builder in (fit_boosted, fit_bagged, fit_sampled, start_trained):
+        check_builder(builder)
         assert asked(builder) is (builder in builders)
         assert asked(partial(partial(builder, seed=1), seed=2)) is (builder in builders)
     assert asked(lambda data: None) is False
@@ -318,6 +329,18 @@ def test_an_unlawful_bandwidth_or_prior_ends_the_fit_at_once() -> None:
     ):
         with pytest.raises(LGMMLError, match=message):
             fit_sampled(doubles(0), **settings)  # type: ignore[arg-type]
+
+
+def test_the_method_is_that_of_the_global_metric_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    real = sampled.gmml
+    monkeypatch.setattr(
+        sampled, "gmml", lambda S, D, t, **more: asked.append({"t": t, **more}) or real(S, D, t, **more)
+    )
+    for method in ("cholesky", "eigh"):
+        fit_sampled(doubles(0), num_metrics=2, prior="global", method=method, t=0.3, bandwidth=1.0)
+        assert asked.pop() == {"t": 0.3, "lam": 0.01, "method": method}
+    assert not asked
 
 
 def test_only_fewer_metrics_are_told(caplog: pytest.LogCaptureFixture) -> None:
