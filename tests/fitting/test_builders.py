@@ -431,6 +431,18 @@ def test_few_directions_may_be_asked_of_diagonal_scatters(monkeypatch: pytest.Mo
     torch.testing.assert_close(found.metrics.iter_blocks()[0].factors, expected.double())
 
 
+def test_the_strength_of_a_feature_does_not_depend_on_its_unit() -> None:
+    data = doubles(2)
+    units = torch.tensor([1.0, 1000.0, 0.01], dtype=torch.float64)
+    found = [
+        start_trained(part, num_metrics=3, rank=2, start="strength", seed=1).metrics.iter_blocks()[0].factors
+        for part in (data, data.replace(features=data.features * units))
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-8)
+    sizes = found[0].square().mean((0, 2))
+    assert float(sizes.max() / sizes.min()) > 1.5  # features do differ in what they say
+
+
 def test_directions_by_ratio_of_one_region() -> None:
     """The generalised eigenvectors by another route, largest ratio first, of length 1 in the similar scatter."""
     data = doubles(5)
