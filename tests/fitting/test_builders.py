@@ -343,6 +343,17 @@ def test_the_method_is_that_of_the_global_metric_too(monkeypatch: pytest.MonkeyP
     assert not asked
 
 
+def test_documents_for_the_medians_are_drawn_by_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else has drawn random numbers before."""
+    monkeypatch.setattr(sampled, "MEDIAN_DOCUMENTS", 5)
+    scales = []
+    for before in range(3):
+        torch.manual_seed(before)
+        scales.append(fit_sampled(doubles(0), num_metrics=2, bandwidth=1.0).metrics.scales)
+    assert torch.equal(scales[0], scales[1])
+    assert torch.equal(scales[0], scales[2])
+
+
 def test_only_fewer_metrics_are_told(caplog: pytest.LogCaptureFixture) -> None:
     data = doubles(3)
     with caplog.at_level("INFO"):
