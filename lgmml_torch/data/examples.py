@@ -185,7 +185,7 @@ def _row_lists(file: Path, count: int) -> list[list[int]]:
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         words = line.split()
         for word in words:
-            if not word.isdigit() or int(word[:18]) >= count:
+            if not word.isdigit() or len(word) > 18 or int(word) >= count:
                 got = repr(word[:40].decode("ascii", "backslashreplace"))
                 raise DataError(f"{file}:{number}: row numbers must lie in [0, {count}), got {got}")
         rows.append([int(word) for word in words])

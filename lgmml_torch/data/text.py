@@ -71,7 +71,9 @@ class TextFile:
 
     def _lines(self, size: int) -> bytes:
         try:
-            block = self._stream.read(size) + self._stream.readline(MOST_LINE)
+            block = self._stream.read(size)
+            if not block.endswith(b"\n"):
+                block += self._stream.readline(MOST_LINE)
             if self.zipped:
                 check_unpacked(self.name, self.size, self._stream.tell())
             return block

@@ -385,3 +385,255 @@ def test_owners_are_even() -> None:
     assert told(*[50_000] * 1000).owners(7) == sorted(told(*[50_000] * 1000).owners(7))
     counts = np.bincount(told(*[50_000] * 1000).owners(7))
     assert counts.max() - counts.min() <= 1
+
+
+def told(*documents: int, **changes: Any) -> Manifest:
+    """The manifest of shards of so many documents, a query each."""
+    entries = tuple(Shard(f"{i}", 1, f"{i}", 1, n) for i, n in enumerate(documents))
+    made = Manifest(len(entries), sum(documents), 1, "float32", None, None, False, entries[0], entries)
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize("documents", [(5, 5, 5, 5), (1, 9, 2, 2, 8), (3,), (4, 4, 4)])
+@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+def test_a_shard_goes_to_whom_its_middle_falls(documents: tuple[int, ...], processes: int) -> None:
+    wanted, before = [], 0
+    for count in documents:
+        wanted.append(int((before + count / 2) / sum(documents) * processes))
+        before += count
+    assert told(*documents).owners(processes) == wanted
+
+
+def test_a_manifest_in_words() -> None:
+    assert str(told(1000, 234, labels=(0.0, 4.0))) == (
+        "2 queries, 1,234 documents, 1 features (float32), labels 0–4, 2 shards"
+    )
+    assert "no labels" in str(told(3))
+
+
+def test_the_manifest_as_a_file(folder: Path) -> None:
+    text = (folder / "manifest.json").read_text()
+    content = json.loads(text)
+    assert text.startswith('{\n "format": "lgmml_torch shards",\n "version": 1,\n "queries": 12,')
+    assert text.endswith("}\n")
+    assert [shard["file"] for shard in content["shards"]] == [SHARD.format(i) for i in range(len(content["shards"]))]
+    assert (content["feature_names"], content["doc_ids"]) == (None, True)
+    assert content["index"]["file"] == "index.parquet"
+    assert content["index"]["documents"] == content["documents"]
+
+
+def test_names_ids_and_labels_are_told(tmp_path: Path) -> None:
+    data = small_data(ids=False).replace(feature_names=tuple("abcde"))
+    manifest = write_shards(data, tmp_path / "set", documents=10)
+    assert (manifest.feature_names, manifest.doc_ids, manifest.labels) == (tuple("abcde"), False, (0.0, 2.0))
+    assert read_manifest(tmp_path / "set") == manifest
+    assert open_shards(tmp_path / "set", doc_ids=True).doc_ids is None
+    write_shards(small_data(), tmp_path / "set")
+    assert open_shards(tmp_path / "set").doc_ids is None
+    assert open_shards(tmp_path / "set", doc_ids=True).doc_ids == small_data().doc_ids
+    both = open_shard_splits(tmp_path / "set", cache=False, doc_ids=True)["train"]
+    assert both.doc_ids == small_data().doc_ids
+    assert open_shard_splits(tmp_path / "set", cache=False)["train"].doc_ids is None
+
+
+def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"manifest.json: no such file; this is no folder of shards"):
+        read_manifest(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"manifest.json: no such file; this is no folder of shards"):
+        read_manifest(tmp_path / "file")
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"manifest.json: not a manifest of shards: JSONDecodeError"):
+        read_manifest(tmp_path)
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(DataError, match=r"manifest.json: not a manifest of shards: TypeError"):
+        read_manifest(tmp_path)
+
+
+def test_lists_of_one_shard_in_the_index() -> None:
+    index = Index(pa.array([4, 5, 6, 7]), torch.tensor([1, 2, 3, 4]), torch.tensor([0, 1, 1, 3]))
+    for number, qids, sizes in ((0, [4], [1]), (1, [5, 6], [2, 3]), (2, [], []), (3, [7], [4])):
+        found = index.of_shard(number)
+        assert (found[0].to_pylist(), found[1].tolist()) == (qids, sizes)
+
+
+@pytest.mark.parametrize("kind", ["in turn", "too many", "too few"])
+def test_an_index_that_does_not_fit(folder: Path, kind: str) -> None:
+    manifest = read_manifest(folder)
+    index = read_index(folder, manifest)
+    shard = index.shard.clone()
+    qids = index.qids
+    sizes = index.sizes
+    if kind == "in turn":
+        shard = shard.flip(0)
+        manifest = replace(manifest, shards=tuple(replace(s, queries=n) for s, n in zip(
+            manifest.shards, torch.bincount(shard).tolist(), strict=True)))  # fmt: skip
+    elif kind == "too many":
+        shard[-1] += 1
+    else:
+        shard, qids, sizes = shard[:-1], qids.slice(0, len(qids) - 1), sizes[:-1]
+    Index(qids, sizes, shard).write(folder / INDEX)
+    told = replace(manifest, index=Shard.of(folder / INDEX, len(qids), int(sizes.sum())))
+    with pytest.raises(DataError, match=r"index.parquet: the index must have the queries of each shard"):
+        read_index(folder, told)
+
+
+def test_a_query_three_times_in_the_index(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    index = read_index(folder, manifest)
+    names = index.qids.to_pylist()
+    firsts = [int((index.shard == number).nonzero()[0]) for number in (0, 1, 2)]
+    for place in firsts[1:]:
+        names[place] = names[firsts[0]]
+    Index(pa.array(names), index.sizes, index.shard).write(folder / INDEX)
+    told = replace(manifest, index=Shard.of(folder / INDEX, 12, manifest.documents))
+    message = rf"query {names[0]} is in shard-00000.parquet and in shard-00001.parquet"
+    with pytest.raises(DataError, match=message):
+        read_index(folder, told)
+    names[firsts[2]] = index.qids.to_pylist()[firsts[2]]
+    names[-1] = names[-2]
+    Index(pa.array(names), index.sizes, index.shard).write(folder / INDEX)
+    with pytest.raises(DataError, match=message):  # the first of several is named
+        read_index(folder, replace(manifest, index=Shard.of(folder / INDEX, 12, manifest.documents)))
+
+
+@pytest.mark.parametrize(
+    ("qids", "text"),
+    [
+        ([2**63 - 1, -(2**63)], False),
+        ([2**63, 1], True),
+        ([-(2**63) - 1, 1], True),
+        ([10**6, 10**9], False),
+        ([True, 2], True),
+        (["a", "b"], True),
+        ([1.5, 2], True),
+    ],
+)
+def test_ids_are_whole_numbers_or_text(tmp_path: Path, qids: list[Any], text: bool) -> None:
+    data = RankingData.from_arrays(torch.eye(2), [0, 1], qid=[0, 1]).replace(qids=tuple(qids))
+    write_shards(data, tmp_path / "set")
+    assert open_shards(tmp_path / "set").qids == tuple(str(qid) if text else qid for qid in qids)
+
+
+def test_shards_by_default_hold_fifty_thousand_documents(tmp_path: Path) -> None:
+    sizes = [49_999, 1, 1]
+    data = RankingData.from_arrays(torch.zeros(50_001, 1), torch.zeros(50_001), group=sizes)
+    assert [shard.documents for shard in write_shards(data, tmp_path / "set").shards] == [50_000, 1]
+
+
+def test_shards_keep_no_weights(tmp_path: Path) -> None:
+    data = RankingData.from_arrays(torch.eye(2), [0, 1], qid=[0, 1], positions=[1, 2], query_weights=[1, 2])
+    with pytest.raises(
+        DataError, match=r"shards have no place for weights and positions, got query_weights, positions$"
+    ):
+        write_shards(data, tmp_path / "set")
+    weighed = RankingData.from_arrays(torch.eye(2), [0, 1], qid=[0, 0]).weighed([1.0, 2.0])
+    with pytest.raises(DataError, match=r"got document_weights$"):
+        write_shards(weighed, tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_folder_of_shards_is_their_own(tmp_path: Path) -> None:
+    home = tmp_path / "set"
+    write_shards(small_data(), home)
+    (home / f".shard-00007.parquet.x{SUFFIX}").write_text("half")
+    write_shards(small_data(seed=1), home)
+    assert sorted(path.name for path in home.iterdir()) == ["index.parquet", "manifest.json", "shard-00000.parquet"]
+    (home / "shard-00001.parquet").mkdir()
+    with pytest.raises(DataError, match=r"shards need a folder of their own, this one holds 'shard-00001.parquet'"):
+        write_shards(small_data(), home)
+    (home / "shard-00001.parquet").rmdir()
+    assert_same_lists(open_shards(home, doc_ids=True), small_data(seed=1))  # nothing was removed
+
+
+def test_keys_of_documents(tmp_path: Path) -> None:
+    data = RankingData.from_arrays(torch.eye(3), [1, 0, 2], qid=[7, 8, 7], doc_ids=["a", "b", "c"])
+    write_shards(data, tmp_path / "set")
+    keys = shards.document_keys(tmp_path / "set" / SHARD.format(0))
+    assert list(keys) == ["qid", "place", "docid"]
+    rows = sorted(zip(*(keys[name].to_pylist() for name in keys), strict=True))
+    assert rows == [(7, 0, "a"), (7, 1, "c"), (8, 0, "b")]
+    write_shards(data.replace(doc_ids=None), tmp_path / "set")
+    assert list(shards.document_keys(tmp_path / "set" / SHARD.format(0))) == ["qid", "place"]
+
+
+def test_places_in_the_set_are_those_of_the_process(folder: Path) -> None:
+    """The order is counted over the lists of the process, whichever they are."""
+    for rank in range(3):
+        part = open_shards(folder, rank=rank, world_size=3, cache=False)
+        assert torch.equal(part.order.sort().values, torch.arange(part.num_documents))
+        assert torch.equal(part.query_index[part.order.argsort()], part.query_index)
+
+
+def test_ranks_must_be_there(folder: Path) -> None:
+    for rank in (-1, 2):
+        with pytest.raises(LGMMLError, match=rf"`rank` must lie in \[0, world_size = 2\), got {rank}"):
+            open_shards(folder, rank=rank, world_size=2)
+    assert open_shards(folder, rank=0, world_size=1).num_queries == 12
+    assert open_shards(folder, rank=0).num_queries == 12
+
+
+def test_the_cache_is_named_by_the_content(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path / "cache")
+    open_shards(folder, cache=cache)
+    open_shards(folder, rank=1, world_size=2, cache=cache)
+    assert len(list(cache.folder.glob("*.lgc"))) == 2
+    shutil.copytree(folder, tmp_path / "copy")
+    open_shards(tmp_path / "copy", cache=cache)
+    assert len(list(cache.folder.glob("*.lgc"))) == 2
+    content = [shard.sha256 for shard in read_manifest(folder).shards]
+    assert cache.path({"shards": 1, "content": content}).is_file()
+    monkeypatch.setenv("LGMML_CACHE", str(tmp_path / "default"))
+    open_shards(folder)
+    open_shard_splits(folder)
+    assert len(list((tmp_path / "default").glob("*.lgc"))) == 1
+
+
+def test_a_process_without_lists_leaves_no_entry(folder: Path, tmp_path: Path) -> None:
+    parts = [open_shards(folder, rank=rank, world_size=40, cache=tmp_path / "cache") for rank in range(40)]
+    empty = [part for part in parts if not part.num_queries]
+    assert empty[0].features.shape == (0, FEATURES)
+    assert empty[0].qids == ()
+    assert len(list((tmp_path / "cache").glob("*.lgc"))) == 40 - len(empty)
+
+
+def test_which_folders_are_parts(tmp_path: Path) -> None:
+    for name in ("train", "valid", "test", "other"):
+        (tmp_path / name).mkdir()
+    assert shards.shard_folders(tmp_path) == {}
+    (tmp_path / "train" / "train.txt").write_text("")
+    assert shards.shard_folders(tmp_path) == {}
+    (tmp_path / "test" / SHARD.format(0)).write_text("")
+    assert shards.shard_folders(tmp_path) == {name: tmp_path / name for name in ("train", "valid", "test")}
+    (tmp_path / "manifest.json").write_text("")
+    assert shards.shard_folders(tmp_path) == {"": tmp_path}
+
+
+def test_list_lengths_are_compared_one_by_one(folder: Path) -> None:
+    """The same queries and as many documents, but not where the index has them."""
+    manifest = read_manifest(folder)
+    index = read_index(folder, manifest)
+    sizes = index.sizes.clone()
+    first, second = (index.shard == 1).nonzero()[:2, 0].tolist()
+    sizes[first] += 1
+    sizes[second] -= 1
+    Index(index.qids, sizes, index.shard).write(folder / INDEX)
+    write_manifest(folder, replace(manifest, index=Shard.of(folder / INDEX, 12, manifest.documents)))
+    with pytest.raises(DataError, match=r"shard-00001.parquet: the lists of this shard are not as long as the index"):
+        open_shards(folder, cache=False)
+
+
+def test_a_shard_is_a_file_like_others(folder: Path) -> None:
+    with open_source(folder / SHARD.format(0), columns=shards.COLUMNS) as source:
+        found = source.read(labelled=True)
+    assert found.num_features == FEATURES
+    assert torch.equal(found.features, small_data(shuffled=True).select(range(found.num_queries)).features)
+
+
+def test_a_folder_of_others_is_refused_before_anything_is_read(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("")
+    with open_source(folder / SHARD.format(0), columns=shards.COLUMNS) as source:
+        with pytest.raises(DataError, match=r"shards need a folder of their own, this one holds 'mine.txt'"):
+            write_shards(source, tmp_path / "notes")
+        assert "_queries" not in vars(source)  # nobody has asked whose rows they are

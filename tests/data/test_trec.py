@@ -6,6 +6,7 @@ import gzip
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,24 @@ import torch
 
 from lgmml_torch.app import cli
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
-from lgmml_torch.data.trec import Qrels, Run, read_qrels, read_run, write_qrels, write_run
+from lgmml_torch.data.source import Batch
+from lgmml_torch.data.trec import (
+    Qrels,
+    Run,
+    as_arrays,
+    document_names,
+    qrels_lines,
+    read_qrels,
+    read_run,
+    run_lines,
+    word,
+    write_qrels,
+    write_run,
+)
 from lgmml_torch.evaluation.trec import evaluate_run
 from lgmml_torch.functional.ranking.measures import rank_metrics
 from lgmml_torch.functional.ranking.presets import PRESETS
+from lgmml_torch.ragged import RankingData
 from tests.documented import write_data
 from tests.doors import small_data, small_model
 
@@ -181,3 +196,92 @@ def test_fractions_are_no_judgements(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.main([*words, str(tmp_path / "q")]) == 2
     assert "labels must be whole numbers to be written as qrels" in capsys.readouterr().err
     assert not (tmp_path / "q").exists()
+
+
+def batch_of(rows: list[tuple[Any, float, str]], numbers: list[int] | None = None) -> Batch:
+    """Rows of query, label and id."""
+    ids = [name for _, _, name in rows]
+    data = RankingData.from_arrays(
+        torch.zeros(len(rows), 1),
+        [label for _, label, _ in rows],
+        qid=[query for query, _, _ in rows],
+        doc_ids=ids if any(ids) else None,
+    )
+    return Batch(data, np.array(numbers if numbers is not None else range(len(rows))))
+
+
+def test_lines_of_a_run_by_hand() -> None:
+    batch = batch_of([("b", 0, "x"), ("a", 1, "y y"), ("b", 2, ""), ("b", 0, "z"), ("a", 1, "w")], [4, 5, 6, 8, 9])
+    scores = np.array([1.0, 2.5, 3.0, 1.0, 7.0])
+    assert list(run_lines(batch, scores, "my tag")) == [
+        "a Q0 w 1 7.0 my_tag\n",
+        "a Q0 y_y 2 2.5 my_tag\n",
+        "b Q0 7 1 3.0 my_tag\n",
+        "b Q0 x 2 1.0 my_tag\n",
+        "b Q0 z 3 1.0 my_tag\n",
+    ]
+
+
+def test_equal_scores_stand_in_the_order_of_the_rows() -> None:
+    count = 60
+    batch = batch_of([(row % 2, 0, f"d{row:02d}") for row in range(count)])
+    names = [line.split()[2] for line in run_lines(batch, np.zeros(count), "t")]
+    assert names == [f"d{row:02d}" for row in [*range(0, count, 2), *range(1, count, 2)]]
+    ranks = [int(line.split()[3]) for line in run_lines(batch, np.zeros(count), "t")]
+    assert ranks == [*range(1, 31), *range(1, 31)]
+
+
+def test_lines_of_qrels_by_hand() -> None:
+    batch = batch_of([("b", 0, ""), ("a b", 3, ""), ("b", -1, "")], [10, 20, 30])
+    assert list(qrels_lines(batch)) == ["b 0 11 0\n", "a_b 0 21 3\n", "b 0 31 -1\n"]
+    with pytest.raises(DataError, match=r"labels must be whole numbers to be written as qrels, got 0.5 in b"):
+        list(qrels_lines(batch_of([("a", 1, ""), ("b", 0.5, "")])))
+
+
+def test_names_of_documents() -> None:
+    batch = batch_of([(1, 0, "one two"), (1, 0, ""), (2, 0, " ")], [3, 6, 7])
+    assert document_names(batch) == ["one_two", "7", "_"]
+    assert document_names(batch_of([(1, 0, ""), (2, 0, "")], [0, 5])) == ["1", "6"]
+    assert [word(value) for value in ("", "  ", " a b ", 3)] == ["_", "_", "a_b", "3"]
+
+
+def test_a_run_is_written_best_first() -> None:
+    stream = io.BytesIO()
+    write_run({"q": {"a": 1.0, "c": 1.0, "b": 2.0, "d": -1.5}}, stream)
+    write_run({"r": {"x": 0.1}}, stream, tag="two words")
+    assert stream.getvalue().decode().splitlines() == [
+        "q Q0 b 1 2.0 lgmml", "q Q0 c 2 1.0 lgmml", "q Q0 a 3 1.0 lgmml", "q Q0 d 4 -1.5 lgmml",
+        "r Q0 x 1 0.1 two_words",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["two words", "", " a", "a\n"])
+def test_ids_are_one_word(name: str) -> None:
+    with pytest.raises(DataError, match="an id must be one word to stand in a TREC file"):
+        write_qrels({"1": {name: 1}}, io.BytesIO())
+    with pytest.raises(DataError, match="an id must be one word to stand in a TREC file"):
+        write_run({name: {"a": 1.0}}, io.BytesIO())
+
+
+def test_arrays_of_a_run_by_hand() -> None:
+    run = {"q": {"a": 1.0, "b": 1e300, "x": -2.0}, "never judged": {"a": 1.0}}
+    qrels = {"q": {"a": 2, "c": -1, "x": -3, "d": 1}, "r": {"z": 4}}
+    scores, labels, ranked, sizes = as_arrays(run, qrels)
+    inf = math.inf
+    assert scores.tolist() == [-2.0, -inf, -inf, inf, 1.0, -inf]  # x d c b a, then z
+    assert labels.tolist() == [0, 1, 0, 0, 2, 4]
+    assert ranked.tolist() == [True, False, False, True, True, False]
+    assert sizes == [5, 1]
+    assert (scores.dtype, labels.dtype, ranked.dtype) == (np.float32, np.float32, np.bool_)
+    assert as_arrays({}, {"q": {"a": 1}})[0].tolist() == [-inf]
+    assert as_arrays({"q": {"a": 2**53 + 1}}, {"q": {"a": 1}})[0].tolist() == [2.0**53]
+
+
+def test_lines_of_files_by_hand(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_text("\n1 Q0 a 5 0.5 t\n\n2 Q0 a 0 inf t\n1 Q0 b 1 -1e3 t\n")
+    assert read_run(file) == {"1": {"a": 0.5, "b": -1000.0}, "2": {"a": math.inf}}
+    file.write_text("1 0 a 1\n2 0 a 0\n1 0 b -2\n")
+    assert read_qrels(file) == {"1": {"a": 1, "b": -2}, "2": {"a": 0}}
+    with pytest.raises(DataError, match=r"x:1: a line must read `qid Q0 docid rank score tag`, got 4 words"):
+        read_run(file)
