@@ -128,8 +128,11 @@ def _diagonal(data: RankingData, shape: Shape, pool: int, lam: float, generator:
 
 
 def _weighted(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
-    """Random directions, each feature times its weight; the mean square stays that of random ones."""
-    weights = weights.clamp_min(LEAST_STRENGTH * float(weights.max()))
+    """Random directions, each feature times its weight; the mean square stays that of random ones.
+
+    Where no feature has a weight, all have the same.
+    """
+    weights = weights.clamp_min(LEAST_STRENGTH * float(weights.max())) if weights.any() else torch.ones_like(weights)
     weights = weights / weights.square().mean().sqrt()
     drawn: Tensor = torch.randn(shape, generator=generator) / math.sqrt(shape[1] * shape[2])
     return drawn * weights.cpu()[:, None].to(drawn)

@@ -219,6 +219,15 @@ def test_the_same_seed_gives_the_same_model_and_dropout_has_an_effect(tmp_path: 
     assert not torch.equal(factors[0], factors[2])
 
 
+@pytest.mark.parametrize("start", ["strength", "diagonal"])
+def test_where_no_feature_says_anything_all_count_alike(start: str) -> None:
+    data = RankingData.from_arrays(torch.ones(12, 3), [0, 1, 2] * 4, group=[3] * 4)
+    found, plain = (start_trained(data, num_metrics=40, rank=2, start=way, seed=1) for way in (start, "random"))
+    factors, others = (bank.metrics.iter_blocks()[0].factors for bank in (found, plain))
+    assert torch.isfinite(factors).all()
+    assert factors.square().mean() == pytest.approx(float(others.square().mean()), rel=0.5)
+
+
 def test_bad_settings_and_data_are_named() -> None:
     with pytest.raises(LGMMLError, match=r"`dropout.metrics` must be at least 0 and below 1, got 1"):
         Dropout(0.1, 1)
