@@ -197,5 +197,5 @@ class TestSettings:
     def test_bad_names_are_named(self) -> None:
         with pytest.raises(LGMMLError, match=r"`loss` must be one of .*got 'wrap'"):
             build_loss({"name": "wrap"})
-        with pytest.raises(ConfigError, match="loss 'warp' does not take these settings: .*sigma"):
+        with pytest.raises(ConfigError, match=r"loss 'warp' does not take these settings: .*sigma"):
             build_loss({"name": "warp", "sigma": 1.0})
