@@ -179,7 +179,7 @@ class TestOffers:
         order = best.try_singles(torch.tensor([2, 0, 1]))
         for q in range(3):
             values = alone[:, q].nan_to_num(-1.0).tolist()
-            ranked = sorted(range(3), key=lambda place: -values[place])  # noqa: B023 - used at once
+            ranked = sorted(range(3), key=lambda place: -values[place])
             assert order[:, q].tolist() == [(2, 0, 1)[place] for place in ranked]
             if values[ranked[0]] > float(start[q]):
                 expected = [0.0, 0.0, 0.0]
