@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,6 +229,24 @@ class TestSaving:
         names = [f"last.6.{rank}-of-3.rows" for rank in range(3)]
         assert sorted(file.name for file in tmp_path.iterdir()) == sorted([*names, *others, "last.ckpt"])
         assert sorted(file.name for file in row_files(tmp_path / "last.ckpt")) == names
+
+    def test_nothing_is_removed_before_the_new_one_is_in_its_place(
+        self, together: Callable[[int], Threads], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old, there = tmp_path / "last.4.0-of-3.rows", list[bool]()
+        old.write_text("old")
+        real = store.write_checkpoint
+
+        def slowly(path: Path, content: Any) -> None:
+            if path.suffix == ".ckpt":
+                time.sleep(0.05)
+                there.append(old.exists())
+            real(path, content)
+
+        monkeypatch.setattr(store, "write_checkpoint", slowly)
+        saved(together, tmp_path / "last.ckpt")
+        assert there == [True]
+        assert not old.exists()
 
     def test_all_processes_remove_what_is_old_at_once(
         self, together: Callable[[int], Threads], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
