@@ -417,7 +417,9 @@ class TestDistances:
 
 class TestQuiet:
     def test_settings(self) -> None:
-        assert QUIET == {
+        with quiet_lightning():
+            found = dict(QUIET)
+        assert found == {
             "accelerator": "auto",
             "devices": 1,
             "enable_progress_bar": False,
