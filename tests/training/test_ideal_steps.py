@@ -40,6 +40,19 @@ class Asked(Exception):  # noqa: N818 - ends the search where a test has seen en
     pass
 
 
+@pytest.fixture
+def unstable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorting as a device may do it: equal values come in their order only where that is asked for."""
+    real = torch.Tensor.argsort
+
+    def argsort(values: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
+        if stable:
+            return real(values, dim=dim, descending=descending, stable=True)
+        return values.shape[dim] - 1 - real(values.flip(dim), dim=dim, descending=descending, stable=True)
+
+    monkeypatch.setattr(torch.Tensor, "argsort", argsort)
+
+
 class TestPlan:
     def seen(self, name: str, monkeypatch: pytest.MonkeyPatch, start: list[float], **settings: Any) -> tuple[Any, ...]:
         """The arguments of the first call of a part."""
@@ -71,6 +84,7 @@ class TestPlan:
         _, phi = self.seen("try_weights", monkeypatch, [1.0, 3.0, 2.0])
         assert torch.equal(phi, torch.ones(3, 3, dtype=torch.float64))
 
+    @pytest.mark.usefixtures("unstable")
     def test_single_metrics_from_the_largest_weight_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, metrics = self.seen("try_singles", monkeypatch, [1.0, 3.0, 2.0, 3.0], passes=0)
         assert metrics.tolist() == [1, 3, 2, 0]
@@ -193,6 +207,7 @@ class TestOffers:
         best = _Best(kappa, data, kappa, torch.ones(20, dtype=torch.float64), 10)
         assert best.try_singles(torch.arange(20)).shape == (16, 3)
 
+    @pytest.mark.usefixtures("unstable")
     def test_a_list_that_does_not_count_leaves_the_order_as_it_is(self) -> None:
         kappa, data = lists()
         flat = data.replace(labels=torch.zeros(12))

@@ -179,7 +179,7 @@ def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def saved(together: Callable[[int], Threads], path: Path, step: int = 5) -> list[dict[str, Any]]:
     def work(rank: int) -> dict[str, Any]:
         part = Part(rank)
-        content = part.checkpoint(step)
+        content = {**part.checkpoint(step), "writer": rank}
         part.rows.save(content, path)
         return content
 
@@ -195,6 +195,7 @@ class TestSaving:
         names = [f"last.5.{rank}-of-3.rows" for rank in range(3)]
         assert sorted(file.name for file in tmp_path.iterdir()) == [*names, "last.ckpt"]
         content = load_checkpoint(path)
+        assert content["writer"] == 0
         assert content[LISTED] == {name: seal_of(tmp_path / name) for name in names}
         assert content["state_dict"]["model.phi.table.weight"].shape == (0, 3)
         assert content["state_dict"]["model.phi.summaries"].shape == (0, 6)

@@ -39,6 +39,7 @@ from lgmml_torch.training.telling import TellEpochs, tell_rounds
 from lgmml_torch.training.unfinished import Unfinished
 from lgmml_torch.training.views import Views, sample_of, seen_through
 from lgmml_torch.training.ways import BUDGETS, Budget, Way, budget_seconds, choose_way, find_budget, trained_recipe
+from tests.pretend import DEVICE, pretend
 from tests.training.test_module_by_hand import make_model
 
 LISTS = RankingData.from_arrays(torch.arange(18.0).view(9, 2).square(), [0, 1, 2, 0, 1, 0, 0, 1, 1], group=[3, 2, 4])
@@ -157,6 +158,8 @@ class TestViews:
         assert seen.of(rows, offsets).dtype == torch.float64
         torch.testing.assert_close(seen.of(rows, offsets), expected[rows])
         torch.testing.assert_close(seen.of(slice(0, 3), torch.tensor([0, 3])), expected[:3])
+        with pretend():  # batches may be elsewhere
+            torch.testing.assert_close(seen.of(rows.to(DEVICE), offsets), expected[rows])
         moved = seen.to(torch.device("cpu"))
         assert (moved.device, moved.features is seen.features) == (torch.device("cpu"), True)
 
