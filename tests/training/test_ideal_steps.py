@@ -114,13 +114,14 @@ class TestPlan:
             asked.append(documents)
             return [(0, 1), (1, 3)]
 
-        monkeypatch.setattr(ideal, "list_blocks", blocks)
+        monkeypatch.setattr(ideal, "ROUNDS", 1)
         kappa, data = lists()
         start = torch.ones(3, dtype=torch.float64)
-        found = ideal_scores(kappa, data, start, kernel="distance", passes=2)
+        with monkeypatch.context() as patched:
+            patched.setattr(ideal, "list_blocks", blocks)
+            found = ideal_scores(kappa, data, start, kernel="distance", passes=2)
         assert asked == [8192]
         parts = [data.select(chosen) for chosen in ([0], [1, 2])]
-        monkeypatch.undo()
         each = [ideal_scores(part.features, part, start, kernel="distance", passes=2) for part in parts]
         assert torch.equal(found, torch.cat(each))
 
