@@ -397,6 +397,14 @@ class TestDistances:
         double = compute_distances(model, LISTS.to(dtype=torch.float64), documents_at_once=at_once)
         torch.testing.assert_close(double, found)
 
+    def test_the_model_sees_its_own_precision(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, seen = self.model(), list[torch.dtype]()
+        real = model.preprocess.forward
+        monkeypatch.setattr(model.preprocess, "forward", lambda x, offsets: seen.append(x.dtype) or real(x, offsets))
+        for given in (torch.float64, torch.float32, torch.float16):
+            compute_distances(model, LISTS.to(dtype=given))
+        assert seen == [torch.float32] * 3
+
     def test_one_distance_beyond_the_range_is_noticed(self) -> None:
         model = self.model()
         exact = compute_distances(model, LISTS)
