@@ -165,9 +165,9 @@ class TestOffers:
         best = make_best(seed=1)
         order = ndcg(-best.kappa[:, 1], best.data) > best.ndcg
         assert 0 < int(order.sum()) < 3
-        phi = torch.tensor([[0.0, 2.0, 0.0]] * 3, dtype=torch.float64)
+        phi = torch.tensor([[0.0, 0.5, 0.0]] * 3, dtype=torch.float64)
         best.try_weights(phi)
-        assert best.phi.tolist() == [[0.0, 2.0, 0.0] if one else [1.0, 1.0, 1.0] for one in order.tolist()]
+        assert best.phi.tolist() == [[0.0, 0.5, 0.0] if one else [1.0, 1.0, 1.0] for one in order.tolist()]
 
     def test_no_weights_at_all_are_never_better(self) -> None:
         kappa = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
