@@ -98,6 +98,12 @@ class TestLists:
         assert batch.negatives.shape == (0, 0)
         assert (len(batch.positives), batch.whole) == (0, (3, 10, 0))
 
+    def test_the_list_with_the_most_negatives_decides_how_many_draws_there_are(self) -> None:
+        lists = RankingData.from_arrays(torch.arange(6.0)[:, None], [0, 1, 0, 0, 0, 1], group=[2, 4])
+        batch = TrainingBatches(lists, max_draws=None)[0, 0]
+        assert batch.negatives.shape == (2, 3)
+        assert sorted(batch.num_draws.tolist()) == [1, 3]
+
     def test_negatives_may_be_those_labelled_zero_only(self) -> None:
         batch = TrainingBatches(data(), negatives="zero")[0, 0]
         found = dict(zip(batch.rows[batch.positives].tolist(), batch.num_negatives.tolist(), strict=True))

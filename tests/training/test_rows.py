@@ -333,6 +333,29 @@ class TestLoading:
 
         together(3).run(work)
 
+    def test_what_an_optimizer_has_not_seen_yet_is_zero(
+        self, together: Callable[[int], Threads], tmp_path: Path
+    ) -> None:
+        """The third process had no step with its list: of that nothing is remembered."""
+
+        def save(rank: int) -> None:
+            part = Part(rank)
+            content = part.checkpoint()
+            if rank == 2:
+                content["optimizer_states"][0]["state"] = {}
+            part.rows.save(content, tmp_path / "last.ckpt")
+
+        together(3).run(save)
+
+        def load(rank: int) -> Tensor | None:
+            found = Part(rank, [0] * 7).rows.load(tmp_path / "last.ckpt")["optimizer_states"][0]["state"][0]["moment"]
+            return found if rank == 0 else None
+
+        found = together(2).run(load)[0]
+        expected = Part(0, [0] * 7).table(2)
+        expected[4] = 0.0
+        assert torch.equal(found, expected)
+
     def test_an_optimizer_that_remembers_nothing_is_left_alone(self, tmp_path: Path) -> None:
         part = Part(0, [0] * 7)
         content = part.checkpoint()

@@ -140,12 +140,17 @@ class TestViews:
         self, at_once: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         """A preprocessing that looks at the list sees whole ones, and the same as all at once."""
+        files: list[Any] = []
+        real = views.scratch_array
+        monkeypatch.setattr(views, "scratch_array", lambda *args: files.append(args[2]) or real(*args))
         monkeypatch.setattr(views, "AT_ONCE", at_once)
         preprocess = list_rank_features().fit(LISTS.features, LISTS.offsets)
         plain = seen_through(preprocess, LISTS)
+        assert files == []
         assert torch.equal(plain.features, preprocess(LISTS.features, LISTS.offsets))
         shards = LISTS.replace(spread=Spread(LISTS.sizes, torch.zeros(3, dtype=torch.long)))
         found = seen_through(preprocess, shards, tmp_path)
+        assert files == [tmp_path]
         assert torch.equal(found.features, plain.features)
         assert found.features.dtype == plain.features.dtype
         assert found.labels is shards.labels
