@@ -354,7 +354,7 @@ def at_operations(bench: Bench, tries: int, draw: random.Random, *, full: bool =
             running = bench.start(victim=victim, at=place, room=room)
             code = running.wait()
             label = f"operation {place} of process {victim}" + (f", room for {room} bytes" if full else "")
-            # Of several processes, one that waited for the killed one may be the first to end, with an error of its own.
+            # Of several processes, one that waited for the killed one may end first, with an error of its own.
             if code == FULL if full else MARK in running.log:
                 bench.judge(row, running, label)
             elif code:
