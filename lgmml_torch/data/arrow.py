@@ -54,7 +54,8 @@ def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
         for batch in file.iter_batches(step, row_groups=groups, columns=columns, use_threads=False):
             yield batch.select(columns)  # `a` also brings `a.b`
 
-    return ArrowSource(name, "Parquet", options, file.schema_arrow, sizes, pieces, file.close)
+    with _readable(name, "Parquet"):
+        return ArrowSource(name, "Parquet", options, file.schema_arrow, sizes, pieces, file.close)
 
 
 def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
@@ -75,7 +76,8 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
             for start in range(0, len(batch), step):
                 yield batch.slice(start, step)
 
-    return ArrowSource(name, "Arrow", options, reader.schema, sizes, pieces, mapped.close)
+    with _readable(name, "Arrow"):
+        return ArrowSource(name, "Arrow", options, reader.schema, sizes, pieces, mapped.close)
 
 
 def open_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
