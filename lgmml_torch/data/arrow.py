@@ -181,11 +181,14 @@ class ArrowSource(Source):
         self._check_type(column, _inner(vector))
         self._read_names, names = [column], self._known_names()
         if pa.types.is_fixed_size_list(vector):
-            self._width = vector.list_size
+            width = vector.list_size
         else:
             found = (piece.column(0) for piece in self._pieces(0, [column]))
             vectors = (row for values in found for row in (values.flatten() if self._nested else values))
-            self._width = next((len(row) for row in vectors if row.is_valid), 0)
+            width = next((len(row) for row in vectors if row.is_valid), None)
+        if width == 0:
+            raise DataError(f"{self.name}: column {column!r} must hold features, got lists without entries")
+        self._width = width or 0  # nothing was found where there are no documents, which is said elsewhere
         wanted = self.options.feature_names
         if names is not None and len(names) == self._width and wanted is not None:
             check_names(names, wanted, self.name, model=self.options.model)

@@ -35,6 +35,7 @@ FOUND = Path(__file__).parent.parent / "fixtures" / "fuzz"
         ("parquet", "other-rows.parquet", "the file is damaged: it has 0 rows, and says 2"),
         ("arrow", "places.arrow", "not a readable Arrow file: In column 0: Invalid: Buffer #1 too small"),
         ("arrow", "no-text.arrow", "not a readable Arrow file: 'utf-8' codec can't decode"),
+        ("arrow", "no-entries.arrow", "column 'features' must hold features, got lists without entries"),
         ("checkpoint", "stack.ckpt", "not a checkpoint of this package, or it is damaged"),
         ("checkpoint", "damaged-end.ckpt", "not a model file, or it is damaged"),
         ("model", "unknown-setting.safetensors", "its description does not fit"),
