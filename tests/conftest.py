@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LGMML_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _loggers_are_heard() -> None:
+    """A run that an earlier test made in this process may have silenced some of them."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.startswith("lgmml_torch"):
+            logger.disabled = False
+            logger.setLevel(logging.NOTSET)
 
 
 # Whole runs, commands, fits and exports: part of `make test`, too long for `make test-fast`.

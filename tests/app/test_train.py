@@ -30,6 +30,7 @@ SMALL = [
     "trainer.accelerator=cpu",
     "callbacks.progress=null",
     "trainer.log_every_n_steps=1",
+    "evaluation.ideal=false",
     "threads=1",
 ]
 BOOSTED = ["local_metrics.rounds=6"]
@@ -54,7 +55,7 @@ def run(folder: Path, *overrides: str) -> RunResult:
 
 @pytest.fixture(scope="module")
 def default_run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
-    return run(tmp_path_factory.mktemp("default"), *BOOSTED)
+    return run(tmp_path_factory.mktemp("default"), *BOOSTED, "evaluation.ideal=true")
 
 
 def test_a_run_leaves_everything_behind(default_run: RunResult) -> None:
@@ -205,7 +206,7 @@ def test_training_without_validation_keeps_the_last_epoch(tmp_path: Path) -> Non
     lines = [f"{d % 3} qid:{q} 1:{(d * 7 + q) % 5} 2:{d % 3 + q / 10}" for q in range(8) for d in range(6)]
     (tmp_path / "data" / "train.txt").write_text("\n".join(lines) + "\n")
     drop = [word for word in SMALL if not word.startswith("data.")]
-    cfg = load_config([*drop, "data=letor", f"data.name={tmp_path / 'data'}", *BOOSTED, "evaluation.ideal=false"])
+    cfg = load_config([*drop, "data=letor", f"data.name={tmp_path / 'data'}", *BOOSTED])
     with open_dict(cfg):
         cfg.name, cfg.paths.output_dir = "test", str(tmp_path / "run")
         cfg.pop("hydra", None)
@@ -297,7 +298,7 @@ def test_unknown_keys_get_a_suggestion(overrides: list[str], message: str) -> No
 
 @pytest.mark.slow
 def test_a_plain_sweep_runs(tmp_path: Path) -> None:
-    overrides = [*SMALL, *BOOSTED, "trainer.max_epochs=1", "seed=0,1", "evaluation.ideal=false"]
+    overrides = [*SMALL, *BOOSTED, "trainer.max_epochs=1", "seed=0,1"]
     command = [sys.executable, str(config_dir().parent / "train.py"), "-m", *overrides]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
