@@ -8,7 +8,9 @@ POST /rank takes ``{"lists": [[[1.5, 0.2, …], …], …]}``, a list of lists o
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
 from itertools import pairwise
 from typing import Any
 
@@ -40,6 +42,7 @@ class RefusedError(Exception):
 def make_app(scorer: Scorer) -> FastAPI:
     """The server of one ranker."""
     app = FastAPI(title="Ranking server", docs_url=None, redoc_url=None)
+    turns = asyncio.Semaphore(os.cpu_count() or 1)  # more threads than cores would stand in each other's way
 
     @app.exception_handler(RefusedError)
     async def refuse(request: Request, error: RefusedError) -> JSONResponse:
@@ -56,7 +59,8 @@ def make_app(scorer: Scorer) -> FastAPI:
             body += part
             if len(body) > MOST_BYTES:
                 raise RefusedError(413, f"a request must have at most {MOST_BYTES} bytes")
-        return JSONResponse(await run_in_threadpool(answer, scorer, body))
+        async with turns:
+            return JSONResponse(await run_in_threadpool(answer, scorer, body))
 
     return app
 
