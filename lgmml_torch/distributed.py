@@ -275,6 +275,46 @@ class Spread:
         """One value for every list of the set, on every process."""
         return self.exchange(values, self.owner)
 
+    def collect(
+        self,
+        values: Tensor,  # (n, C) of the documents of this process
+        receiver: int,
+    ) -> Tensor:  # (N, C), or nothing
+        """Values of all documents, in the order of the whole set, on one process; the others get no rows."""
+        rank, size = place()
+        if size == 1:
+            return values
+        owner = self.owner.repeat_interleave(self.sizes)
+        counts = torch.bincount(owner, minlength=size).tolist()
+        sent = values.new_zeros((max(counts), *values.shape[1:]))
+        sent[: len(values)] = values
+        told = [torch.empty_like(sent) for _ in range(size)] if rank == receiver else None
+        dist.gather(sent, told, dst=receiver)
+        self.traffic.calls += 1
+        if told is None:
+            self.traffic.bytes += sent.nbytes
+            return values[:0]
+        return _in_order(told, owner, counts)
+
+    def combined(
+        self,
+        values: Tensor,
+        how: str,
+    ) -> Tensor:
+        """The sum ("sum"), or the least or largest ("min", "max"), of what the processes have."""
+        if place()[1] > 1:
+            dist.all_reduce(values, {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}[how])
+            self.traffic.calls += 1
+            self.traffic.bytes += values.nbytes
+        return values
+
+    def part(
+        self,
+        lists: Tensor,  # (C,) numbers of lists, rising
+    ) -> Spread:
+        """Some of the lists as a set of their own."""
+        return Spread(self.sizes[lists], self.owner[lists], self.rank, self.traffic)
+
     def exchange(
         self,
         values: Tensor,  # (m, ...) what this process has of them, in order
@@ -291,7 +331,12 @@ class Spread:
         dist.all_gather(told, sent)
         self.traffic.calls += 1
         self.traffic.bytes += sent.numel() * sent.element_size()
-        found = values.new_empty((len(owner), *values.shape[1:]))
-        for rank, part in enumerate(told):
-            found[(owner == rank).to(found.device)] = part[: counts[rank]]
-        return found
+        return _in_order(told, owner, counts)
+
+
+def _in_order(told: list[Tensor], owner: Tensor, counts: list[int]) -> Tensor:
+    """What the processes told, each in the order of its own, put into the order of all."""
+    found = told[0].new_empty((len(owner), *told[0].shape[1:]))
+    for rank, part in enumerate(told):
+        found[(owner == rank).to(found.device)] = part[: counts[rank]]
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -17,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lgmml_torch import segments
+from lgmml_torch import distributed, segments
 from lgmml_torch.canonical import canonical_order
 from lgmml_torch.categories import Asked, Categories, WordColumns, coded_features, fill_words, recoded, united
 from lgmml_torch.checks import DataError, check_choice, check_positive
 from lgmml_torch.distributed import Spread
+from lgmml_torch.files import scratch_array
 from lgmml_torch.inputs import (
     POLICIES,
     check_length,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
+ROWS_COPIED = 4096  # at once, of those that may be more than memory holds
 PER_DOCUMENT = ("features", "labels", "document_weights", "positions")  # tensors with a row for each document
 
 
@@ -325,27 +328,57 @@ class RankingData:
             spread=None,
         )
 
-    def sample(self, documents: int, *, seed: int = 0) -> Self:
-        """Whole lists of about so many documents, drawn from the whole set, the same on every process that shares it.
+    def sample(self, documents: int, *, seed: int = 0, folder: Path | None = None) -> Self:
+        """Whole lists of about so many documents, drawn from the whole set; the set itself where it has no more.
 
-        All of them, in their own order, where there are no more documents than that.
+        They stay with the processes that have them, and their features in a file (of ``folder``) where the set's are
+        mapped from one. Which lists they are does not depend on the number of processes.
         """
         sizes = self.all_sizes
+        if int(sizes.sum()) <= documents:
+            return self
         drawn = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
-        queries = drawn[sizes[drawn].cumsum(0) <= documents].sort().values
+        return self.pick(drawn[sizes[drawn].cumsum(0) <= documents].sort().values, folder)
+
+    def pick(
+        self,
+        queries: Tensor,  # (C,) rising
+        folder: Path | None = None,
+    ) -> Self:
+        """Lists by their numbers in the whole set; where processes share it, they stay with those that have them."""
         if self.spread is None:
             return self.select(queries)
-        rows, offsets = segments.gather_segments(self.all_offsets, queries)
-        weights = None if self.query_weights is None else self.of_all_queries(self.query_weights)[queries]
+        own = torch.isin(self.spread.own, queries).nonzero()[:, 0]
+        rows = segments.gather_segments(self.offsets, own)[0]
+        part = self.replace(features=self.features[:, :0]).select(own)
+        features = self._in_file(rows, lambda chosen: self.features[chosen], folder)
+        return part.replace(features=features, spread=self.spread.part(queries), feature_names=self.feature_names)
+
+    def gathered(self, folder: Path | None = None) -> Self:
+        """All lists in one place, where processes share them: on every process, the features in a file."""
+        if self.spread is None:
+            return self
+        if distributed.place()[1] == 1:
+            return self.replace(spread=None)
+        rows = torch.arange(int(self.all_offsets[-1]))
+        features = self._in_file(rows, lambda chosen: self.take(self.features, chosen), folder)
+        others = self.of_documents(lambda values: values if values is self.features else self.take(values, rows))
         return self.replace(
-            **self.of_documents(lambda values: self.take(values, rows)),
-            offsets=offsets,
-            qids=tuple(queries.tolist()),
-            order=torch.arange(len(rows)),
+            **{**others, "features": features},
+            offsets=self.all_offsets,
+            qids=tuple(range(len(self.all_sizes))),
+            order=rows,
             doc_ids=None,
-            query_weights=weights,
+            query_weights=None if self.query_weights is None else self.of_all_queries(self.query_weights),
             spread=None,
         )
+
+    def _in_file(self, rows: Tensor, features_of: Callable[[Tensor], Tensor], folder: Path | None) -> Tensor:
+        """Features of some documents, copied some at a time into a file that is mapped."""
+        kept = torch.from_numpy(scratch_array((len(rows), self.num_features), self.features.numpy().dtype, folder))
+        for start in range(0, len(rows), ROWS_COPIED):
+            kept[start : start + ROWS_COPIED] = features_of(rows[start : start + ROWS_COPIED])
+        return kept
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Self, ...]:
         """Cut into parts by query, never by row, in the given proportions.

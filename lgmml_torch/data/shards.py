@@ -48,6 +48,8 @@ from lgmml_torch.segments import argsort_segments, list_blocks, offsets_from_siz
 if TYPE_CHECKING:
     import pyarrow as pa
 
+VALUES_AT_ONCE = 1 << 21  # features of a shard that are decoded together
+BUFFER = 1 << 20  # bytes read at a time
 PLACE = "place"  # the column with a document's place in its list, from 0, in the order of the source
 COLUMNS = Columns(drop=(PLACE,))
 _OWN_NAMES = r"shard-\d+\.parquet|index\.parquet|manifest\.json"
@@ -204,9 +206,9 @@ def check_shards(folder: PathLike, *, progress: bool = True) -> Manifest:
     check_files(home, manifest, manifest.shards)
     index = read_index(home, manifest)
     check_content(home, manifest.shards, None, progress=progress)
-    for number, shard in enumerate(manifest.shards):
-        table = _read(home / shard.file, ["qid", "features"])
-        _check_lists(home, manifest, index, number, table)
+    for number in range(len(manifest.shards)):
+        for _ in _pieces(home, manifest, index, number, ["qid", "features"]):
+            pass
     return manifest
 
 
@@ -274,12 +276,12 @@ def _load(
     def fill(targets: dict[str, NDArray[Any]]) -> None:
         done = 0
         with progress_bar("Reading shards", total, enabled=progress) as report:
-            for number, shard in zip(own, shards, strict=True):
-                table = _read(home / shard.file)
-                sizes = _check_lists(home, manifest, index, number, table)
-                end = done + shard.documents
-                _decode(table, sizes, done, {name: array[done:end] for name, array in targets.items()})
-                report(done := end)
+            for number in own:
+                for table, sizes in _pieces(home, manifest, index, number):
+                    end = done + int(sizes.sum())
+                    _decode(table, sizes, done, {name: array[done:end] for name, array in targets.items()})
+                    report(done := end)
+        _give_back()
 
     if store is not None and own:
         key = {"shards": 1, "content": [shard.sha256 for shard in shards]}
@@ -298,6 +300,32 @@ def _decode(table: pa.Table, sizes: Tensor, start: int, targets: dict[str, NDArr
     targets["order"][...] = offsets[:-1].repeat_interleave(sizes).numpy() + _flat(table[PLACE]).to_numpy()
 
 
+def _pieces(
+    home: Path, manifest: Manifest, index: Index, number: int, columns: list[str] | None = None
+) -> Iterator[tuple[pa.Table, Tensor]]:
+    """Some lists of a shard after the others, with their sizes, which must be those that the index gives it."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    shard, seen = manifest.shards[number], 0
+    values = max(1, shard.documents * manifest.features)
+    lists = max(1, VALUES_AT_ONCE * shard.queries // values)
+    with parquet.ParquetFile(home / shard.file, buffer_size=BUFFER, pre_buffer=False) as file:
+        for batch in file.iter_batches(lists, columns=columns, use_threads=False):
+            table = pa.Table.from_batches([batch])
+            yield table, _check_lists(home, manifest, index, number, table, seen)
+            seen += len(table)
+    if seen != len(index.of_shard(number)[1]):
+        raise _other_queries(home / shard.file)
+
+
+def _give_back() -> None:
+    """Have Arrow return memory it does not need any more: it would keep what the largest piece took."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+
+
 def _read(file: Path, columns: list[str] | None = None) -> pa.Table:
     from pyarrow import parquet
 
@@ -310,22 +338,27 @@ def _flat(lists: Any) -> pa.Array:
     return array.flatten()
 
 
-def _check_lists(home: Path, manifest: Manifest, index: Index, number: int, table: pa.Table) -> Tensor:
-    """The sizes of the lists of a shard, which must be those that the index gives it."""
+def _check_lists(home: Path, manifest: Manifest, index: Index, number: int, table: pa.Table, first: int) -> Tensor:
+    """The sizes of some lists of a shard, which must be those that the index gives it from ``first`` on."""
     import pyarrow.compute as pc
 
     file, found = manifest.shards[number].file, table["qid"].combine_chunks()
     expected, sizes = index.of_shard(number)
+    expected, sizes = expected.slice(first, len(found)), sizes[first : first + len(found)]
     if not found.equals(expected):
         for qid in found.to_pylist():
             place = index.qids.index(qid).as_py()
             if place >= 0 and int(index.shard[place]) != number:
                 raise split_query(home, qid, manifest.shards[int(index.shard[place])].file, file)
-        raise DataError(f"{home / file}: the queries of this shard are not those that the index lists")
+        raise _other_queries(home / file)
     lengths = pc.list_value_length(table["features"].combine_chunks()).to_numpy()
     if not np.array_equal(lengths, sizes.numpy()):
         raise DataError(f"{home / file}: the lists of this shard are not as long as the index says")
     return sizes
+
+
+def _other_queries(file: Path) -> DataError:
+    return DataError(f"{file}: the queries of this shard are not those that the index lists")
 
 
 def document_keys(file: Path) -> dict[str, pa.Array]:

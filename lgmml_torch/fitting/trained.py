@@ -15,12 +15,12 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, check_choice, check_unit_interval, check_whole
 from lgmml_torch.fitting.bank import Bank, OnRound, checked_by
 from lgmml_torch.functional.boosting import list_scatter
-from lgmml_torch.functional.features import column_moments
 from lgmml_torch.functional.gmml import scatter_matrices
 from lgmml_torch.functional.regions import Regions, sample_regions
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.functional.spd import cholesky_jittered
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_min, segment_sum
 
@@ -82,21 +82,24 @@ def start_trained(
     check_settings(num_metrics=num_metrics, rank=rank, start=start, pool=pool, lam=lam, kernel=kernel)
     generator = torch.Generator().manual_seed(seed)
     lowest = segment_min(data.labels, data.offsets)[data.query_index]
-    relevant = (data.labels > lowest).nonzero()[:, 0]
+    count = int(data.all_offsets[-1])
+    relevant = data.take(data.labels > lowest, torch.arange(count)).nonzero()[:, 0]
     if not len(relevant):
         raise DataError("`data` must have a query with documents of different labels, got none")
-    anchors = data.features[relevant[torch.randint(len(relevant), (num_metrics,), generator=generator)]].clone()
+    drawn = relevant[torch.randint(len(relevant), (num_metrics,), generator=generator)]
+    anchors = data.take(data.features, drawn).clone()
     rank = min(rank, data.num_features)
     factors = STARTS[start](data, (num_metrics, data.num_features, rank), pool, lam, generator).to(anchors)
     metrics = LocalMetrics([MetricBlock(anchors, factors)], num_features=data.num_features)
-    some = torch.randperm(data.num_documents, generator=generator)[:SCALE_DOCUMENTS].sort().values
-    means = metrics(data.features[some]).mean(0)
+    some = torch.randperm(count, generator=generator)[:SCALE_DOCUMENTS].sort().values
+    means = metrics(data.take(data.features, some)).mean(0)
     metrics.set_scales(torch.where(means > 0, means, torch.ones_like(means)))
     phi = anchors.new_full((num_metrics,), START_WEIGHT / num_metrics**0.5)
     return Bank(metrics, kernel, phi, {"start": start, "rank": rank}, trained=True)
 
 
 start_trained.trains_metrics = True  # type: ignore[attr-defined]
+start_trained.takes_spread = True  # type: ignore[attr-defined]
 
 Shape = tuple[int, int, int]
 
@@ -110,15 +113,15 @@ def _strength(data: RankingData, shape: Shape, pool: int, lam: float, generator:
     """Each feature times its covariance with the labels, list by list, over its deviation."""
     labels = data.labels.double()
     means = segment_sum(labels, data.offsets) / data.sizes
-    centred = (labels - means[data.query_index]).to(data.features)
-    deviation = column_moments(data.features)[1].clamp_min(LEAST_DEVIATION)
-    strength = (centred @ data.features).double().abs() / deviation
+    lists = TrainingLists(data.features, data.offsets, data.spread)
+    strength = lists.weighted_sum(labels - means[data.query_index]).abs() / lists.moments[1].clamp_min(LEAST_DEVIATION)
     return _weighted(strength / strength.max().clamp_min(torch.finfo(torch.float64).tiny), shape, generator)
 
 
 def _diagonal(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
     """Each feature times (D_jj/S_jj)^¼: the factor of the geometric mean where both scatters are diagonal."""
-    some = data.select(torch.randperm(data.num_queries, generator=generator)[:SCATTER_QUERIES].sort().values)
+    chosen = torch.randperm(len(data.all_sizes), generator=generator)[:SCATTER_QUERIES].sort().values
+    some = data.pick(chosen).gathered()
     lowest = segment_min(some.labels, some.offsets)[some.query_index]
     above = (some.labels - lowest).to(some.features)
     S, D = list_scatter(some.features[:, :, None], above, (above == 0).to(above), some.offsets)
@@ -140,8 +143,9 @@ def _weighted(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
 def _ratio(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
     """Leading generalised eigenvectors of (dissimilar, similar) scatter of each region, of length 1 in the latter."""
-    regions = sample_regions(data.labels, data.offsets, shape[0], pool=pool, generator=generator)
-    found = _leading(data.features, regions, shape[2], lam)
+    whole = data.gathered()
+    regions = sample_regions(whole.labels, whole.offsets, shape[0], pool=pool, generator=generator)
+    found = _leading(whole.features, regions, shape[2], lam)
     return found[torch.arange(shape[0]) % len(found)]  # fewer regions than metrics serve several times
 
 

@@ -1,13 +1,14 @@
 """What preprocessing learns of raw features: moments, quantiles of a training set, and ranks within lists.
 
-Moments are sums in float64 over features that are too many to copy in float64. Quantiles and ranks, the two views of a
-feature that ignore its raw scale, are made of comparisons, sorts and gathers with fixed shapes only, so that they can
-be exported.
+Moments are sums that do not depend on the order of the rows, so that processes may share them. Quantiles and ranks,
+the two views of a feature that ignore its raw scale, are made of comparisons, sorts and gathers with fixed shapes
+only, so that they can be exported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,12 +21,56 @@ from lgmml_torch.segments import list_blocks
 
 def row_blocks(
     features: Tensor,  # (N, D)
-    max_elements: int = 1 << 22,
-) -> Iterator[Tensor]:  # (n, D) float64
-    """The rows in float64, a block at a time, so that sums over them need no float64 copy of the whole."""
+    max_elements: int = 1 << 16,
+) -> Iterator[Tensor]:  # (n, D)
+    """The rows, a block at a time: few enough for a processor's cache, and no float64 copy of the whole is needed."""
     rows = max(1, max_elements // max(1, features.shape[1]))
     for start in range(0, features.shape[0], rows):
-        yield features[start : start + rows].double()
+        yield features[start : start + rows]
+
+
+class OrderlessSum:
+    """Sums of columns that do not depend on the order of the rows or on how they are grouped, bit for bit.
+
+    Values in [−1, 1] become two whole numbers each, in units of 2⁻ˢ and 2⁻²ˢ, small enough that float64 adds up
+    ``count`` of them without rounding; what is lost, less than 2⁻²ˢ of a value, is lost to each by itself.
+
+    Args:
+        count: rows that will be added at most, by all processes together.
+        like: has a column for each sum.
+
+    >>> small = OrderlessSum(3, torch.zeros(1))
+    >>> small.add(torch.tensor([[1.0], [1e-9], [-1.0]], dtype=torch.float64))
+    >>> small.total.item()
+    1e-09
+    """
+
+    def __init__(self, count: int, like: Tensor) -> None:
+        self.unit = 2.0 ** -max(1, 52 - max(1, count).bit_length())
+        self.parts = torch.zeros(2, like.shape[-1], dtype=torch.float64, device=like.device)
+
+    def add(
+        self,
+        values: Tensor,  # (n, D) float64
+    ) -> None:
+        """Some more rows."""
+        scaled = values / self.unit
+        whole = scaled.round()
+        self.parts[0] += whole.sum(0)
+        self.parts[1] += scaled.sub_(whole).div_(self.unit).round_().sum(0)
+
+    @property
+    def total(self) -> Tensor:  # (D,) float64
+        """What was added so far; sums of the ``parts`` of several processes give that of all."""
+        total: Tensor = (self.parts[0] + self.parts[1] * self.unit) * self.unit
+        return total
+
+
+Combine = Callable[[Tensor, str], Tensor]  # "min", "max" or "sum" over the processes that share the rows
+
+
+def _alone(values: Tensor, how: str) -> Tensor:
+    return values
 
 
 def column_moments(
@@ -33,7 +78,8 @@ def column_moments(
 ) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
     """Mean and (population) standard deviation of each column, in float64.
 
-    Rows are taken relative to the first, so a constant column has a deviation of exactly 0 however large its value.
+    They do not depend on the order of the rows, and a constant column has a deviation of exactly 0 however large its
+    value.
 
     >>> column_moments(torch.tensor([[1.0, 0.1], [3.0, 0.1]]))[1].tolist()
     [1.0, 0.0]
@@ -42,14 +88,56 @@ def column_moments(
     check_finite("features", features)
     if len(features) == 0:
         raise LGMMLError("`features` must have at least one row, got none")
-    origin = features[0].double()
-    total, squares = torch.zeros_like(origin), torch.zeros_like(origin)
-    for block in row_blocks(features):
-        total += (block - origin).sum(0)
-    mean = total / len(features)
-    for block in row_blocks(features):
-        squares += (block - origin - mean).square().sum(0)
-    return origin + mean, (squares / len(features)).sqrt()
+    ranges = block_ranges(row_blocks(features), features[0])
+    return block_moments(row_blocks(features), len(features), ranges)
+
+
+def block_ranges(
+    blocks: Iterable[Tensor],  # (n, D) each
+    like: Tensor,  # (D,)
+    combine: Combine = _alone,
+) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
+    """Middle and half width of the range of each column, of rows that come in blocks and that processes may share."""
+    low, high = (like.new_full(like.shape, value, dtype=torch.float64) for value in (math.inf, -math.inf))
+    for block in _small(blocks):
+        low = torch.minimum(low, block.amin(0).double())
+        high = torch.maximum(high, block.amax(0).double())
+    low, high = combine(low, "min"), combine(high, "max")
+    return low * 0.5 + high * 0.5, high * 0.5 - low * 0.5  # halved, so that nothing overflows
+
+
+def block_moments(
+    blocks: Iterable[Tensor],  # (n, D) each
+    count: int,
+    ranges: tuple[Tensor, Tensor],  # (D,), (D,)
+    combine: Combine = _alone,
+) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
+    """`column_moments` of rows that come in blocks and that processes may share: the same bits however they do.
+
+    Args:
+        blocks: the rows that are here, finite.
+        count: of the rows of all.
+        ranges: of their columns, by `block_ranges`.
+        combine: puts together what the processes have found.
+    """
+    centre, half = ranges
+    unit = torch.where(half > 0, half, 1.0)
+    total, squares = OrderlessSum(count, centre), OrderlessSum(count, centre)
+    for block in _small(blocks):
+        shares = (block.double() * 0.5 - centre * 0.5) / unit * 2
+        total.add(shares)
+        squares.add(shares.square())
+    for one in (total, squares):
+        one.parts = combine(one.parts, "sum")
+    # Both ends of the range are met, so squares are 1/N on average at least, and their difference is precise.
+    mean = total.total / count
+    variance = (squares.total / count - mean.square()).clamp_min(0)
+    return centre + unit * mean, torch.where(half > 0, half * variance.sqrt(), 0.0)
+
+
+def _small(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
+    for block in blocks:
+        yield from row_blocks(block)
 
 
 ROWS_SORTED = 8192  # of whole lists together

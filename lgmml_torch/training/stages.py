@@ -63,7 +63,7 @@ from lgmml_torch.training.rows import OwnRows, OwnRowsFiles, OwnRowsStrategy
 from lgmml_torch.training.start import Start
 from lgmml_torch.training.step_size import StepSize
 from lgmml_torch.training.unfinished import Unfinished
-from lgmml_torch.training.views import Views, sample_of, seen_through
+from lgmml_torch.training.views import Views, fit_through, sample_of, seen_through
 
 log = logging.getLogger(__name__)
 
@@ -277,8 +277,8 @@ def prepare(
     ``unfinished`` is a folder for how far a fit has come: one that was killed goes on from there when it is repeated.
     With a ``start``, its preprocessing stays, and metrics are added to its own.
 
-    Lists that processes share, or that come from shards, may be too many to be in one place: then the preprocessing,
-    and all metrics but boosted ones, are fitted on a sample that is the same for any number of processes.
+    The preprocessing, and all metrics but boosted ones, are fitted on a sample of the lists where they have more than
+    `SAMPLE_VALUES` values: the same one in memory, from shards, and on any number of processes.
     """
     rehearse(recipe)
     if start is None:
@@ -304,7 +304,8 @@ def prepare(
         bank = recipe.build_bank(earlier)(fitted, seen, seed=recipe.seed, on_round=tell, **state.found())
     state.done()
     log.info("%d local metrics", bank.metrics.num_metrics)
-    parts = {"train": fitted if train.spread is None else None, "valid": seen}
+    whole = train.spread is None and fitted.num_documents == train.num_documents
+    parts = {"train": fitted if whole else None, "valid": seen}
     inputs: dict[str, Tensor | Views] = {
         name: part.features for name, part in parts.items() if bank.trained and part is not None
     }
@@ -326,17 +327,16 @@ def _through(
 ) -> tuple[RankingData, RankingData | None]:
     """Training and validation lists as the builder shall see them; the preprocessing is fitted unless it is known."""
     train, valid = splits["train"], splits.get("valid")
-    everywhere = takes_spread(recipe.fit_bank)
-    shown = sample_of(train, recipe.seed)
-    if known:
-        fitted = seen_through(preprocess, train if everywhere else shown, folder)
-    else:
-        fitted = shown.replace(features=preprocess.fit_transform(shown.features, shown.offsets))
-        if shown is not train and everywhere:
-            fitted = seen_through(preprocess, train, folder)
-    judged = valid if valid is None or everywhere else sample_of(valid, recipe.seed)
-    idle = trains_metrics(recipe.fit_bank) and judged is not valid
-    return fitted, None if judged is None or idle else seen_through(preprocess, judged, folder)
+    trains, everywhere = trains_metrics(recipe.fit_bank), takes_spread(recipe.fit_bank)
+    shown = sample_of(train, recipe.seed, folder)
+    wanted = train if everywhere and not trains else shown
+    fitted = seen_through(preprocess, wanted, folder) if known else fit_through(preprocess, shown, wanted, folder)
+    if not everywhere:
+        fitted = fitted.gathered(folder)
+    if valid is None or (trains and valid.spread is not None):
+        return fitted, None
+    judged = valid if everywhere else sample_of(valid, recipe.seed, folder).gathered(folder)
+    return fitted, seen_through(preprocess, judged, folder)
 
 
 def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None) -> None:

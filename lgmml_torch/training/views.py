@@ -10,11 +10,11 @@ from torch import Tensor
 
 from lgmml_torch.files import scratch_array
 from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.lists import BLOCK_VALUES, TrainingLists
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
-AT_ONCE = 32_768  # documents that are preprocessed together where there may be too many
-SAMPLE_VALUES = 1 << 23  # raw features that a preprocessing is fitted on where the data may be anywhere
+SAMPLE_VALUES = 1 << 27  # raw features that a preprocessing and the start of metrics are fitted on at most
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,19 @@ class Views:
         return made
 
 
-def sample_of(data: RankingData, seed: int) -> RankingData:
-    """The lists themselves where they are in one place, otherwise the sample that stands for them."""
-    if data.spread is None:
-        return data
-    return data.sample(SAMPLE_VALUES // max(1, data.num_features), seed=seed)
+def sample_of(data: RankingData, seed: int, folder: Path | None = None) -> RankingData:
+    """The lists themselves, or, of very many, the sample that stands for them, wherever and on whatever processes."""
+    return data.sample(SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
+
+
+def fit_through(
+    preprocess: Preprocess, shown: RankingData, wanted: RankingData, folder: Path | None = None
+) -> RankingData:
+    """Fit a preprocessing on some lists, those of all processes where they share them; the wanted ones through it."""
+    if wanted is shown and shown.spread is None:
+        return shown.replace(features=preprocess.fit_transform(shown.features, shown.offsets))
+    preprocess.fit_lists(TrainingLists(shown.features, shown.offsets, shown.spread))
+    return seen_through(preprocess, wanted, folder)
 
 
 def seen_through(preprocess: Preprocess, data: RankingData, folder: Path | None = None) -> RankingData:
@@ -63,7 +71,7 @@ def seen_through(preprocess: Preprocess, data: RankingData, folder: Path | None 
         return data.replace(features=preprocess(data.features, data.offsets))
     kind = preprocess(data.features[:0], data.offsets[:1])
     found = torch.from_numpy(scratch_array((data.num_documents, kind.shape[1]), kind.numpy().dtype, folder))
-    for first, last in list_blocks(data.offsets, AT_ONCE):
+    for first, last in list_blocks(data.offsets, max(1, BLOCK_VALUES // max(1, data.num_features))):
         start, stop = int(data.offsets[first]), int(data.offsets[last])
         found[start:stop] = preprocess(data.features[start:stop], data.offsets[first : last + 1] - start)
     return data.replace(features=found)

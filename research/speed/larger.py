@@ -6,7 +6,8 @@ Run with ``python -m research.speed.larger`` as somebody who may make control gr
     limit=2        GiB of memory that training and scoring may use, page cache included
     features=1000
     subset=300     lists of the comparison with a run in memory
-    folder=…       where the shards go (about three times ``gib``); a temporary one by default
+    folder=…       where everything goes (about three times ``gib``); the shards stay there for the next time. By
+                   default a temporary one
     bank=trained   or boosted
 
 The limit is a control group's: what is mapped from files counts, and is given back when something else needs the room.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -120,11 +122,12 @@ def _anonymous(process: int) -> int:
 
 
 def write(lists: LetorLike, folder: Path, train: int) -> float:
-    """Write shards of the first ``train`` lists, and of the last for validation and test; GiB of their files."""
+    """Write shards, where there are none: the first lists train, the last are for validation and test; GiB of files."""
     ends = lists.num_queries - 2 * OTHERS, lists.num_queries - OTHERS, lists.num_queries
     parts = {"train": (0, train), "valid": ends[:2], "test": ends[1:]}
     for name, (first, last) in parts.items():
-        write_shards(GeneratedLists(lists, first, last), folder / name, documents=20_000)
+        if not (folder / name / "manifest.json").exists():
+            write_shards(GeneratedLists(lists, first, last), folder / name, documents=20_000)
     return sum(file.stat().st_size for file in (folder / "train").glob("*")) / GIB
 
 
@@ -165,18 +168,31 @@ def _test_value(run_folder: Path) -> float:
     return value
 
 
+@contextmanager
+def _home(folder: str) -> Iterator[Path]:
+    """The folder, cleared of earlier runs, or a temporary one."""
+    if not folder:
+        with tempfile.TemporaryDirectory() as made:
+            yield Path(made)
+        return
+    for name in ("run", "run-shards", "run-table", "scores", "cache", "subset", "table"):  # of an earlier time
+        shutil.rmtree(Path(folder, name), ignore_errors=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    yield Path(folder)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     settings = parse(sys.argv[1:] if words is None else words, DEFAULTS, __doc__)
     queries = max(settings["subset"], int(settings["gib"] * GIB / (4 * settings["features"] * DOCUMENTS)))
     total = queries + 2 * OTHERS
     lists = LetorLike(total, settings["features"], num_documents=total * DOCUMENTS, seed=0)
-    with tempfile.TemporaryDirectory(dir=settings["folder"] or None) as home, limited(settings["limit"]) as group:
-        folder = Path(home)
+    with _home(settings["folder"]) as folder, limited(settings["limit"]) as group:
         start = time.perf_counter()
-        size = write(lists, folder / "shards", queries)
+        shards = f"shards-{queries}-{settings['features']}"
+        size = write(lists, folder / shards, queries)
         found: dict[str, Any] = {"shards GiB": size, "write": {"seconds": time.perf_counter() - start}}
-        found["train"] = run(words_of("shards", "shards", "run", settings["bank"]), group, folder)
-        found["score"] = run(["score", "run/model.safetensors", "shards/train", "--output", "scores"], group, folder)
+        found["train"] = run(words_of(shards, "shards", "run", settings["bank"]), group, folder)
+        found["score"] = run(["score", "run/model.safetensors", f"{shards}/train", "--output", "scores"], group, folder)
         found["test ndcg@10"] = _test_value(folder / "run")
         found["subset"] = compare(lists, folder, group, settings)
     rows = {name: [f"{found[name].get(key, 0):,.0f}" for key in ("seconds", "own MiB")] for name in ("train", "score")}

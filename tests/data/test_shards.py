@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -621,6 +622,24 @@ def test_list_lengths_are_compared_one_by_one(folder: Path) -> None:
     write_manifest(folder, replace(manifest, index=Shard.of(folder / INDEX, 12, manifest.documents)))
     with pytest.raises(DataError, match=r"shard-00001.parquet: the lists of this shard are not as long as the index"):
         open_shards(folder, cache=False)
+
+
+@pytest.mark.parametrize("values", [1, 40, 1 << 21])
+def test_shards_are_read_in_pieces(folder: Path, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few lists a piece has, all of them come, in their order, and what is wrong with the last one is seen."""
+    expected, manifest = open_shards(folder, cache=False), read_manifest(folder)
+    monkeypatch.setattr(shards, "VALUES_AT_ONCE", values)
+    found = open_shards(folder, cache=False)
+    for name in ("features", "labels", "order", "offsets"):
+        assert getattr(found, name).equal(getattr(expected, name))
+    assert check_shards(folder) == manifest
+    lists, own = small_data(shuffled=True), (read_index(folder, manifest).shard == 1).nonzero()[:, 0]
+    short = rewritten(folder, 1, lists.select(own[:-1]))
+    told = replace(short, queries=len(own), documents=manifest.shards[1].documents)
+    write_manifest(folder, replace(manifest, shards=(manifest.shards[0], told, *manifest.shards[2:])))
+    for look in (check_shards, partial(open_shards, cache=False)):
+        with pytest.raises(DataError, match=r"shard-00001.parquet: the queries of this shard are not those"):
+            look(folder)
 
 
 def test_a_shard_is_a_file_like_others(folder: Path) -> None:

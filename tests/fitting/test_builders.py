@@ -76,7 +76,7 @@ def test_members_of_neighbouring_seeds_share_none() -> None:
     ("asked", "builders"),
     [
         (bank.trains_metrics, {start_trained}),
-        (bank.takes_spread, {fit_boosted}),
+        (bank.takes_spread, {fit_boosted, start_trained}),
         (bank.grows, {fit_boosted}),
         (bank.takes_measure, {fit_boosted, fit_bagged}),
         (bank.takes_positions, {fit_boosted, fit_bagged}),

@@ -11,6 +11,7 @@ from torch import Tensor
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError
 from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.trained import STARTS, start_trained
 from lgmml_torch.ragged import RankingData
 from tests.fitting.test_boosted import make
 from tests.processes import in_processes, own_part
@@ -53,6 +54,25 @@ def test_a_bank_does_not_depend_on_how_many_fit_it(processes: int, owner: list[i
 
 def test_one_process_has_all() -> None:
     assert same(fitted(None), fitted([0] * 24))
+
+
+def starts(owner: list[int] | None) -> dict[str, Any]:
+    data = own_part(make(0, queries=24, size=9), owner)
+    return {start: started(data, start) for start in STARTS}
+
+
+def started(data: RankingData, start: str) -> dict[str, Any]:
+    metrics = start_trained(data, num_metrics=5, rank=2, start=start, seed=4).metrics
+    return {name: value for name, value in metrics.state_dict().items() if "qual" not in name}
+
+
+@pytest.mark.parametrize(("processes", "owner"), [(2, None), (3, [0] * 20 + [2] * 4), (4, [3, 1, 2, 0] * 6)])
+def test_the_start_of_trained_metrics_does_not_depend_on_it_either(processes: int, owner: list[int] | None) -> None:
+    data = make(0, queries=24, size=9)
+    for found in [starts(None), *in_processes(processes, starts, owner)]:
+        for start, state in found.items():
+            alone = started(data, start)
+            assert all(value.equal(alone[name]) for name, value in state.items()), start
 
 
 def test_what_cannot_be_shared_is_refused() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.models.preprocess import base as preprocess_base
+from lgmml_torch.models.preprocess import lists as preprocess_lists
 from lgmml_torch.models.preprocess import steps as preprocess_steps
 from lgmml_torch.models.preprocess.base import Source
 from lgmml_torch.models.preprocess.compose import Chain, Concat, all_views, build_preprocess, list_rank_features
@@ -293,7 +294,7 @@ class TestPCA:
     def test_several_blocks_of_rows_have_one_covariance(self, monkeypatch: pytest.MonkeyPatch) -> None:
         x = self.corners(3.0, 2.0, 1.0)
         whole = PCA(2).fit(x, torch.tensor([0, 8]))
-        monkeypatch.setattr(preprocess_steps, "row_blocks", lambda rows: rows.double().split(3))
+        monkeypatch.setattr(preprocess_lists, "row_blocks", lambda rows, most: rows.split(3))
         found = PCA(2).fit(x, torch.tensor([0, 8]))
         torch.testing.assert_close(found.directions, whole.directions)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -79,3 +81,12 @@ def list_rank_features(
     kept = base.std(0) > 1e-6
     z = (views(x, offsets)[:, kept] - base.mean(0)[kept]) / base.std(0)[kept]
     return np.clip(z, -limit, limit)
+
+
+def exact_moments(column: list[float]) -> tuple[float, float]:
+    """Mean and standard deviation in rational numbers, rounded once."""
+    values = [Fraction(value) for value in column]
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / len(values)
+    scale = 2 ** max(0, 400 - variance.numerator.bit_length() + variance.denominator.bit_length())
+    return float(mean), float(Fraction(math.isqrt(int(variance * scale**2)), scale)) if variance else 0.0

@@ -37,7 +37,7 @@ from lgmml_torch.training.step_size import Horizon, Logistic, OneCycle, constant
 from lgmml_torch.training.stopping import StopAtStep
 from lgmml_torch.training.telling import TellEpochs, tell_rounds
 from lgmml_torch.training.unfinished import Unfinished
-from lgmml_torch.training.views import Views, sample_of, seen_through
+from lgmml_torch.training.views import Views, fit_through, sample_of, seen_through
 from lgmml_torch.training.ways import BUDGETS, Budget, Way, budget_seconds, choose_way, find_budget, trained_recipe
 from tests.pretend import DEVICE, pretend
 from tests.training.test_module_by_hand import make_model
@@ -121,19 +121,30 @@ class TestStart:
 
 
 class TestViews:
-    def test_a_sample_has_so_many_values(self) -> None:
+    def test_a_sample_has_so_many_values(self, tmp_path: Path) -> None:
         asked: list[Any] = []
 
-        def data(features: int, spread: Any = True) -> Any:
-            return SimpleNamespace(
-                spread=spread, num_features=features, sample=lambda n, seed: asked.append((n, seed)) or "sample"
-            )
+        def data(features: int) -> Any:
+            return SimpleNamespace(num_features=features, sample=lambda n, **how: asked.append((n, how)) or "sample")
 
-        here = data(4, None)
-        assert sample_of(here, 3) is here
         for features in (0, 1, 8, 100):
-            assert sample_of(data(features), 3) == "sample"
-        assert asked == [(8_388_608, 3), (8_388_608, 3), (1_048_576, 3), (83_886, 3)]
+            assert sample_of(data(features), 3, tmp_path) == "sample"
+        assert [count for count, _ in asked] == [134_217_728, 134_217_728, 16_777_216, 1_342_177]
+        assert all(how == {"seed": 3, "folder": tmp_path} for _, how in asked)
+
+    @pytest.mark.parametrize("spread", [None, Spread(LISTS.sizes, torch.zeros(3, dtype=torch.long))])
+    def test_lists_are_fitted_on_and_others_seen(self, spread: Spread | None) -> None:
+        """Whatever is shown decides, in memory and from shards alike."""
+        lists = LISTS.replace(spread=spread)
+        some = lists.pick(torch.tensor([0, 2]))
+        expected = list_rank_features().fit(LISTS.select([0, 2]).features, torch.tensor([0, 3, 7]))
+        for shown, wanted in ((some, some), (some, lists), (lists, lists)):
+            preprocess = list_rank_features()
+            found = fit_through(preprocess, shown, wanted)
+            if shown is some:
+                assert all(value.equal(expected.state_dict()[name]) for name, value in preprocess.state_dict().items())
+            assert found.features.equal(preprocess(wanted.features, wanted.offsets))
+            assert found.spread is wanted.spread
 
     @pytest.mark.parametrize("at_once", [1, 4, 5, 100])
     def test_lists_of_shards_are_seen_block_by_block(
@@ -143,7 +154,7 @@ class TestViews:
         files: list[Any] = []
         real = views.scratch_array
         monkeypatch.setattr(views, "scratch_array", lambda *args: files.append(args[2]) or real(*args))
-        monkeypatch.setattr(views, "AT_ONCE", at_once)
+        monkeypatch.setattr(views, "BLOCK_VALUES", 2 * at_once)
         preprocess = list_rank_features().fit(LISTS.features, LISTS.offsets)
         plain = seen_through(preprocess, LISTS)
         assert files == []

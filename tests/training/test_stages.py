@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import Chain
+from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training import stages
@@ -394,6 +395,10 @@ class Seen(Preprocess):
         self.calls.append(f"fit {len(features)}")
         return features + 1
 
+    def fit_lists(self, lists: TrainingLists) -> Self:
+        self.calls.append(f"fit {lists.num_documents} of all")
+        return self
+
     def forward(self, features: Tensor, offsets: Tensor) -> Tensor:
         if len(features):
             self.calls.append(f"use {len(features)}")
@@ -401,13 +406,13 @@ class Seen(Preprocess):
 
 
 class TestThrough:
-    """Samples stand for lists that may be anywhere, unless the builder takes them where they are."""
+    """A sample stands for many lists, unless the builder takes them all where they are."""
 
     @pytest.fixture(autouse=True)
     def sampled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def sample_of(lists: RankingData, seed: int) -> RankingData:
+        def sample_of(lists: RankingData, seed: int, folder: Path | None) -> RankingData:
             assert seed == 3
-            return lists if lists.spread is None else lists.select([0]).replace(spread=None)
+            return lists if lists.spread is None else lists.pick(torch.tensor([0]))
 
         monkeypatch.setattr(stages, "sample_of", sample_of)
 
@@ -418,12 +423,12 @@ class TestThrough:
             (False, True, False, False, ["fit 9", "use 9"], 1, 9),
             (False, False, False, True, ["use 9", "use 9"], 10, 9),
             (False, True, False, True, ["use 9", "use 9"], 10, 9),
-            (True, False, False, False, ["fit 3", "use 3"], 1, 3),
-            (True, True, False, False, ["fit 3", "use 9", "use 9"], 10, 9),
+            (True, False, False, False, ["fit 3 of all", "use 3", "use 3"], 10, 3),
+            (True, True, False, False, ["fit 3 of all", "use 9", "use 9"], 10, 9),
             (True, False, False, True, ["use 3", "use 3"], 10, 3),
             (True, True, False, True, ["use 9", "use 9"], 10, 9),
-            (False, False, True, False, ["fit 9", "use 9"], 1, 9),
-            (True, False, True, False, ["fit 3"], 1, None),
+            (False, True, True, False, ["fit 9", "use 9"], 1, 9),
+            (True, True, True, False, ["fit 3 of all", "use 3"], 10, None),
         ],
     )
     def test_what_is_fitted_and_what_is_seen(
@@ -443,7 +448,8 @@ class TestThrough:
         fitted, seen = stages._through(preprocess, {"train": lists, "valid": lists}, found, tmp_path, known=known)
         assert preprocess.calls == calls
         torch.testing.assert_close(fitted.features, lists.features[: fitted.num_documents] + added)
-        assert fitted.num_documents == (9 if everywhere or not spread else 3)
+        assert fitted.num_documents == (9 if (everywhere and not trains) or not spread else 3)
+        assert (fitted.spread is None) == (not spread or not everywhere)
         if judged is None:
             assert seen is None
         else:

@@ -7,9 +7,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
+from lgmml_torch.checks import LGMMLError, check_offsets
+from lgmml_torch.models.preprocess.lists import TrainingLists
 
-CHUNK_ROWS = 16384
+CHUNK_ROWS = 16384  # that are transformed together, or fewer where they are wide
+CHUNK_VALUES = 1 << 21
 
 
 class Source(NamedTuple):
@@ -99,10 +101,14 @@ class Preprocess(nn.Module):
         Raises:
             LGMMLError: for no rows, values that are not finite, or offsets that do not fit the rows.
         """
-        self._start(features, offsets)
-        with torch.no_grad():
-            self._fit(features, offsets)
-        return self._finish(features.shape[1])
+        return self.fit_lists(TrainingLists(features, offsets))
+
+    @torch.no_grad()
+    def fit_lists(self, lists: TrainingLists) -> Self:
+        """`fit`, of lists that processes may share: the state is the same on each, and as if one had them all."""
+        self._start(lists)
+        self._fit(lists)
+        return self._finish(lists.num_features)
 
     def fit_transform(
         self,
@@ -130,9 +136,13 @@ class Preprocess(nn.Module):
         if torch.compiler.is_compiling():
             return self._transform(features, offsets)
         check_offsets(offsets, len(features))
-        if len(features) <= CHUNK_ROWS or (torch.is_grad_enabled() and features.requires_grad):
+        if len(features) <= self._chunk or (torch.is_grad_enabled() and features.requires_grad):
             return self._transform(features, offsets)
         return self._in_chunks(features, offsets)
+
+    @property
+    def _chunk(self) -> int:
+        return max(1, min(CHUNK_ROWS, CHUNK_VALUES // max(1, self.num_features_in)))
 
     @torch.no_grad()
     def _in_chunks(self, features: Tensor, offsets: Tensor) -> Tensor:
@@ -140,21 +150,15 @@ class Preprocess(nn.Module):
         first, last = 0, len(offsets) - 1
         while first < last:
             start = int(offsets[first])
-            stop = int(torch.searchsorted(offsets, start + CHUNK_ROWS, right=True)) - 1
+            stop = int(torch.searchsorted(offsets, start + self._chunk, right=True)) - 1
             stop = min(max(stop, first + 1), last)  # a list longer than a chunk goes through whole
             end = int(offsets[stop])
             out[start:end] = self._transform(features[start:end], offsets[first : stop + 1] - start)
             first = stop
         return out
 
-    def _start(self, features: Tensor, offsets: Tensor) -> None:
-        check_shape("features", features, (None, None))
-        if not features.is_floating_point():
-            raise LGMMLError(f"`features` must hold floating-point values, got {features.dtype}")
-        if features.numel() == 0:
-            raise LGMMLError(f"`features` must have rows and columns to fit {self.name!r}, got {tuple(features.shape)}")
-        check_finite("features", features)
-        check_offsets(offsets, len(features))
+    def _start(self, lists: TrainingLists) -> None:
+        lists.check(self.name)
         self.width.fill_(-1)  # should a step fail, what an earlier `fit` left must not pass for a whole
         self._num_features_in = None
 
@@ -163,7 +167,11 @@ class Preprocess(nn.Module):
         self._num_features_in = width
         return self
 
-    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+    def known_moments(self, before: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        """Moments of the columns of the result, where those of the features say so."""
+        return None
+
+    def _fit(self, lists: TrainingLists) -> None:
         """Set the buffers; nothing to learn by default."""
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_whole
 from lgmml_torch.models.preprocess.base import Preprocess, Source
+from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
@@ -58,14 +59,15 @@ class _Composite(Preprocess):
         offsets: Tensor,  # (Q+1,)
     ) -> Tensor:  # (N, D')
         """`fit`, and the training features transformed, with no step run twice."""
-        self._start(features, offsets)
-        transformed = self._fit_transform(features, offsets)
+        lists = TrainingLists(features, offsets)
+        self._start(lists)
+        transformed = self._fit_transform(lists)
         self._finish(features.shape[1])
         return transformed
 
     @abstractmethod
-    def _fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:
-        """Every step fitted, and what they make of the features."""
+    def _fit_transform(self, lists: TrainingLists) -> Tensor:
+        """Every step fitted, and what they make of lists in memory."""
 
     def _parts(self) -> list[Preprocess]:
         return [cast(Preprocess, step) for step in self.steps]
@@ -99,17 +101,17 @@ class Chain(_Composite):
             traced = step.origins() @ traced
         return traced
 
-    def _fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+    def _fit_transform(self, lists: TrainingLists) -> Tensor:
         for step in self._parts():
-            features = step.fit_transform(features, offsets)
-        return features
+            lists = lists.through(step.fit_lists(lists))
+        return lists.features
 
-    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+    def _fit(self, lists: TrainingLists) -> None:
         parts = self._parts()
         for step in parts[:-1]:
-            features = step.fit_transform(features, offsets)
+            lists = lists.through(step.fit_lists(lists))
         for step in parts[-1:]:
-            step.fit(features, offsets)
+            step.fit_lists(lists)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         for step in self._parts():
@@ -140,12 +142,12 @@ class Concat(_Composite):
         """Those of the steps, one after the other."""
         return torch.cat([step.origins() for step in self._parts()])
 
-    def _fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:
-        return torch.cat([step.fit_transform(features, offsets) for step in self._parts()], dim=1)
+    def _fit_transform(self, lists: TrainingLists) -> Tensor:
+        return torch.cat([lists.through(step.fit_lists(lists)).features for step in self._parts()], dim=1)
 
-    def _fit(self, features: Tensor, offsets: Tensor) -> None:
+    def _fit(self, lists: TrainingLists) -> None:
         for step in self._parts():
-            step.fit(features, offsets)
+            step.fit_lists(lists)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return torch.cat([step(features, offsets) for step in self._parts()], dim=1)

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_number, check_positive, check_whole
 from lgmml_torch.functional.features import (
-    column_moments,
     interpolate_knots,
     list_ids,
     list_rank_percentiles,
     mid_rank_knots,
     pad_knots,
     ramp_knots,
-    row_blocks,
 )
 from lgmml_torch.models.preprocess.base import Preprocess, Source
+from lgmml_torch.models.preprocess.lists import TrainingLists
 
 RAMP_ROWS = 100_000  # documents whose values the ends of ramps are taken from: more would move them by little
 
@@ -38,10 +37,10 @@ class Norm2(Preprocess):
     state = ("norm",)
     norm: Tensor  # (D,)
 
-    def _fit(self, features: Tensor, offsets: Tensor) -> None:
-        mean, deviation = column_moments(features)
-        norm = (mean.square() + deviation.square()).sqrt() * len(features) ** 0.5
-        self.norm = _positive_or_one(norm, features.dtype)
+    def _fit(self, lists: TrainingLists) -> None:
+        mean, deviation = lists.moments
+        norm = (mean.square() + deviation.square()).sqrt() * lists.num_documents**0.5
+        self.norm = _positive_or_one(norm, lists.dtype)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return features / self.norm.to(features.dtype)
@@ -60,9 +59,9 @@ class Standardize(Preprocess):
     mean: Tensor  # (D,)
     deviation: Tensor  # (D,)
 
-    def _fit(self, features: Tensor, offsets: Tensor) -> None:
-        mean, deviation = column_moments(features)
-        self.mean, self.deviation = mean.to(features.dtype), _positive_or_one(deviation, features.dtype)
+    def _fit(self, lists: TrainingLists) -> None:
+        mean, deviation = lists.moments
+        self.mean, self.deviation = mean.to(lists.dtype), _positive_or_one(deviation, lists.dtype)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return (features - self.mean.to(features.dtype)) / self.deviation.to(features.dtype)
@@ -130,11 +129,15 @@ class RemoveConstant(Preprocess):
         """The tolerance."""
         return {"tolerance": self.tolerance}
 
-    def _fit(self, features: Tensor, offsets: Tensor) -> None:
-        kept = (column_moments(features)[1] > self.tolerance).nonzero()[:, 0]
+    def known_moments(self, before: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        """Those of the features kept."""
+        return None if before is None else (before[0][self.kept], before[1][self.kept])
+
+    def _fit(self, lists: TrainingLists) -> None:
+        kept = (lists.moments[1] > self.tolerance).nonzero()[:, 0]
         if len(kept) == 0:
             raise LGMMLError(
-                f"`features` must have a feature that varies, got {features.shape[1]} with a deviation of at most "
+                f"`features` must have a feature that varies, got {lists.num_features} with a deviation of at most "
                 f"{self.tolerance:g}"
             )
         self.kept = kept
@@ -177,14 +180,14 @@ class Quantile(Preprocess):
         """The output, the number of knots and the tail."""
         return {"output": self.output, "max_knots": self.max_knots, "tail": self.tail}
 
-    def _fit(self, features: Tensor, offsets: Tensor) -> None:
-        columns = [mid_rank_knots(column.cpu().numpy(), self.max_knots) for column in features.detach().unbind(1)]
+    def _fit(self, lists: TrainingLists) -> None:
+        columns = lists.per_column(lambda column: mid_rank_knots(column, self.max_knots))
         levels = [level for _, level in columns]
         if self.output == "normal":
             clipped = [torch.from_numpy(np.clip(level, self.tail, 1 - self.tail)) for level in levels]
             levels = [torch.special.ndtri(level).numpy() for level in clipped]
-        self.knots = pad_knots([knots for knots, _ in columns], features.dtype).to(features.device)
-        self.levels = pad_knots(levels, features.dtype).to(features.device)
+        self.knots = pad_knots([knots for knots, _ in columns], lists.dtype).to(lists.device)
+        self.levels = pad_knots(levels, lists.dtype).to(lists.device)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return interpolate_knots(features, self.knots, self.levels)
@@ -231,16 +234,16 @@ class Ramps(Preprocess):
         """The number of ramps."""
         return {"count": self.count}
 
-    def _fit(self, features: Tensor, offsets: Tensor) -> None:
-        step = max(1, len(features) // RAMP_ROWS)
-        knots = [ramp_knots(column[::step].cpu().numpy(), self.count) for column in features.detach().unbind(1)]
+    def _fit(self, lists: TrainingLists) -> None:
+        step = max(1, lists.num_documents // RAMP_ROWS)
+        knots = lists.per_column(lambda column: ramp_knots(column[::step], self.count))
         counts = torch.tensor([len(knot) - 1 for knot in knots])
         if not int(counts.sum()):
             raise LGMMLError(f"`features` must have a feature that varies, got {len(knots)} that do not")
-        self.origin = torch.arange(len(knots)).repeat_interleave(counts).to(features.device)
+        self.origin = torch.arange(len(knots)).repeat_interleave(counts).to(lists.device)
         low, high = (np.concatenate([knot[part] for knot in knots]) for part in (slice(-1), slice(1, None)))
-        self.low = torch.from_numpy(low).to(features)
-        self.span = torch.from_numpy(high - low).to(features)
+        self.low = torch.from_numpy(low).to(lists.features)
+        self.span = torch.from_numpy(high - low).to(lists.features)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         raised = features.index_select(1, self.origin) - self.low.to(features.dtype)
@@ -351,21 +354,16 @@ class PCA(Preprocess):
         """The number of components, or the share of the variance."""
         return {"components": self.components}
 
-    def _fit(self, features: Tensor, offsets: Tensor) -> None:
-        columns = features.shape[1]
+    def _fit(self, lists: TrainingLists) -> None:
+        columns = lists.num_features
         if isinstance(self.components, int) and self.components > columns:
             raise LGMMLError(f"`components` must be at most the number of features, {columns}, got {self.components}")
-        mean, _ = column_moments(features)
-        covariance = mean.new_zeros((columns, columns))
-        for block in row_blocks(features):
-            centred = block - mean
-            covariance.addmm_(centred.mT, centred, alpha=1 / len(features))
-        variances, vectors = torch.linalg.eigh(covariance)
+        variances, vectors = torch.linalg.eigh(lists.covariance())
         variances, vectors = variances.flip(0).clamp_min(0), vectors.flip(1)
         largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
         vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
-        self.mean = mean.to(features.dtype)
-        self.directions = vectors[:, : self._count(variances)].to(features.dtype).contiguous()
+        self.mean = lists.moments[0].to(lists.dtype)
+        self.directions = vectors[:, : self._count(variances)].to(lists.dtype).contiguous()
 
     def _count(self, variances: Tensor) -> int:
         if isinstance(self.components, float):

@@ -1,0 +1,179 @@
+"""The lists that a preprocessing is fitted on, in memory or shared by processes: what its steps ask about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lgmml_torch import distributed
+from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
+from lgmml_torch.distributed import Spread
+from lgmml_torch.functional.features import OrderlessSum, block_moments, block_ranges, row_blocks
+from lgmml_torch.segments import list_blocks
+
+if TYPE_CHECKING:
+    from lgmml_torch.models.preprocess.base import Preprocess
+
+Found = TypeVar("Found")
+
+BLOCK_VALUES = 1 << 20  # raw features of whole lists that go through the steps together
+COLUMN_VALUES = 1 << 23  # of whole columns that a process looks at together
+
+
+class TrainingLists:
+    """Training lists on their way through the steps of a preprocessing.
+
+    In memory, what a step makes of them is made once. Lists that processes share, or that are mapped from files, may
+    be larger than memory: they go through all steps again, block by block, whenever something is asked. The answers
+    are the same bits either way, but for `covariance`, which is the same up to rounding.
+
+    Args:
+        features: ``(n, D)`` of the lists that are here.
+        offsets: ``(q+1,)`` of these lists.
+        spread: where these are the lists of one process of several: who has which.
+        steps: fitted, which the features go through.
+        moments: mean and deviation of each column, where they are known.
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        offsets: Tensor,
+        spread: Spread | None = None,
+        *,
+        steps: tuple[Preprocess, ...] = (),
+        moments: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.features, self.offsets, self.spread = features, offsets, spread
+        self.steps = steps
+        if moments is not None:
+            self.moments = moments
+
+    @property
+    def num_documents(self) -> int:
+        """Of all processes."""
+        return len(self.features) if self.spread is None else int(self.spread.offsets[-1])
+
+    @property
+    def num_features(self) -> int:
+        """Number of columns, after the steps so far."""
+        return self.steps[-1].num_features_out if self.steps else self.features.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the features."""
+        return self.features.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the features are."""
+        return self.features.device
+
+    def check(self, name: str) -> None:
+        """Require lists that the preprocessing of this name can be fitted on.
+
+        Raises:
+            LGMMLError: for no rows or columns, values that are not finite, or offsets that do not fit the rows.
+        """
+        features = self.features
+        check_shape("features", features, (None, None))
+        if not features.is_floating_point():
+            raise LGMMLError(f"`features` must hold floating-point values, got {features.dtype}")
+        if self.num_documents == 0 or self.num_features == 0:
+            raise LGMMLError(f"`features` must have rows and columns to fit {name!r}, got {tuple(features.shape)}")
+        check_offsets(self.offsets, len(features))
+        if self.spread is None:
+            check_finite("features", features)
+        elif not self.steps and not self._finite:
+            raise LGMMLError("`features` must hold finite numbers, got others in some shard")
+
+    @cached_property
+    def _finite(self) -> bool:
+        here = all(bool(block.isfinite().all()) for block in self.blocks())
+        return bool(self._combined(torch.tensor(float(here), device=self.device), "min"))
+
+    def through(self, step: Preprocess) -> TrainingLists:
+        """The lists as a fitted step makes them."""
+        known = step.known_moments(self.__dict__.get("moments"))
+        if self.spread is None:
+            return TrainingLists(step(self.features, self.offsets), self.offsets, moments=known)
+        return TrainingLists(self.features, self.offsets, self.spread, steps=(*self.steps, step), moments=known)
+
+    @cached_property
+    def ranges(self) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
+        """Middle and half width of the range of each column over all documents."""
+        return block_ranges(self.blocks(), self.features.new_empty(self.num_features), self._combined)
+
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
+        """Mean and (population) standard deviation of each column over all documents."""
+        return block_moments(self.blocks(), self.num_documents, self.ranges, self._combined)
+
+    def weighted_sum(
+        self,
+        weights: Tensor,  # (n,) of the documents that are here
+    ) -> Tensor:  # (D,) float64
+        """The sum over all documents of each column times the weights."""
+        centre, half = self.ranges
+        largest = weights.abs().max() if len(weights) else weights.new_zeros(())
+        scale = (centre.abs() + half) * self._combined(largest.double(), "max")
+        scale = torch.where(scale > 0, scale, 1.0)
+        total, start = OrderlessSum(self.num_documents, scale), 0
+        for block in self.blocks():
+            part = weights[start : start + len(block)].double()[:, None]
+            total.add(block.double() * part / scale)
+            start += len(block)
+        total.parts = self._combined(total.parts, "sum")
+        return total.total * scale
+
+    def blocks(self) -> Iterator[Tensor]:  # (n, D)
+        """The rows that are here, some at a time."""
+        if self.spread is None:
+            yield from row_blocks(self.features, BLOCK_VALUES)
+            return
+        for first, last in list_blocks(self.offsets, max(1, BLOCK_VALUES // max(1, self.features.shape[1]))):
+            start, stop = int(self.offsets[first]), int(self.offsets[last])
+            block = self.features[start:stop]
+            for step in self.steps:
+                block = step(block, self.offsets[first : last + 1] - start)
+            yield block
+
+    def per_column(self, call: Callable[[NDArray], Found]) -> list[Found]:  # type: ignore[type-arg]
+        """What a function finds in each column, which it is given whole; each process looks at some of them."""
+        if self.spread is None:
+            return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
+        rank, size = distributed.place()
+        width = max(1, COLUMN_VALUES // max(1, self.num_documents))
+        found: list[Found] = []
+        for start in range(0, self.num_features, width * size):
+            here = self._columns(start, start + width * size)
+            mine: list[Found] = []
+            for number in range(-(-here.shape[1] // width)):
+                part = here[:, number * width : (number + 1) * width]
+                whole = self.spread.collect(part.contiguous(), number)
+                if number == rank:
+                    mine = [call(column.numpy()) for column in whole.mT.contiguous().cpu()]
+            found += [one for each in distributed.of_each(mine) for one in each]
+        return found
+
+    def _columns(self, start: int, stop: int) -> Tensor:  # (n, D')
+        parts = [block[:, start:stop].clone() for block in self.blocks()]
+        stop = min(stop, self.num_features)
+        return torch.cat(parts) if parts else self.features.new_empty((0, stop - start))
+
+    def covariance(self) -> Tensor:  # (D, D) float64
+        """That of the columns over all documents."""
+        mean, _ = self.moments
+        total = mean.new_zeros((len(mean), len(mean)))
+        for block in self.blocks():
+            centred = block.double() - mean
+            total.addmm_(centred.mT, centred, alpha=1 / self.num_documents)
+        return self._combined(total, "sum")
+
+    def _combined(self, values: Tensor, how: str) -> Tensor:
+        return values if self.spread is None else self.spread.combined(values, how)

@@ -1,0 +1,261 @@
+"""What a preprocessing asks of its training lists: the same bits in memory, from files, and of several processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lgmml_torch.checks import LGMMLError
+from lgmml_torch.data.generated import letor_like
+from lgmml_torch.functional.features import OrderlessSum, block_moments, block_ranges, column_moments
+from lgmml_torch.models.preprocess import lists as preprocess_lists
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.compose import Chain, Concat, all_views, list_rank_features
+from lgmml_torch.models.preprocess.lists import TrainingLists
+from lgmml_torch.models.preprocess.steps import (
+    PCA,
+    Clip,
+    ListStandardize,
+    Norm2,
+    Quantile,
+    Ramps,
+    RemoveConstant,
+    SignedLog1p,
+    Standardize,
+)
+from lgmml_torch.ragged import RankingData
+from tests.processes import in_processes, own_part
+from tests.reference.preprocess import exact_moments
+
+
+def rows(seed: int, shape: tuple[int, int], scale: float = 1.0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape) * scale)
+
+
+class TestOrderlessSum:
+    @pytest.mark.parametrize("count", [1, 2, 3, 100, 5000])
+    def test_it_is_the_sum(self, count: int) -> None:
+        values = rows(count, (count, 3)).clamp(-1, 1)
+        total = OrderlessSum(count, values[0])
+        total.add(values)
+        exact = [float(sum(Fraction(value) for value in column)) for column in values.mT.tolist()]
+        torch.testing.assert_close(total.total, torch.tensor(exact, dtype=torch.float64), rtol=1e-15, atol=1e-19)
+
+    def test_order_and_groups_do_not_matter(self) -> None:
+        values = rows(0, (1000, 4)).clamp(-1, 1) * torch.tensor([1.0, 1e-8, 1e-15, 1.0])
+        values[:, 3] = torch.tensor([1.0, -1.0]).repeat(500) * (1 - 2.0**-53)
+        found = set()
+        for seed in range(20):
+            order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
+            total = OrderlessSum(1000, values[0])
+            for part in values[order].split(1 + 37 * seed):
+                total.add(part)
+            found.add(tuple(total.total.tolist()))
+        assert len(found) == 1
+        assert found.pop()[3] == 0
+
+    def test_parts_of_processes_add_up(self) -> None:
+        values = rows(1, (64, 2)).clamp(-1, 1)
+        whole, parts = OrderlessSum(64, values[0]), [OrderlessSum(64, values[0]) for _ in range(3)]
+        whole.add(values)
+        for number, part in enumerate(parts):
+            part.add(values[number::3])
+        parts[0].parts = sum(part.parts for part in parts)  # type: ignore[assignment]
+        assert parts[0].total.equal(whole.total)
+
+    def test_nothing_is_rounded_at_the_limit(self) -> None:
+        """As many ones as were announced: the largest sums there can be are whole numbers that float64 knows."""
+        for count in (1, 2, 3, 4, 1023, 1024, 1025):
+            total = OrderlessSum(count, torch.zeros(1))
+            total.add(torch.ones(count, 1, dtype=torch.float64))
+            assert total.total.item() == count
+            assert float(total.parts.abs().max()) < 2.0**53
+
+    def test_it_takes_more_rows_than_fit_a_whole_number_of_units(self) -> None:
+        assert OrderlessSum(2**60, torch.zeros(1)).unit == 0.5
+
+
+class TestMoments:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            [0.0, 1.0, 2.0],
+            [1e8, 1e8 + 64, 1e8 - 64],
+            [-1e30, 1e30, 1.0],
+            [1e-30, 2e-30, 3e-30],
+            [5.0],
+            [0.1, 0.1, 0.1],
+            [0.0] * 999 + [1.0],
+            [1.6e8, *([1.0] * 500)],
+        ],
+    )
+    def test_they_are_those_of_exact_arithmetic(self, columns: list[float], dtype: torch.dtype) -> None:
+        x = torch.tensor(columns, dtype=dtype)[:, None]
+        mean, deviation = column_moments(x)
+        expected = exact_moments(x[:, 0].tolist())
+        assert float(mean) == pytest.approx(expected[0], rel=1e-14, abs=1e-15 * float(x.abs().max()))
+        assert float(deviation) == pytest.approx(expected[1], rel=1e-9)
+        assert (float(deviation) == 0) == (len(set(x[:, 0].tolist())) == 1)
+
+    def test_the_largest_numbers_do_not_overflow(self) -> None:
+        most = torch.finfo(torch.float64).max
+        mean, deviation = column_moments(torch.tensor([[most], [-most]], dtype=torch.float64))
+        assert (float(mean), float(deviation)) == (0.0, most)
+
+    def test_order_does_not_matter(self) -> None:
+        x = rows(2, (2000, 5), 1e3).float()
+        order = torch.randperm(2000, generator=torch.Generator().manual_seed(1))
+        for one, other in zip(column_moments(x), column_moments(x[order]), strict=True):
+            assert one.equal(other)
+
+    @pytest.mark.parametrize("sizes", [[7, 1, 0, 12], [20], [1] * 20])
+    def test_blocks_do_not_matter(self, sizes: list[int]) -> None:
+        x = rows(3, (20, 3)).float()
+        blocks = [block for block in x.split(sizes) if len(block)]
+        found = block_moments(blocks, 20, block_ranges(blocks, x[0]))
+        assert all(one.equal(other) for one, other in zip(found, column_moments(x), strict=True))
+
+    def test_weighted_sums(self) -> None:
+        x, weights = rows(4, (30, 4), 100.0).float(), rows(5, (30, 1))[:, 0]
+        x[:, 3] = 0
+        found = TrainingLists(x, torch.tensor([0, 30])).weighted_sum(weights)
+        torch.testing.assert_close(found, weights @ x.double(), rtol=1e-12, atol=1e-10)
+        assert found[3] == 0
+        assert TrainingLists(x, torch.tensor([0, 30])).weighted_sum(0 * weights).eq(0).all()
+
+
+DATA = letor_like(24, 9, seed=3, num_documents=200)
+STEPS: dict[str, Callable[[], Preprocess]] = {
+    "norm2": Norm2,
+    "standardize": Standardize,
+    "constant": RemoveConstant,
+    "quantile": Quantile,
+    "normal": lambda: Quantile("normal", max_knots=16),
+    "ramps": lambda: Ramps(3),
+    "list ranks": list_rank_features,
+    "all views": lambda: all_views(ramps=2),
+    "mixed": lambda: Chain([SignedLog1p(), Concat([Standardize(), ListStandardize()]), RemoveConstant(), Clip(2.0)]),
+    "empty": lambda: Chain([]),
+}
+
+
+def fitted(name: str, owner: list[int] | None, block: int, column: int) -> dict[str, Any]:
+    preprocess_lists.BLOCK_VALUES, preprocess_lists.COLUMN_VALUES = block, column
+    data = own_part(DATA, owner)
+    preprocess = STEPS[name]().fit_lists(TrainingLists(data.features, data.offsets, data.spread))
+    return dict(preprocess.state_dict())
+
+
+class TestSharedLists:
+    @pytest.fixture(autouse=True)
+    def sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those that `fitted` sets in this process are set back."""
+        for name in ("BLOCK_VALUES", "COLUMN_VALUES"):
+            monkeypatch.setattr(preprocess_lists, name, getattr(preprocess_lists, name))
+
+    @pytest.mark.parametrize("name", STEPS)
+    @pytest.mark.parametrize(("block", "column"), [(1, 1), (200, 500), (1 << 20, 1 << 23)])
+    def test_from_files_as_in_memory(self, name: str, block: int, column: int) -> None:
+        expected = STEPS[name]().fit(DATA.features, DATA.offsets).state_dict()
+        found = fitted(name, None, block, column)
+        assert found.keys() == expected.keys()
+        assert all(value.equal(expected[key]) for key, value in found.items())
+
+    @pytest.mark.parametrize(("count", "owner"), [(2, None), (3, [0] * 20 + [2] * 4), (4, [3, 1, 2, 0] * 6)])
+    def test_of_several_processes_as_of_one(self, count: int, owner: list[int] | None) -> None:
+        expected = {name: make().fit(DATA.features, DATA.offsets).state_dict() for name, make in STEPS.items()}
+        for found in in_processes(count, every_step, owner):
+            for name, state in found.items():
+                assert all(value.equal(expected[name][key]) for key, value in state.items()), name
+
+    def test_principal_components_agree_up_to_rounding(self) -> None:
+        expected = PCA(4).fit(DATA.features, DATA.offsets)
+        found = in_processes(2, components)
+        assert found[0].equal(found[1])
+        torch.testing.assert_close(found[0], expected.directions, rtol=1e-4, atol=1e-5)
+
+    def test_bad_values_end_all_processes_with_the_same_words(self) -> None:
+        assert (
+            in_processes(2, said_of_bad_values) == ["`features` must hold finite numbers, got others in some shard"] * 2
+        )
+
+    def test_no_rows_anywhere(self) -> None:
+        none = own_part(DATA.select([]))
+        with pytest.raises(LGMMLError, match="must have rows and columns to fit 'norm2'"):
+            Norm2().fit_lists(TrainingLists(none.features, none.offsets, none.spread))
+
+    def test_moments_known_before_are_not_found_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[int] = []
+        real = preprocess_lists.block_moments
+        monkeypatch.setattr(
+            preprocess_lists, "block_moments", lambda *args: calls.append(len(args[2][0])) or real(*args)
+        )
+        chain = Chain([RemoveConstant(), Standardize()]).fit(DATA.features, DATA.offsets)
+        assert calls == [9]
+        again = Standardize().fit(RemoveConstant().fit_transform(DATA.features, DATA.offsets), DATA.offsets)
+        assert chain.steps[1].mean.equal(again.mean)
+        assert len(calls) == 3
+
+
+def every_step(owner: list[int] | None) -> dict[str, Any]:
+    return {name: fitted(name, owner, 300, 450) for name in STEPS}
+
+
+def components() -> Tensor:
+    data = own_part(DATA)
+    return PCA(4).fit_lists(TrainingLists(data.features, data.offsets, data.spread)).directions
+
+
+def said_of_bad_values() -> str:
+    features = DATA.features.clone()
+    features[-1, 2] = math.inf
+    data = own_part(DATA.replace(features=features))
+    try:
+        Norm2().fit_lists(TrainingLists(data.features, data.offsets, data.spread))
+    except LGMMLError as error:
+        return str(error)
+    return "nothing"
+
+
+class TestSharedData:
+    """`RankingData.sample`, `pick` and `gathered`."""
+
+    def test_a_sample_is_all_where_there_is_no_more(self) -> None:
+        assert DATA.sample(200) is DATA
+        assert own_part(DATA).sample(200).num_documents == 200
+
+    @pytest.mark.parametrize(("count", "owner"), [(1, None), (2, None), (3, [0] * 20 + [2] * 4)])
+    def test_a_sample_does_not_depend_on_processes(self, count: int, owner: list[int] | None) -> None:
+        data = DATA.replace(query_weights=torch.arange(24.0), positions=torch.arange(200))
+        expected = data.sample(120, seed=5)
+        assert 0 < expected.num_documents <= 120
+        for found in in_processes(count, sampled, owner) if count > 1 else [sampled(owner)]:
+            assert found["own"] == found["expected"]
+            for name in ("features", "labels", "offsets", "query_weights", "positions"):
+                assert found[name].equal(getattr(expected, name)), name
+
+    def test_one_place_stays_one(self) -> None:
+        assert DATA.gathered() is DATA
+        assert own_part(DATA).gathered().spread is None
+
+
+def sampled(owner: list[int] | None) -> dict[str, Any]:
+    data = own_part(DATA.replace(query_weights=torch.arange(24.0), positions=torch.arange(200)), owner)
+    part = data.sample(120, seed=5)
+    assert part.spread is not None
+    assert part.feature_names == data.feature_names
+    whole: RankingData = part.gathered()
+    expected = part.spread.own
+    return {
+        "own": part.sizes.tolist(),
+        "expected": part.spread.sizes[expected].tolist(),
+        **{name: getattr(whole, name) for name in ("features", "labels", "offsets", "query_weights", "positions")},
+    }
