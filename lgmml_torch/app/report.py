@@ -156,12 +156,12 @@ def report_content(found: Outcome, settings: Any) -> dict[str, Any]:
 
 def statistics(data: RankingData) -> dict[str, Any]:
     """`RankingData.statistics` with the most frequent labels only: fractions may all be different."""
-    found = data.statistics()
     if data.spread is not None:  # of all processes what each of them knows; labels stay with their lists
         sizes = data.all_sizes
         spans = (int(sizes.min()), int(sizes.median()), int(sizes.max()))
         counts = {"queries": len(sizes), "documents": int(sizes.sum()), "features": data.num_features}
         return {**counts, "documents per query (min, median, max)": spans, "labels": {}}
+    found = data.statistics()
     common = sorted(sorted(found["labels"], key=lambda label: -found["labels"][label])[:LABELS])
     return {**found, "labels": {label: found["labels"][label] for label in common}}
 
