@@ -39,6 +39,7 @@ from research.systems import fit_bank, train_weights
 
 DEFAULTS: dict[str, Any] = {"queries": 1500, "features": 60, "rounds": 20, "epochs": 2, "counts": "1,2"}
 SHARDS = 12
+KNOTS = 1024  # of a feature, at most
 TRAINED = ["experiment=trained", "local_metrics.num_metrics=64", "preprocess.ramps=0", "loader.num_workers=0"]
 
 
@@ -112,9 +113,10 @@ def predicted_bytes(found: dict[str, Any], count: int, settings: dict[str, Any],
     """What a process sends while a bank is fitted, by the formula of docs/distributed.md, with even shares."""
     lists, cap, rounds, width = 10_000, 2_500, settings["rounds"], settings["features"]
     each_round = 12 * lists + 4 * found["columns"] * cap
-    sample = 4 * (width + 1) * min(documents, SAMPLE_VALUES // width)
-    once = sample + int(settings["queries"] * 0.8) * (1 + 8 + 8 * -(-rounds // 5))
-    return float((rounds * each_round + once) / count)
+    values = width * min(documents, SAMPLE_VALUES // width)
+    once = 4 * values * (count - 1) / count + 12 * KNOTS * width
+    queries = int(settings["queries"] * 0.8) * (1 + 8 + 8 * -(-rounds // 5))
+    return float((rounds * each_round + once + queries) / count)
 
 
 def main() -> None:
@@ -148,8 +150,10 @@ def main() -> None:
     ]
     columns.append("MiB of features")
     print_table(f"{documents:,} documents, one thread each; efficiency in brackets", columns, rows)
-    expected = predicted_bytes(alone, counts[-1], settings, documents)
-    print(f"the formula gives {expected / 1e6:.3g} MB for each of {counts[-1]} processes")
+    for count in counts[1:]:
+        print(
+            f"the formula gives {predicted_bytes(alone, count, settings, documents) / 1e6:.3g} MB for each of {count}"
+        )
     save_result("processes", {"settings": settings, "documents": documents, "found": found})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -153,12 +154,12 @@ class TrainingLists:
         for start in range(0, self.num_features, width * size):
             here = self._columns(start, start + width * size)
             mine: list[Found] = []
-            for number in range(-(-here.shape[1] // width)):
+            for number in range(math.ceil(here.shape[1] / width)):
                 part = here[:, number * width : (number + 1) * width]
                 whole = self.spread.collect(part.contiguous(), number)
                 if number == rank:
                     mine = [call(column.numpy()) for column in whole.mT.contiguous().cpu()]
-            found += [one for each in distributed.of_each(mine) for one in each]
+            found += [one for each in self.spread.told_by_each(mine) for one in each]
         return found
 
     def _columns(self, start: int, stop: int) -> Tensor:  # (n, D')
