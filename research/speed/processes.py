@@ -151,9 +151,8 @@ def main() -> None:
     columns.append("MiB of features")
     print_table(f"{documents:,} documents, one thread each; efficiency in brackets", columns, rows)
     for count in counts[1:]:
-        print(
-            f"the formula gives {predicted_bytes(alone, count, settings, documents) / 1e6:.3g} MB for each of {count}"
-        )
+        expected = predicted_bytes(alone, count, settings, documents)
+        print(f"the formula gives {expected / 1e6:.3g} MB for each of {count} processes")
     save_result("processes", {"settings": settings, "documents": documents, "found": found})
 
 
