@@ -49,7 +49,7 @@ def join() -> None:
     if None in found or int(found[1] or 1) < 2:
         return
     try:
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # what is fitted may be in files
         rank, size = (int(number or 0) for number in found)
         dist.init_process_group(backend, store=_meeting(rank, size), rank=rank, world_size=size, timeout=PATIENCE)
         os.environ[JOINED] = str(os.getpid())
@@ -234,6 +234,11 @@ class Spread:
         return offsets_from_sizes(self.sizes)
 
     @cached_property
+    def most(self) -> int:
+        """Documents of the process that has most."""
+        return int(torch.bincount(self.owner, self.sizes.double()).max()) if len(self.owner) else 0
+
+    @cached_property
     def own_rows(self) -> Tensor:  # (n,)
         """For each document of this process, its row if one process had all."""
         sizes = self.sizes[self.own]
@@ -285,17 +290,22 @@ class Spread:
         rank, size = place()
         if size == 1:
             return values
-        owner = self.owner.repeat_interleave(self.sizes)
-        counts = torch.bincount(owner, minlength=size).tolist()
-        sent = values.new_zeros((max(counts), *values.shape[1:]))
-        sent[: len(values)] = values
-        told = [torch.empty_like(sent) for _ in range(size)] if rank == receiver else None
-        dist.gather(sent, told, dst=receiver)
-        self.traffic.calls += 1
-        if told is None:
-            self.traffic.bytes += sent.nbytes
+        if rank != receiver:
+            if len(values):
+                dist.send(values.contiguous(), receiver)
+                self.traffic.calls += 1
+                self.traffic.bytes += values.nbytes
             return values[:0]
-        return _in_order(told, owner, counts)
+        owner = self.owner.repeat_interleave(self.sizes)
+        found = values.new_empty((len(owner), *values.shape[1:]))
+        for source, count in enumerate(torch.bincount(owner, minlength=size).tolist()):
+            part = values
+            if source != rank and count:
+                part = values.new_empty((count, *values.shape[1:]))
+                dist.recv(part, source)
+            if count:
+                found[(owner == source).to(found.device)] = part
+        return found
 
     def combined(
         self,
@@ -340,12 +350,7 @@ class Spread:
         dist.all_gather(told, sent)
         self.traffic.calls += 1
         self.traffic.bytes += sent.numel() * sent.element_size()
-        return _in_order(told, owner, counts)
-
-
-def _in_order(told: list[Tensor], owner: Tensor, counts: list[int]) -> Tensor:
-    """What the processes told, each in the order of its own, put into the order of all."""
-    found = told[0].new_empty((len(owner), *told[0].shape[1:]))
-    for rank, part in enumerate(told):
-        found[(owner == rank).to(found.device)] = part[: counts[rank]]
-    return found
+        found = values.new_empty((len(owner), *values.shape[1:]))
+        for rank, part in enumerate(told):
+            found[(owner == rank).to(found.device)] = part[: counts[rank]]
+        return found

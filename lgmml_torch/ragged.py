@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-ROWS_COPIED = 4096  # at once, of those that may be more than memory holds
+ROWS_AT_ONCE = 4096  # of features that may be more than memory holds
 PER_DOCUMENT = ("features", "labels", "document_weights", "positions")  # tensors with a row for each document
 
 
@@ -329,16 +329,18 @@ class RankingData:
         )
 
     def sample(self, documents: int, *, seed: int = 0, folder: Path | None = None) -> Self:
-        """Whole lists of about so many documents, drawn from the whole set; the set itself where it has no more.
+        """Whole lists of about so many documents, one at least, drawn from the whole set; or all, if it has no more.
 
-        They stay with the processes that have them, and their features in a file (of ``folder``) where the set's are
-        mapped from one. Which lists they are does not depend on the number of processes.
+        Which lists they are does not depend on the number of processes, with whom they stay; their features are then
+        in a file of ``folder``.
         """
         sizes = self.all_sizes
         if int(sizes.sum()) <= documents:
             return self
         drawn = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
-        return self.pick(drawn[sizes[drawn].cumsum(0) <= documents].sort().values, folder)
+        within = sizes[drawn].cumsum(0) <= documents
+        within[0] = True
+        return self.pick(drawn[within].sort().values, folder)
 
     def pick(
         self,
@@ -351,8 +353,12 @@ class RankingData:
         own = torch.isin(self.spread.own, queries).nonzero()[:, 0]
         rows = segments.gather_segments(self.offsets, own)[0]
         part = self.replace(features=self.features[:, :0]).select(own)
-        features = self._in_file(rows, lambda chosen: self.features[chosen], folder)
-        return part.replace(features=features, spread=self.spread.part(queries), feature_names=self.feature_names)
+        return part.replace(
+            features=self._copied(rows, lambda chosen: self.features[chosen], folder),
+            feature_names=self.feature_names,
+            categories=self.categories,
+            spread=self.spread.part(queries),
+        )
 
     def gathered(self, folder: Path | None = None) -> Self:
         """All lists in one place, where processes share them: on every process, the features in a file."""
@@ -360,24 +366,26 @@ class RankingData:
             return self
         if distributed.place()[1] == 1:
             return self.replace(spread=None)
-        rows = torch.arange(int(self.all_offsets[-1]))
-        features = self._in_file(rows, lambda chosen: self.take(self.features, chosen), folder)
+        offsets = self.all_offsets
+        rows = torch.arange(int(offsets[-1]))
+        place = torch.empty_like(self.order)  # of each document in its list, in the caller's order
+        place[segments.argsort_segments(self.order, self.offsets)] = segments.positions(self.offsets)
         others = self.of_documents(lambda values: values if values is self.features else self.take(values, rows))
         return self.replace(
-            **{**others, "features": features},
-            offsets=self.all_offsets,
-            qids=tuple(range(len(self.all_sizes))),
-            order=rows,
+            **{**others, "features": self._copied(rows, lambda some: self.take(self.features, some), folder)},
+            offsets=offsets,
+            qids=tuple(range(len(offsets) - 1)),
+            order=self.take(place, rows) + offsets[:-1].repeat_interleave(offsets.diff()),
             doc_ids=None,
             query_weights=None if self.query_weights is None else self.of_all_queries(self.query_weights),
             spread=None,
         )
 
-    def _in_file(self, rows: Tensor, features_of: Callable[[Tensor], Tensor], folder: Path | None) -> Tensor:
-        """Features of some documents, copied some at a time into a file that is mapped."""
+    def _copied(self, rows: Tensor, features_of: Callable[[Tensor], Tensor], folder: Path | None) -> Tensor:
+        """Features of some documents in a file that is mapped; a few rows at a time are in memory."""
         kept = torch.from_numpy(scratch_array((len(rows), self.num_features), self.features.numpy().dtype, folder))
-        for start in range(0, len(rows), ROWS_COPIED):
-            kept[start : start + ROWS_COPIED] = features_of(rows[start : start + ROWS_COPIED])
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            kept[start : start + ROWS_AT_ONCE] = features_of(rows[start : start + ROWS_AT_ONCE])
         return kept
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Self, ...]:
@@ -457,8 +465,8 @@ class RankingData:
         values, counts = torch.unique(self.labels, return_counts=True)
         sizes = self.sizes
         constant = torch.ones(self.num_features, dtype=torch.bool, device=self.features.device)
-        for start in range(0, self.num_documents, ROWS_COPIED):  # a column of rows that are mapped is far apart
-            constant &= (self.features[start : start + ROWS_COPIED] == self.features[0]).all(0)
+        for start in range(0, self.num_documents, ROWS_AT_ONCE):  # whole columns of a mapped file would be read often
+            constant &= (self.features[start : start + ROWS_AT_ONCE] == self.features[0]).all(0)
         return {
             "queries": self.num_queries,
             "documents": self.num_documents,

@@ -292,7 +292,7 @@ def _load(
 
 
 def _decode(table: pa.Table, sizes: Tensor, start: int, targets: dict[str, NDArray[Any]]) -> None:
-    """Write the documents of a shard to their place; ``start`` is the row of the first."""
+    """Write the documents of some lists to their place; ``start`` is the row of the first."""
     targets["features"][...] = _flat(_flat(table["features"])).to_numpy().reshape(targets["features"].shape)
     if "label" in table.column_names:
         targets["labels"][...] = _flat(table["label"]).to_numpy()

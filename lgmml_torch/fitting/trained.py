@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -143,9 +144,16 @@ def _weighted(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
 def _ratio(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
     """Leading generalised eigenvectors of (dissimilar, similar) scatter of each region, of length 1 in the latter."""
-    whole = data.gathered()
-    regions = sample_regions(whole.labels, whole.offsets, shape[0], pool=pool, generator=generator)
-    found = _leading(whole.features, regions, shape[2], lam)
+    offsets = data.all_offsets
+    labels = data.take(data.labels, torch.arange(int(offsets[-1])))
+    regions = sample_regions(labels, offsets, shape[0], pool=pool, generator=generator)
+    features = data.features
+    if data.spread is not None:
+        rows = torch.unique(torch.cat([regions.positives, regions.negatives]))
+        features = data.take(features, rows)
+        positives, negatives = (torch.searchsorted(rows, part) for part in (regions.positives, regions.negatives))
+        regions = replace(regions, positives=positives, negatives=negatives)
+    found = _leading(features, regions, shape[2], lam)
     return found[torch.arange(shape[0]) % len(found)]  # fewer regions than metrics serve several times
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
+from lgmml_torch.checks import LGMMLError, check_offsets, check_shape
 from lgmml_torch.segments import list_blocks
 
 
@@ -73,35 +73,26 @@ def _alone(values: Tensor, how: str) -> Tensor:
     return values
 
 
-def column_moments(
-    features: Tensor,  # (N, D)
-) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
-    """Mean and (population) standard deviation of each column, in float64.
-
-    They do not depend on the order of the rows, and a constant column has a deviation of exactly 0 however large its
-    value.
-
-    >>> column_moments(torch.tensor([[1.0, 0.1], [3.0, 0.1]]))[1].tolist()
-    [1.0, 0.0]
-    """
-    check_shape("features", features, (None, None))
-    check_finite("features", features)
-    if len(features) == 0:
-        raise LGMMLError("`features` must have at least one row, got none")
-    ranges = block_ranges(row_blocks(features), features[0])
-    return block_moments(row_blocks(features), len(features), ranges)
-
-
 def block_ranges(
     blocks: Iterable[Tensor],  # (n, D) each
     like: Tensor,  # (D,)
     combine: Combine = _alone,
 ) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
-    """Middle and half width of the range of each column, of rows that come in blocks and that processes may share."""
+    """Middle and half width of the range of each column, of rows that come in blocks and that processes may share.
+
+    Raises:
+        LGMMLError: a value is not finite, on every process.
+
+    >>> block_ranges([torch.tensor([[1.0, 5.0]]), torch.tensor([[3.0, 5.0]])], torch.zeros(2))[1].tolist()
+    [1.0, 0.0]
+    """
     low, high = (like.new_full(like.shape, value, dtype=torch.float64) for value in (math.inf, -math.inf))
     for block in _small(blocks):
         low = torch.minimum(low, block.amin(0).double())
         high = torch.maximum(high, block.amax(0).double())
+    finite = (low.isfinite() & high.isfinite()) | (low > high)  # the last: no rows
+    if not bool(combine(finite.all().double(), "min")):
+        raise LGMMLError("`features` must be finite, got values that are not")
     low, high = combine(low, "min"), combine(high, "max")
     return low * 0.5 + high * 0.5, high * 0.5 - low * 0.5  # halved, so that nothing overflows
 
@@ -112,7 +103,10 @@ def block_moments(
     ranges: tuple[Tensor, Tensor],  # (D,), (D,)
     combine: Combine = _alone,
 ) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
-    """`column_moments` of rows that come in blocks and that processes may share: the same bits however they do.
+    """Mean and (population) standard deviation of each column, of rows in blocks that processes may share.
+
+    The bits do not depend on the order of the rows, the blocks or the processes, and a constant column has a deviation
+    of exactly 0 however large its value.
 
     Args:
         blocks: the rows that are here, finite.

@@ -304,11 +304,11 @@ def prepare(
         bank = recipe.build_bank(earlier)(fitted, seen, seed=recipe.seed, on_round=tell, **state.found())
     state.done()
     log.info("%d local metrics", bank.metrics.num_metrics)
-    whole = train.spread is None and fitted.num_documents == train.num_documents
-    parts = {"train": fitted if whole else None, "valid": seen}
-    inputs: dict[str, Tensor | Views] = {
-        name: part.features for name, part in parts.items() if bank.trained and part is not None
-    }
+    inputs: dict[str, Tensor | Views] = {}
+    for name, part in (("train", fitted), ("valid", seen)):
+        whole = part is not None and splits[name].spread is None and len(part) == len(splits[name])
+        if bank.trained and part is not None and whole:
+            inputs[name] = part.features
     return Prepared(preprocess, bank, dict(splits), inputs, encoder)
 
 

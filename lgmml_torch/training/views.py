@@ -10,9 +10,8 @@ from torch import Tensor
 
 from lgmml_torch.files import scratch_array
 from lgmml_torch.models.preprocess.base import Preprocess
-from lgmml_torch.models.preprocess.lists import BLOCK_VALUES, TrainingLists
+from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import list_blocks
 
 SAMPLE_VALUES = 1 << 27  # raw features that a preprocessing and the start of metrics are fitted on at most
 
@@ -71,7 +70,8 @@ def seen_through(preprocess: Preprocess, data: RankingData, folder: Path | None 
         return data.replace(features=preprocess(data.features, data.offsets))
     kind = preprocess(data.features[:0], data.offsets[:1])
     found = torch.from_numpy(scratch_array((data.num_documents, kind.shape[1]), kind.numpy().dtype, folder))
-    for first, last in list_blocks(data.offsets, max(1, BLOCK_VALUES // max(1, data.num_features))):
-        start, stop = int(data.offsets[first]), int(data.offsets[last])
-        found[start:stop] = preprocess(data.features[start:stop], data.offsets[first : last + 1] - start)
+    done = 0
+    for block in TrainingLists(data.features, data.offsets, data.spread, steps=(preprocess,)).blocks():
+        found[done : done + len(block)] = block
+        done += len(block)
     return data.replace(features=found)

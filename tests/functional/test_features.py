@@ -9,7 +9,6 @@ from hypothesis.extra import numpy as hnp
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.functional.features import (
-    column_moments,
     interpolate_knots,
     list_ids,
     list_rank_percentiles,
@@ -109,18 +108,3 @@ def test_thinned_knots_keep_the_promised_bound(max_knots: int, atom: float) -> N
     assert miss.max() < 1 / (max_knots // 2 - 1)
     assert values[0] == sample.min()
     assert values[-1] == sample.max()
-
-
-def test_moments_match_numpy_and_are_exact_on_constants() -> None:
-    rng = np.random.default_rng(2)
-    x = np.concatenate([rng.normal(1e8, 5e7, (500, 1)), np.full((500, 1), 0.1), rng.normal(size=(500, 1))], 1)
-    x = x.astype(np.float32)
-    mean, deviation = column_moments(torch.from_numpy(x))
-    np.testing.assert_allclose(mean.numpy(), x.astype(np.float64).mean(0), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(deviation[[0, 2]].numpy(), x.astype(np.float64).std(0)[[0, 2]], rtol=1e-9)
-    assert deviation[1] == 0
-
-
-def test_moments_of_nothing() -> None:
-    with pytest.raises(LGMMLError, match="at least one row, got none"):
-        column_moments(torch.zeros(0, 2))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.functional.features import OrderlessSum, block_moments, block_ranges, column_moments
+from lgmml_torch.functional.features import OrderlessSum, block_moments, block_ranges
 from lgmml_torch.models.preprocess import lists as preprocess_lists
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import Chain, Concat, all_views, list_rank_features
@@ -31,8 +31,13 @@ from lgmml_torch.models.preprocess.steps import (
     Standardize,
 )
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import argsort_segments
 from tests.processes import in_processes, own_part
 from tests.reference.preprocess import exact_moments
+
+
+def column_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    return TrainingLists(x, torch.tensor([0, len(x)])).moments
 
 
 def rows(seed: int, shape: tuple[int, int], scale: float = 1.0) -> Tensor:
@@ -183,9 +188,25 @@ class TestSharedLists:
         torch.testing.assert_close(found[0], expected.directions, rtol=1e-4, atol=1e-5)
 
     def test_bad_values_end_all_processes_with_the_same_words(self) -> None:
-        assert (
-            in_processes(2, said_of_bad_values) == ["`features` must hold finite numbers, got others in some shard"] * 2
-        )
+        said = "`features` must be finite, got values that are not"
+        assert in_processes(2, said_of_bad_values) == [said] * 2
+
+    @pytest.mark.parametrize("then", [Quantile, Ramps, PCA, Norm2, RemoveConstant])
+    def test_what_a_step_made_infinite_is_noticed_by_the_next(self, then: Callable[[], Preprocess]) -> None:
+        x = torch.tensor([[3.4e38], *[[-3.4e38]] * 9])
+        lists = RankingData.from_arrays(x, torch.zeros(10), group=[4, 6])
+        shared = own_part(lists)
+        for data in (lists, shared):
+            with pytest.raises(LGMMLError, match="`features` must be finite"):
+                Chain([Standardize(), then()]).fit_lists(TrainingLists(data.features, data.offsets, data.spread))
+
+    @pytest.mark.parametrize(
+        ("documents", "features", "owner", "widths"),
+        [(10, 136, [0, 1, 2, 3], [34] * 4), (300, 7, [0, 1, 2, 3], [2, 2, 2, 1]), (300, 40, [1] * 4, [10] * 4)],
+    )
+    def test_columns_are_shared_out(self, documents: int, features: int, owner: list[int], widths: list[int]) -> None:
+        found = in_processes(4, columns_looked_at, documents, features, owner)
+        assert found == widths
 
     def test_no_rows_anywhere(self) -> None:
         none = own_part(DATA.select([]))
@@ -207,6 +228,16 @@ class TestSharedLists:
 
 def every_step(owner: list[int] | None) -> dict[str, Any]:
     return {name: fitted(name, owner, 300, 450) for name in STEPS}
+
+
+def columns_looked_at(documents: int, features: int, owner: list[int]) -> int:
+    x = torch.arange(4.0 * documents * features).view(4 * documents, features)
+    data = own_part(RankingData.from_arrays(x, torch.zeros(len(x)), group=[documents] * 4), owner)
+    seen: list[float] = []
+    lists = TrainingLists(data.features, data.offsets, data.spread)
+    found = lists.per_column(lambda column: seen.append(column[0]) or np.array([column.sum()]))  # type: ignore[func-returns-value]
+    assert np.concatenate(found).tolist() == x.sum(0).tolist()
+    return len(seen)
 
 
 def components() -> Tensor:
@@ -242,9 +273,34 @@ class TestSharedData:
             for name in ("features", "labels", "offsets", "query_weights", "positions"):
                 assert found[name].equal(getattr(expected, name)), name
 
+    def test_a_sample_has_a_list(self) -> None:
+        data = DATA.select([0, 1, 2])
+        for seed in range(6):
+            for lists in (data, own_part(data)):
+                assert lists.sample(1, seed=seed).num_queries == 1
+
+    def test_ties_are_broken_as_in_one_place(self) -> None:
+        """By the order in which documents were handed in, which is not that of the rows."""
+        data = RankingData.from_arrays(torch.zeros(40, 2), torch.arange(40) * 7 % 3, qid=torch.arange(40) % 4)
+        expected = argsort_segments(torch.zeros(40), data.offsets, tie_order=data.order)
+        assert expected.tolist() != list(range(40))
+        for found in in_processes(2, tied):
+            assert found.equal(expected)
+
+    def test_words_and_names_stay(self) -> None:
+        data = DATA.replace(feature_names=tuple("abcdefghi"), categories=(*(None,) * 8, ("x", "y")))
+        part = own_part(data).pick(torch.tensor([1, 3]))
+        assert (part.feature_names, part.categories) == (data.feature_names, data.categories)
+
     def test_one_place_stays_one(self) -> None:
         assert DATA.gathered() is DATA
         assert own_part(DATA).gathered().spread is None
+
+
+def tied() -> Tensor:
+    data = RankingData.from_arrays(torch.zeros(40, 2), torch.arange(40) * 7 % 3, qid=torch.arange(40) % 4)
+    whole = own_part(data).gathered()
+    return argsort_segments(torch.zeros(40), whole.offsets, tie_order=whole.order)
 
 
 def sampled(owner: list[int] | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from lgmml_torch.fitting.trained import start_trained
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess import lists as preprocess_lists
 from lgmml_torch.models.preprocess.compose import all_views, list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import write_checkpoint
@@ -154,7 +155,7 @@ class TestViews:
         files: list[Any] = []
         real = views.scratch_array
         monkeypatch.setattr(views, "scratch_array", lambda *args: files.append(args[2]) or real(*args))
-        monkeypatch.setattr(views, "BLOCK_VALUES", 2 * at_once)
+        monkeypatch.setattr(preprocess_lists, "BLOCK_VALUES", 2 * at_once)
         preprocess = list_rank_features().fit(LISTS.features, LISTS.offsets)
         plain = seen_through(preprocess, LISTS)
         assert files == []

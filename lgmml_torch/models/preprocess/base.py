@@ -167,8 +167,8 @@ class Preprocess(nn.Module):
         self._num_features_in = width
         return self
 
-    def known_moments(self, before: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-        """Moments of the columns of the result, where those of the features say so."""
+    def columns_kept(self) -> Tensor | None:  # (D',) long
+        """Which columns of the features the result consists of, unchanged; None where it is made of them otherwise."""
         return None
 
     def _fit(self, lists: TrainingLists) -> None:

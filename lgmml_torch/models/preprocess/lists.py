@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,7 +38,7 @@ class TrainingLists:
         offsets: ``(q+1,)`` of these lists.
         spread: where these are the lists of one process of several: who has which.
         steps: fitted, which the features go through.
-        moments: mean and deviation of each column, where they are known.
+        known: `ranges` and `moments`, as far as they are known.
     """
 
     def __init__(
@@ -48,12 +48,11 @@ class TrainingLists:
         spread: Spread | None = None,
         *,
         steps: tuple[Preprocess, ...] = (),
-        moments: tuple[Tensor, Tensor] | None = None,
+        known: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self.features, self.offsets, self.spread = features, offsets, spread
         self.steps = steps
-        if moments is not None:
-            self.moments = moments
+        self.__dict__.update(known or {})
 
     @property
     def num_documents(self) -> int:
@@ -90,24 +89,28 @@ class TrainingLists:
         check_offsets(self.offsets, len(features))
         if self.spread is None:
             check_finite("features", features)
-        elif not self.steps and not self._finite:
-            raise LGMMLError("`features` must hold finite numbers, got others in some shard")
-
-    @cached_property
-    def _finite(self) -> bool:
-        here = all(bool(block.isfinite().all()) for block in self.blocks())
-        return bool(self._combined(torch.tensor(float(here), device=self.device), "min"))
+        elif not self.steps:
+            _ = self.ranges  # what is not finite is noticed by all processes
 
     def through(self, step: Preprocess) -> TrainingLists:
         """The lists as a fitted step makes them."""
-        known = step.known_moments(self.__dict__.get("moments"))
+        kept = step.columns_kept()
+        known: dict[str, tuple[Tensor, Tensor]] = {}
+        for name in ("ranges", "moments"):
+            if kept is not None and name in self.__dict__:
+                first, second = self.__dict__[name]
+                known[name] = first[kept], second[kept]
         if self.spread is None:
-            return TrainingLists(step(self.features, self.offsets), self.offsets, moments=known)
-        return TrainingLists(self.features, self.offsets, self.spread, steps=(*self.steps, step), moments=known)
+            return TrainingLists(step(self.features, self.offsets), self.offsets, known=known)
+        return TrainingLists(self.features, self.offsets, self.spread, steps=(*self.steps, step), known=known)
 
     @cached_property
     def ranges(self) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
-        """Middle and half width of the range of each column over all documents."""
+        """Middle and half width of the range of each column over all documents.
+
+        Raises:
+            LGMMLError: values that are not finite, on every process.
+        """
         return block_ranges(self.blocks(), self.features.new_empty(self.num_features), self._combined)
 
     @cached_property
@@ -148,24 +151,27 @@ class TrainingLists:
         """What a function finds in each column, which it is given whole; each process looks at some of them."""
         if self.spread is None:
             return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
+        _ = self.ranges  # for what is not finite
         rank, size = distributed.place()
-        width = max(1, COLUMN_VALUES // max(1, self.num_documents))
+        most = max(1, 2 * COLUMN_VALUES // max(1, self.spread.most), size)  # columns that are taken out together
+        width = max(1, min(COLUMN_VALUES // self.num_documents, most // size, math.ceil(self.num_features / size)))
         found: list[Found] = []
         for start in range(0, self.num_features, width * size):
-            here = self._columns(start, start + width * size)
+            here = self._columns(start, min(start + width * size, self.num_features))
             mine: list[Found] = []
             for number in range(math.ceil(here.shape[1] / width)):
-                part = here[:, number * width : (number + 1) * width]
-                whole = self.spread.collect(part.contiguous(), number)
+                whole = self.spread.collect(here[:, number * width : (number + 1) * width], number)
                 if number == rank:
                     mine = [call(column.numpy()) for column in whole.mT.contiguous().cpu()]
             found += [one for each in self.spread.told_by_each(mine) for one in each]
         return found
 
     def _columns(self, start: int, stop: int) -> Tensor:  # (n, D')
-        parts = [block[:, start:stop].clone() for block in self.blocks()]
-        stop = min(stop, self.num_features)
-        return torch.cat(parts) if parts else self.features.new_empty((0, stop - start))
+        found, done = self.features.new_empty((len(self.features), stop - start)), 0
+        for block in self.blocks():
+            found[done : done + len(block)] = block[:, start:stop]
+            done += len(block)
+        return found
 
     def covariance(self) -> Tensor:  # (D, D) float64
         """That of the columns over all documents."""

@@ -129,9 +129,9 @@ class RemoveConstant(Preprocess):
         """The tolerance."""
         return {"tolerance": self.tolerance}
 
-    def known_moments(self, before: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-        """Those of the features kept."""
-        return None if before is None else (before[0][self.kept], before[1][self.kept])
+    def columns_kept(self) -> Tensor | None:  # (D',) long
+        """Those that vary."""
+        return self.kept
 
     def _fit(self, lists: TrainingLists) -> None:
         kept = (lists.moments[1] > self.tolerance).nonzero()[:, 0]
