@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -18,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lgmml_torch import distributed, segments
+from lgmml_torch import segments
 from lgmml_torch.canonical import canonical_order
 from lgmml_torch.categories import Asked, Categories, WordColumns, coded_features, fill_words, recoded, united
 from lgmml_torch.checks import DataError, check_choice, check_positive
 from lgmml_torch.distributed import Spread
-from lgmml_torch.files import scratch_array
 from lgmml_torch.inputs import (
     POLICIES,
     check_length,
@@ -327,66 +325,6 @@ class RankingData:
             query_weights=None if self.query_weights is None else self.query_weights[chosen],
             spread=None,
         )
-
-    def sample(self, documents: int, *, seed: int = 0, folder: Path | None = None) -> Self:
-        """Whole lists of about so many documents, one at least, drawn from the whole set; or all, if it has no more.
-
-        Which lists they are does not depend on the number of processes, with whom they stay; their features are then
-        in a file of ``folder``.
-        """
-        sizes = self.all_sizes
-        if int(sizes.sum()) <= documents:
-            return self
-        drawn = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
-        within = sizes[drawn].cumsum(0) <= documents
-        within[0] = True
-        return self.pick(drawn[within].sort().values, folder)
-
-    def pick(
-        self,
-        queries: Tensor,  # (C,) rising
-        folder: Path | None = None,
-    ) -> Self:
-        """Lists by their numbers in the whole set; where processes share it, they stay with those that have them."""
-        if self.spread is None:
-            return self.select(queries)
-        own = torch.isin(self.spread.own, queries).nonzero()[:, 0]
-        rows = segments.gather_segments(self.offsets, own)[0]
-        part = self.replace(features=self.features[:, :0]).select(own)
-        return part.replace(
-            features=self._copied(rows, lambda chosen: self.features[chosen], folder),
-            feature_names=self.feature_names,
-            categories=self.categories,
-            spread=self.spread.part(queries),
-        )
-
-    def gathered(self, folder: Path | None = None) -> Self:
-        """All lists in one place, where processes share them: on every process, the features in a file."""
-        if self.spread is None:
-            return self
-        if distributed.place()[1] == 1:
-            return self.replace(spread=None)
-        offsets = self.all_offsets
-        rows = torch.arange(int(offsets[-1]))
-        place = torch.empty_like(self.order)  # of each document in its list, in the caller's order
-        place[segments.argsort_segments(self.order, self.offsets)] = segments.positions(self.offsets)
-        others = self.of_documents(lambda values: values if values is self.features else self.take(values, rows))
-        return self.replace(
-            **{**others, "features": self._copied(rows, lambda some: self.take(self.features, some), folder)},
-            offsets=offsets,
-            qids=tuple(range(len(offsets) - 1)),
-            order=self.take(place, rows) + offsets[:-1].repeat_interleave(offsets.diff()),
-            doc_ids=None,
-            query_weights=None if self.query_weights is None else self.of_all_queries(self.query_weights),
-            spread=None,
-        )
-
-    def _copied(self, rows: Tensor, features_of: Callable[[Tensor], Tensor], folder: Path | None) -> Tensor:
-        """Features of some documents in a file that is mapped; a few rows at a time are in memory."""
-        kept = torch.from_numpy(scratch_array((len(rows), self.num_features), self.features.numpy().dtype, folder))
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            kept[start : start + ROWS_AT_ONCE] = features_of(rows[start : start + ROWS_AT_ONCE])
-        return kept
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Self, ...]:
         """Cut into parts by query, never by row, in the given proportions.

@@ -22,6 +22,7 @@ LAYERS = (
     ("canonical", "inputs", "rules"),
     ("categories",),
     ("ragged",),
+    ("sharing",),
     ("functional",),
     ("data", "models", "evaluation/metric"),
     ("plots", "fitting", "baselines"),

@@ -18,6 +18,7 @@ from lgmml_torch.fitting.boosted.fit import fit_boosted
 from lgmml_torch.fitting.boosted.learners import BoostConfig
 from lgmml_torch.fitting.boosted.search import Bag, draw_bag, first_prior, make_problem, subspace_factors
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.sharing import sample_lists
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import LambdaRank, Softmax, Warp
 
@@ -205,7 +206,7 @@ class TestTheWay:
             self.check(part)
         for pair in data.kfold(3):
             self.check(pair[1])
-        self.check(data.sample(12))
+        self.check(sample_lists(data, 12))
         self.check(data.to("cpu"))
         self.check(from_arrays(to_arrays(data)))
         self.check(RankingData.merge(data.split((1, 2))))

@@ -24,6 +24,7 @@ from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_min, segment_sum
+from lgmml_torch.sharing import gather_lists, pick_lists
 
 SCALE_DOCUMENTS = 2000  # the mean distance of more of them is the same
 SCATTER_QUERIES = 300  # and so are diagonal scatters of more lists
@@ -122,7 +123,7 @@ def _strength(data: RankingData, shape: Shape, pool: int, lam: float, generator:
 def _diagonal(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
     """Each feature times (D_jj/S_jj)^¼: the factor of the geometric mean where both scatters are diagonal."""
     chosen = torch.randperm(len(data.all_sizes), generator=generator)[:SCATTER_QUERIES].sort().values
-    some = data.pick(chosen).gathered()
+    some = gather_lists(pick_lists(data, chosen))
     lowest = segment_min(some.labels, some.offsets)[some.query_index]
     above = (some.labels - lowest).to(some.features)
     S, D = list_scatter(some.features[:, :, None], above, (above == 0).to(above), some.offsets)

@@ -43,6 +43,7 @@ from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.sharing import gather_lists
 from lgmml_torch.training.batches import TrainingBatches, telling_loader_failures
 from lgmml_torch.training.callbacks import KeepCheckpoints, Story
 from lgmml_torch.training.checkpoints import CheckpointFiles
@@ -332,10 +333,10 @@ def _through(
     wanted = train if everywhere and not trains else shown
     fitted = seen_through(preprocess, wanted, folder) if known else fit_through(preprocess, shown, wanted, folder)
     if not everywhere:
-        fitted = fitted.gathered(folder)
+        fitted = gather_lists(fitted, folder)
     if valid is None or (trains and valid.spread is not None):
         return fitted, None
-    judged = valid if everywhere else sample_of(valid, recipe.seed, folder).gathered(folder)
+    judged = valid if everywhere else gather_lists(sample_of(valid, recipe.seed, folder), folder)
     return fitted, seen_through(preprocess, judged, folder)
 
 

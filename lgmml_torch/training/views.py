@@ -12,6 +12,7 @@ from lgmml_torch.files import scratch_array
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.sharing import sample_lists
 
 SAMPLE_VALUES = 1 << 27  # raw features that a preprocessing and the start of metrics are fitted on at most
 
@@ -51,7 +52,7 @@ class Views:
 
 def sample_of(data: RankingData, seed: int, folder: Path | None = None) -> RankingData:
     """The lists themselves, or, of very many, the sample that stands for them, wherever and on whatever processes."""
-    return data.sample(SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
+    return sample_lists(data, SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
 
 
 def fit_through(

@@ -27,6 +27,7 @@ from lgmml_torch.models.preprocess.compose import all_views, list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import write_checkpoint
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.sharing import pick_lists
 from lgmml_torch.training import unfinished, views, ways
 from lgmml_torch.training.callbacks import KeepCheckpoints
 from lgmml_torch.training.distances import compute_distances, distance_key
@@ -122,14 +123,11 @@ class TestStart:
 
 
 class TestViews:
-    def test_a_sample_has_so_many_values(self, tmp_path: Path) -> None:
+    def test_a_sample_has_so_many_values(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         asked: list[Any] = []
-
-        def data(features: int) -> Any:
-            return SimpleNamespace(num_features=features, sample=lambda n, **how: asked.append((n, how)) or "sample")
-
+        monkeypatch.setattr(views, "sample_lists", lambda data, n, **how: asked.append((n, how)) or "sample")
         for features in (0, 1, 8, 100):
-            assert sample_of(data(features), 3, tmp_path) == "sample"
+            assert sample_of(SimpleNamespace(num_features=features), 3, tmp_path) == "sample"  # type: ignore[arg-type]
         assert [count for count, _ in asked] == [134_217_728, 134_217_728, 16_777_216, 1_342_177]
         assert all(how == {"seed": 3, "folder": tmp_path} for _, how in asked)
 
@@ -137,7 +135,7 @@ class TestViews:
     def test_lists_are_fitted_on_and_others_seen(self, spread: Spread | None) -> None:
         """Whatever is shown decides, in memory and from shards alike."""
         lists = LISTS.replace(spread=spread)
-        some = lists.pick(torch.tensor([0, 2]))
+        some = pick_lists(lists, torch.tensor([0, 2]))
         expected = list_rank_features().fit(LISTS.select([0, 2]).features, torch.tensor([0, 3, 7]))
         for shown, wanted in ((some, some), (some, lists), (lists, lists)):
             preprocess = list_rank_features()

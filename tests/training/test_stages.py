@@ -27,6 +27,7 @@ from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.sharing import pick_lists
 from lgmml_torch.training import stages
 from lgmml_torch.training.callbacks import KeepCheckpoints, Story
 from lgmml_torch.training.checkpoints import CheckpointFiles
@@ -412,7 +413,7 @@ class TestThrough:
     def sampled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def sample_of(lists: RankingData, seed: int, folder: Path | None) -> RankingData:
             assert seed == 3
-            return lists if lists.spread is None else lists.pick(torch.tensor([0]))
+            return lists if lists.spread is None else pick_lists(lists, torch.tensor([0]))
 
         monkeypatch.setattr(stages, "sample_of", sample_of)
 
