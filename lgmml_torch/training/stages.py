@@ -307,8 +307,7 @@ def prepare(
     log.info("%d local metrics", bank.metrics.num_metrics)
     inputs: dict[str, Tensor | Views] = {}
     for name, part in (("train", fitted), ("valid", seen)):
-        whole = part is not None and splits[name].spread is None and len(part) == len(splits[name])
-        if bank.trained and part is not None and whole:
+        if bank.trained and part is not None and splits[name].spread is None and len(part) == len(splits[name]):
             inputs[name] = part.features
     return Prepared(preprocess, bank, dict(splits), inputs, encoder)
 

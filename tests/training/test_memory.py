@@ -17,7 +17,7 @@ from research.speed.harness import watched
 from tests.processes import in_processes
 from tests.training.tiny import trained_recipe
 
-DOCUMENTS, FEATURES = 120_000, 64
+DOCUMENTS, FEATURES = 80_000, 64
 MIB = DOCUMENTS * FEATURES * 4 / 2**20
 
 
@@ -34,7 +34,7 @@ def prepared(folder: Path, kind: str) -> dict[str, float]:
 
 
 def test_each_process_holds_its_part(tmp_path: Path) -> None:
-    """The set has 29 MiB of features, 59 or 146 more in all views: less than three copies of those are too much."""
+    """The set has 20 MiB of features, 39 or 98 more in all views: two copies of those would be too much."""
     generator = torch.Generator().manual_seed(0)
     features, labels = torch.rand(DOCUMENTS, FEATURES, generator=generator), torch.arange(DOCUMENTS) % 3
     lists = RankingData.from_arrays(features, labels, group=[100] * (DOCUMENTS // 100))
@@ -45,5 +45,5 @@ def test_each_process_holds_its_part(tmp_path: Path) -> None:
         assert max(each["mapped"] for each in found[3]) < found[1][0]["mapped"] - total / 2, (kind, found)
         for count, processes in found.items():
             for each in processes:
-                assert each["mapped"] < total / count + 90, (kind, found)  # and what programs map of libraries
+                assert each["mapped"] < total / count + 75, (kind, found)  # and what programs map of libraries
                 assert each["anonymous"] < 130, (kind, found)

@@ -78,7 +78,8 @@ def test_no_operation_of_a_step_assumes_a_device() -> None:
 @pytest.mark.parametrize("mode", ["per_query", "shared", "amortized"])
 @pytest.mark.parametrize("batching", ["lists", "triplets"])
 def test_training_lowers_the_loss(mode: str, batching: str, tmp_path: Path) -> None:
-    trained = tiny.train(tmp_path, mode=mode, batching=batching, epochs=4, keep="last")
+    loader = {"batch_size": 3 if batching == "lists" else 24}
+    trained = tiny.train(tmp_path, mode=mode, batching=batching, epochs=4, keep="last", loader=loader)
     module, keeper = trained.module, trained.keeper
     data, dists = module._data["train"]
     model = tiny.prepared().model(lambda queries, metrics: Phi(queries, metrics, mode=mode))

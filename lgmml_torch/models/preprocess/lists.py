@@ -153,8 +153,9 @@ class TrainingLists:
             return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
         _ = self.ranges  # for what is not finite
         rank, size = distributed.place()
-        most = max(1, 2 * COLUMN_VALUES // max(1, self.spread.most), size)  # columns that are taken out together
-        width = max(1, min(COLUMN_VALUES // self.num_documents, most // size, math.ceil(self.num_features / size)))
+        together = 2 * COLUMN_VALUES // self.spread.most  # columns that whoever has most documents takes out at once
+        width = min(COLUMN_VALUES // self.num_documents, together // size, math.ceil(self.num_features / size))
+        width = max(1, width)  # columns that each process looks at
         found: list[Found] = []
         for start in range(0, self.num_features, width * size):
             here = self._columns(start, min(start + width * size, self.num_features))
