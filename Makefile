@@ -10,8 +10,7 @@ export LGMML_DATA ?= $(DATA)
 endif
 # One BLAS thread per test process: two processes with two threads each would fight over two cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-# One process of tests more than cores: some of them wait for processes that they started.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
+JOBS ?= auto
 # Files are installed by their hashes where these locks are for this Python and machine; LOCKS= goes by versions alone.
 LOCKS ?= locks
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
