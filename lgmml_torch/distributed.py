@@ -161,14 +161,15 @@ def moments_of_all(
 ) -> tuple[Tensor, Tensor]:  # (C,) each
     """Mean and standard deviation over the rows of all processes."""
     wide = values.double()
-    count = _sum_of_all(torch.tensor(float(len(values)), dtype=torch.float64, device=values.device))
-    mean = _sum_of_all(wide.sum(0)) / count
-    return mean.to(values.dtype), (_sum_of_all((wide - mean).square().sum(0)) / count).sqrt().to(values.dtype)
+    count = combined(torch.tensor(float(len(values)), dtype=torch.float64, device=values.device), "sum")
+    mean = combined(wide.sum(0), "sum") / count
+    return mean.to(values.dtype), (combined((wide - mean).square().sum(0), "sum") / count).sqrt().to(values.dtype)
 
 
-def _sum_of_all(values: Tensor) -> Tensor:
+def combined(values: Tensor, how: str) -> Tensor:
+    """The sum ("sum"), or the least or largest ("min", "max"), of what the processes have, in place."""
     if place()[1] > 1:
-        dist.all_reduce(values)
+        dist.all_reduce(values, {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}[how])
     return values
 
 
@@ -307,17 +308,12 @@ class Spread:
                 found[(owner == source).to(found.device)] = part
         return found
 
-    def combined(
-        self,
-        values: Tensor,
-        how: str,
-    ) -> Tensor:
-        """The sum ("sum"), or the least or largest ("min", "max"), of what the processes have."""
+    def combined(self, values: Tensor, how: str) -> Tensor:
+        """`combined` of all processes, which counts as sent."""
         if place()[1] > 1:
-            dist.all_reduce(values, {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}[how])
             self.traffic.calls += 1
             self.traffic.bytes += values.nbytes
-        return values
+        return combined(values, how)
 
     def told_by_each(self, arrays: Sequence[Any]) -> list[Any]:
         """Arrays, or tuples of them, that every process has found, on all of them; for small ones."""

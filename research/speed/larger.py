@@ -37,6 +37,7 @@ from lgmml_torch.data.shards import write_shards
 from lgmml_torch.data.source import ReadOptions, Rows, Source
 from lgmml_torch.data.write import save_table
 from lgmml_torch.models.ranker import LGMML
+from research.ray_kills import equal
 from research.speed.harness import GIB, parse, print_table, save_result
 
 ROOT = Path(__file__).parent.parent.parent
@@ -157,6 +158,7 @@ def compare(lists: LetorLike, folder: Path, group: Path, settings: dict[str, Any
     return {
         "shards": _test_value(folder / "run-shards"),
         "memory": _test_value(folder / "run-table"),
+        "equal bit for bit": equal(*models),
         "largest difference of the models": apart,
     }
 

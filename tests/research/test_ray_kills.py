@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("psutil")
 
-from research.ray_kills import Row, starts, table
+from research.ray_kills import Row, equal, starts, table
 
 
 def test_what_workers_went_on_from() -> None:
@@ -25,3 +26,11 @@ def test_a_table_names_another_model() -> None:
     assert lines[2] == "| worker 1 of 2 | 3.2 s | epochs | last.ckpt | 20 s | the same, bit for bit |"
     assert lines[3].endswith("| ANOTHER |")
     assert lines[-1].startswith("Seed 7; two workers; 62 s")
+
+
+def test_models_are_equal_in_every_number() -> None:
+    model = {"a": torch.tensor([1.0, torch.nan]), "b": torch.tensor([2])}
+    assert equal(model, {name: value.clone() for name, value in model.items()})
+    for other in (torch.tensor([1.0, 0.0]), torch.tensor([1.0]), torch.tensor([1.5, torch.nan])):
+        assert not equal(model, {**model, "a": other})
+    assert not equal(model, {"a": model["a"]})
