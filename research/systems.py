@@ -289,7 +289,7 @@ def fit_linear(fold: RankingFold, seed: int, options: Options) -> Fitted:
     for step in range(1, STEPS + 1):
         with torch.no_grad():
             scores = train.features @ weights
-            gradients, _ = lambda_gradients(scores, train.labels.to(scores), train.offsets, ideal=ideal)
+            gradients, _ = lambda_gradients(scores, train.labels.to(scores), train.offsets)
             weights.grad = -(train.features.mT @ gradients.to(scores)) / train.num_queries
         optimizer.step()
         if step % EVERY == 0:

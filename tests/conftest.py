@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.processor import Processor
 
 settings.register_profile("any machine", deadline=None)  # a busy one may take ten times as long
 settings.load_profile("any machine")
@@ -30,6 +33,14 @@ def data_dir() -> Path:
     if os.environ.get("LGMML_REQUIRE_DATA"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _processor() -> Iterator[None]:
+    """With ``LGMML_PROCESSOR=<seed>`` all tests run on a pretend processor, which rounds in its own way."""
+    seed = os.environ.get("LGMML_PROCESSOR", "")
+    with Processor(int(seed)) if seed else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -40,7 +40,6 @@ def lambda_gradients(
     truncation: int = 30,
     sigma: float = 1.0,
     floor: float = 0.05,
-    ideal: Tensor | None = None,  # (Q,)
     weights: Tensor | None = None,  # (N,)
     chunk_pairs: int = CHUNK_PAIRS,
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
@@ -66,7 +65,6 @@ def lambda_gradients(
         truncation: pairs need a document among the first ``truncation`` places.
         sigma: slope of the pairwise probability.
         floor: added to ``p (1 - p)``.
-        ideal: `ideal_dcg` with the same ``truncation``, when the caller has it already.
         weights: what the relevance of each document counts; 1 when not given.
         chunk_pairs: pairs in memory at a time.
 
@@ -84,7 +82,7 @@ def lambda_gradients(
     check_positive("truncation", truncation)
     check_positive("sigma", sigma)
     check_positive("floor", floor, zero=True)
-    ideal = ideal_dcg(labels, offsets, truncation=truncation) if ideal is None else ideal
+    ideal = ideal_dcg(labels, offsets, truncation=truncation)
     order = argsort_segments(scores, offsets, descending=True)
     f, place, query = sigma * scores[order], positions(offsets), segment_ids(offsets)
     # Divided by the ideal here, so that a pair needs no look-up of it; NDCG skips a list without gain, so does this.

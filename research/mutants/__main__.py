@@ -1,6 +1,6 @@
 """``python -m research.mutants``: change the package in one place at a time, and see whether a test notices.
 
-python -m research.mutants [--sample 200] [--seed 0] [--package fitting ...] [--named] [--jobs 2] [--list]
+python -m research.mutants [--sample 200] [--seed 0] [--package fitting ...] [--jobs 2] [--list]
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import random
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 from research.mutants.changes import Mutant, mutants_of, sample
@@ -20,7 +19,6 @@ from research.mutants.run import Outcome, copy_tree, try_all
 
 PACKAGES = ("functional", "fitting", "models", "training", "data")
 ROOT = Path(__file__).parents[2]
-NAMED = Path(__file__).with_name("named.json")
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 BUDGET = 40.0  # processor seconds of tests for a change that none of them notices
 
@@ -31,10 +29,13 @@ def all_mutants(package: str, root: Path = ROOT) -> list[Mutant]:
     return [mutant for file in files for mutant in mutants_of(file.relative_to(root).as_posix(), file.read_text())]
 
 
-def accepted() -> dict[tuple[str, str, str, str], str]:
-    """Changes that change nothing anyone could see, with the reason, by file, line and change (``*``: any)."""
-    entries = json.loads(EQUIVALENT.read_text())
-    return {(entry["path"], entry["text"], entry["before"], entry["after"]): entry["reason"] for entry in entries}
+def accepted(file: Path = EQUIVALENT) -> dict[tuple[str, str, str, str, int], str]:
+    """Changes that are not tried, with the reason: of the same result, or accepted as they are."""
+    return {
+        (entry["path"], entry["scope"], entry["before"], entry["after"], entry.get("number", 0)): entry["reason"]
+        for verdict in json.loads(file.read_text()).values()
+        for entry in verdict
+    }
 
 
 def choose_sample(packages: list[str], count: int, seed: int) -> tuple[list[Mutant], Counter[str]]:
@@ -46,24 +47,12 @@ def choose_sample(packages: list[str], count: int, seed: int) -> tuple[list[Muta
         for mutant in sample(all_mutants(package), 10**9, rng):
             if len(kept) == wanted:
                 break
-            if mutant.key in known or (*mutant.key[:3], "*") in known:
+            if mutant.key in known:
                 skipped[package] += 1
             else:
                 kept.append(mutant)
         chosen += kept
     return chosen, skipped
-
-
-def named_mutants(packages: list[str], root: Path = ROOT) -> list[Mutant]:
-    """Changes that survived once, each with a name of its own."""
-    found = []
-    for entry in json.loads(NAMED.read_text()):
-        source = (root / entry["path"]).read_text().encode()
-        start = source.index(entry["before"].encode())
-        span, line = (start, start + len(entry["before"].encode())), source[:start].count(b"\n") + 1
-        text = source.splitlines()[line - 1].decode().strip()
-        found.append(Mutant(entry["path"], line, span, entry["name"], entry["before"], entry["after"], text))
-    return [mutant for mutant in found if mutant.package in packages]
 
 
 def table(outcomes: list[Outcome], skipped: Counter[str]) -> str:
@@ -83,10 +72,11 @@ def report(folder: Path, outcomes: list[Outcome], skipped: Counter[str], heading
     lines = [heading, "", table(outcomes, skipped), ""]
     for outcome in alive:
         mutant = outcome.mutant
-        lines += [f"- `{mutant.path}:{mutant.line}` {mutant.kind}, {outcome.tests} tests: `{mutant.text}`"]
+        lines += [f"- `{mutant.path}:{mutant.line}` {mutant.kind}, {outcome.tests} tests, in `{mutant.scope}`"]
         lines += [f"  `{mutant.before}` → `{mutant.after}`"]
     (folder / "report.md").write_text("\n".join(lines) + "\n")
-    content = [{**asdict(outcome.mutant), "tests": outcome.tests} for outcome in alive]
+    names = ("path", "scope", "before", "after", "number")
+    content = [dict(zip(names, outcome.mutant.key, strict=True)) for outcome in alive]
     (folder / "survivors.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -94,8 +84,6 @@ def run(options: argparse.Namespace) -> None:
     start, outcomes = time.monotonic(), list[Outcome]()
     options.output.mkdir(parents=True, exist_ok=True)
     mutants, skipped = choose_sample(options.package, options.sample, options.seed)
-    if options.named:
-        mutants, skipped = named_mutants(options.package), Counter()
     if options.list:
         for mutant in mutants:
             print(f"{mutant.path}:{mutant.line} {mutant.kind}: {mutant.before} -> {mutant.after}")
@@ -126,7 +114,6 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=200, help="changes in all, as many of each package")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--package", nargs="+", choices=PACKAGES, default=list(PACKAGES))
-    parser.add_argument("--named", action="store_true", help="the changes of named.json instead of a sample")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--budget", type=float, default=BUDGET, help="processor seconds of tests for one change")
     parser.add_argument("--list", action="store_true", help="say what would be tried, and stop")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import copy
 import random
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 COMPARE: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
@@ -64,7 +65,9 @@ class Mutant:
         kind: what sort of change.
         before: what stands there.
         after: what would stand there.
-        text: the line as it is, without indentation.
+        syntax: what stands there, as its syntax tree is written.
+        scope: the class and function around it, "" for none.
+        number: which of the equal pieces of syntax in that scope it is.
     """
 
     path: str
@@ -73,7 +76,9 @@ class Mutant:
     kind: str
     before: str
     after: str
-    text: str
+    syntax: str = ""
+    scope: str = ""
+    number: int = 0
 
     @property
     def package(self) -> str:
@@ -81,9 +86,9 @@ class Mutant:
         return self.path.split("/")[1]
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What the change is, wherever the line may have moved to."""
-        return self.path, self.text, self.before, self.after
+    def key(self) -> tuple[str, str, str, str, int]:
+        """What the change is by syntax: lines, spaces and comments do not count."""
+        return self.path, self.scope, self.syntax, self.after, self.number
 
     def apply(self, source: str) -> str:
         """The file with the change."""
@@ -106,15 +111,30 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    found = []
-    for kind, node, after in _changes(ast.parse(source)):
+    found = list[Mutant]()
+    seen: Counter[tuple[str, str, str, str, int]] = Counter()
+    tree = ast.parse(source)
+    scopes = dict(_scopes(tree))
+    for kind, node, after in _changes(tree):
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         span = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         before = source.encode()[slice(*span)].decode()
-        text = lines[node.lineno - 1].decode().strip()
-        found.append(Mutant(path, node.lineno, span, kind, before, after, text))
-    return [mutant for mutant in found if mutant.before != mutant.after]
+        mutant = Mutant(path, node.lineno, span, kind, before, after, ast.unparse(node), scopes.get(node, ""))
+        if mutant.before != mutant.after:
+            found.append(replace(mutant, number=seen[mutant.key]))
+            seen[mutant.key] += 1
+    return found
+
+
+def _scopes(node: ast.AST, scope: str = "") -> Iterator[tuple[ast.AST, str]]:
+    """The class and function around each node."""
+    for child in ast.iter_child_nodes(node):
+        inner = scope
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            inner = f"{scope}.{child.name}".lstrip(".")
+        yield child, inner
+        yield from _scopes(child, inner)
 
 
 def sample(mutants: list[Mutant], count: int, rng: random.Random) -> list[Mutant]:
@@ -187,13 +207,10 @@ def _constant(node: ast.AST) -> Iterator[Change]:
         return
     if isinstance(node.value, bool):
         yield "constant", node, str(not node.value)
-    elif isinstance(node.value, int):
-        yield "constant", node, str(node.value + 1)
-        if node.value > 1:
-            yield "constant", node, str(2 * node.value)
-    elif isinstance(node.value, float):
-        yield "constant", node, str(2 * node.value if node.value else 1.0)
-        yield "constant", node, str(node.value / 2 if node.value else -1.0)
+    elif isinstance(node.value, int | float):
+        yield "constant", node, "0" if node.value else "1"
+        if node.value:
+            yield "sign", node, f"(-{node.value})"
 
 
 def _logic(node: ast.AST) -> Iterator[Change]:
@@ -233,6 +250,9 @@ def _argument(node: ast.AST) -> Iterator[Change]:
         if keyword.arg is not None and keyword.arg not in NEUTRAL:
             fewer = ast.Call(node.func, node.args, [*node.keywords[:place], *node.keywords[place + 1 :]])
             yield "argument left out", node, ast.unparse(fewer)
+    if len(node.args) > 1 and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
+        swapped = ast.Call(node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords)
+        yield "arguments swapped", node, ast.unparse(swapped)
 
 
 def _statement(node: ast.AST) -> Iterator[Change]:

@@ -161,11 +161,16 @@ def evaluated(state: BoostState, problem: Problem) -> BoostState:
 
 
 def with_scores_of(state: BoostState, found: Learners, problem: Problem) -> BoostState:
-    """The state with what these metrics add to the scores."""
+    """The state with what these metrics add to the scores.
+
+    In float64, rounded to float32 where a round looks at them (`Problem.seen`): the place of a document in a product, and
+    so the number of processes, changes the last bits of float64 only, which the rounding takes away again.
+    """
     kernel, valid = problem.config.kernel, problem.valid
+    exact = found.double()
 
     def added(data: RankingData) -> Tensor:
-        return (found.kernels(data.features, kernel) @ found.phi).double()
+        return exact.kernels(data.features, kernel) @ exact.phi
 
     valid_scores = state.valid_scores if valid is None else state.valid_scores - added(valid)
     return replace(state, scores=state.scores - added(problem.data), valid_scores=valid_scores)

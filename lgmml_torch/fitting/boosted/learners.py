@@ -181,6 +181,11 @@ class Learners:
         """Some of the metrics, by position or mask."""
         return Learners(*(getattr(self, field.name)[index] for field in fields(self)))
 
+    def double(self) -> Learners:
+        """The same metrics in float64."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Learners(**{name: x.double() if x.is_floating_point() else x for name, x in values.items()})
+
     @property
     def widths(self) -> Tensor:
         """``(K,)`` number of features of each metric."""
@@ -193,7 +198,7 @@ class Learners:
     ) -> Tensor:  # (N, K)
         """κ of the scaled distances; only the columns of the features in use are copied."""
         used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
-        dists = subspace_distances(features[:, used], place, self.anchors, self.factors)
+        dists = subspace_distances(features[:, used].to(self.phi.dtype), place, self.anchors, self.factors)
         return kernel_(dists.div_(self.scales), kernel)
 
     def local_metrics(self, num_features: int) -> tuple[LocalMetrics, Tensor]:

@@ -21,7 +21,7 @@ from lgmml_torch.functional.boosting import (
     list_scatter,
 )
 from lgmml_torch.functional.gmml import gmml
-from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
+from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.functional.positions import bias_of, num_positions
 from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.ragged import RankingData
@@ -35,7 +35,6 @@ class Problem:
     data: RankingData
     valid: RankingData | None
     usable: Tensor  # (U,) queries with different labels
-    ideal: Tensor  # (Q,)
     weights: Tensor | None  # (Q,)
     prior: Tensor | None  # (D,)
     config: BoostConfig
@@ -59,7 +58,9 @@ class Problem:
         bias: Tensor | None,  # (P,)
     ) -> Tensor:  # (N,)
         """The scores that the loss sees: with what being shown where it was adds to each document."""
-        return scores if bias is None or data.positions is None else scores + bias_of(bias, data.positions)
+        if bias is not None and data.positions is not None:
+            scores = scores + bias_of(bias, data.positions)
+        return scores.to(data.features.dtype)
 
 
 def _shape(data: RankingData) -> tuple[int, int]:
@@ -84,15 +85,13 @@ def make_problem(
         )
         valid = None
     data, valid = shuffled(data, seed), None if valid is None else shuffled(valid, seed)
-    ideal = ideal_dcg(data.labels, data.offsets, truncation=config.truncation)
-    usable = usable_queries(data, ideal)
+    usable = usable_queries(data)
     weights = None if data.query_weights is None else data.of_all_queries(data.query_weights)
     prior = first_prior(data, config, seed) if config.prior_power else None
     return Problem(
         data,
         valid,
         usable,
-        data.of_all_queries(ideal),
         weights,
         prior,
         config,
@@ -133,14 +132,12 @@ def check_data(data: RankingData, valid: RankingData | None) -> None:
         raise LGMMLError(f"`valid` must have {data.num_features} features as `data` has, got {valid.num_features}")
 
 
-def usable_queries(
-    data: RankingData,
-    ideal: Tensor,  # (Q,)
-) -> Tensor:  # (U,)
+def usable_queries(data: RankingData) -> Tensor:  # (U,)
     """Queries with a pair to order: different labels, some gain, and a weight above 0."""
     labels, weights = data.labels, data.document_weights
     counted = labels if weights is None else labels.masked_fill(weights == 0, -torch.inf)  # as the better of a pair
-    usable = (segment_max(counted, data.offsets) > segment_min(labels, data.offsets)) & (ideal > 0)
+    best = segment_max(labels, data.offsets)
+    usable = (segment_max(counted, data.offsets) > segment_min(labels, data.offsets)) & (best > 0)
     if data.query_weights is not None:
         usable &= data.query_weights > 0
     usable = data.of_all_queries(usable.byte())
@@ -220,7 +217,6 @@ def draw_bag(
         truncation=config.truncation,
         sigma=config.sigma,
         floor=config.hessian_floor,
-        ideal=problem.ideal[queries],
         weights=None if data.document_weights is None else data.take(data.document_weights, rows),
     )
     query = segment_ids(offsets)
