@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lgmml_torch.estimator import LGMMLRanker
     from lgmml_torch.evaluation.evaluate import Evaluation, evaluate
     from lgmml_torch.evaluation.metric import RankingMetrics
-    from lgmml_torch.fitting.boosted.fit import fit_boosted
+    from lgmml_torch.fitting.boosted import fit_boosted
     from lgmml_torch.fitting.sampled import fit_sampled
     from lgmml_torch.fitting.trained import start_trained
     from lgmml_torch.functional.gmml import gmml
@@ -60,7 +60,7 @@ _HOMES = {
     "estimator": ("LGMMLRanker",),
     "evaluation.evaluate": ("Evaluation", "evaluate"),
     "evaluation.metric": ("RankingMetrics",),
-    "fitting.boosted.fit": ("fit_boosted",),
+    "fitting.boosted": ("fit_boosted",),
     "fitting.sampled": ("fit_sampled",),
     "fitting.trained": ("start_trained",),
     "functional.gmml": ("gmml",),

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -31,23 +30,17 @@ from lgmml_torch.estimator_inputs import (
     weighed,
 )
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.boosted.fit import fit_boosted
-from lgmml_torch.fitting.sampled import fit_sampled
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.inputs import feature_names
-from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.importance import structural_importance
-from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
-from lgmml_torch.models.preprocess.compose import build_preprocess, list_rank_features
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.parameters import ACCELERATORS, PHIS, check_parameters
+from lgmml_torch.parameters import ACCELERATORS, check_parameters
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
     from lgmml_torch.training.stages import Prepared, Recipe, Trained
     from lgmml_torch.training.start import Start
-    from lgmml_torch.training.ways import Way
 
 log = logging.getLogger(__name__)
 
@@ -87,60 +80,6 @@ def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
             talker.setLevel(level)
 
 
-WARP_EPOCHS, WARP_RATE = 10, 0.001
-
-
-def settled(params: Mapping[str, Any], train: RankingData, start: Start | None = None) -> tuple[dict[str, Any], Way]:
-    """The parameters with a bank and epochs of their own, as the size of the data, or the start, has them, and why."""
-    from lgmml_torch.training.ways import choose_way  # Lightning takes its time to import
-
-    budget, bank = params["budget"], params["bank"]
-    way = choose_way(train.num_queries, train.num_documents, train.num_features, budget, trained=bank == "trained")
-    if bank == "auto" and start is not None:
-        bank = "trained" if start.low_rank else "boosted"
-        way = choose_way(train.num_queries, train.num_documents, train.num_features, budget, trained=start.low_rank)
-    if bank == "auto":
-        plain = params["phi"] == "shared" and params["preprocess"] is None and not params["bank_options"]
-        bank = way.bank if plain else "boosted"
-    trained = bank == "trained"
-    epochs = params["epochs"] if params["epochs"] is not None else way.epochs if trained else WARP_EPOCHS
-    rounds = params["rounds"] if params["rounds"] is not None else way.rounds
-    return {**params, "bank": bank, "epochs": epochs, "rounds": rounds}, way
-
-
-def make_recipe(params: Mapping[str, Any], seed: int, way: Way | None = None) -> Recipe:
-    """What the parameters of `LGMMLRanker` want fitted."""
-    from lgmml_torch.training.losses import Warp
-    from lgmml_torch.training.stages import PhiSettings, Recipe  # Lightning takes its time to import
-    from lgmml_torch.training.ways import trained_recipe
-
-    words = CategorySettings(params["max_one_hot"])
-    if way is not None and params["bank"] == "trained":
-        found = trained_recipe(
-            way, seed, preprocess=params["preprocess"] and partial(new_preprocess, params["preprocess"]),
-            rate=params["learning_rate"], options={"kernel": params["kernel"], **(params["bank_options"] or {})},
-            loader={"batch_size": params["batch_size"]}, policy=params["policy"], **PHIS[params["phi"]],
-        )  # fmt: skip
-        return replace(found, categories=words)
-    options = {"kernel": params["kernel"], **(params["bank_options"] or {})}
-    banks = {
-        "sampled": partial(fit_sampled, num_metrics=params["num_metrics"], **options),
-        "boosted": partial(fit_boosted, rounds=params["rounds"], **options),
-    }
-    return Recipe(
-        preprocess=partial(new_preprocess, params["preprocess"]),
-        fit_bank=banks[params["bank"]],
-        make_phi=partial(Phi, policy=params["policy"], **PHIS[params["phi"]]),
-        phi=PhiSettings(
-            loss=Warp(params["margin"]),
-            loader={"batch_size": params["batch_size"], "max_draws": params["max_draws"]},
-            optimizer=partial(torch.optim.SGD, lr=params["learning_rate"] or WARP_RATE),
-        ),
-        seed=seed,
-        categories=words,
-    )
-
-
 def started(init_model: Any) -> Start | None:
     """What to go on from: of a fitted ranker, a model or the file of one."""
     from lgmml_torch.training.start import Start  # Lightning takes its time to import
@@ -160,46 +99,50 @@ def started(init_model: Any) -> Start | None:
 
 def prepared_from(start: Start | None, splits: Mapping[str, RankingData], recipe: Recipe, verbose: bool) -> Prepared:
     """Preprocessing and metrics: fitted, added to those of a start, or a start's own."""
-    from lgmml_torch.fitting.bank import grows, trains_metrics
     from lgmml_torch.training.stages import Prepared, check_positions, prepare
     from lgmml_torch.training.telling import tell_rounds
 
-    if start is None or grows(recipe.fit_bank):
+    builder = recipe.builder
+    if start is None or builder.grows:
         return prepare(splits, recipe, tell_rounds if verbose else None, start=start)
-    trains = trains_metrics(recipe.fit_bank)
     splits = start.read(splits, recipe.categories)
-    check_positions(splits["train"], trains)
-    return Prepared(start.preprocess, replace(start.bank, trained=trains), splits, encoder=start.encoder)
+    check_positions(splits["train"], builder.trains_metrics)
+    return Prepared(
+        start.preprocess, replace(start.bank, trained=builder.trains_metrics), splits, encoder=start.encoder
+    )
+
+
+def asked_settings(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that differ from their defaults: what the user asked for."""
+    usual = LGMMLRanker().get_params(deep=False)
+    return {name: value for name, value in params.items() if value is not usual[name] and value != usual[name]}
 
 
 def fit_model(
     splits: Mapping[str, RankingData], params: Mapping[str, Any], seed: int, start: Start | None = None
 ) -> tuple[Trained, Bank]:
     """Preprocessing, metrics, then Φ; nothing stays on disk."""
+    # Lightning takes its time to import.
+    from lgmml_torch.training.defaults import GRADIENT_CLIP, Sizes, choose_defaults, make_recipe
     from lgmml_torch.training.stages import Surroundings, train_phi
     from lgmml_torch.training.telling import TellEpochs
-    from lgmml_torch.training.ways import GRADIENT_CLIP
 
-    params, way = settled(params, splits["train"], start)
-    log.info("%s", way.reason if params["bank"] == way.bank else f"{params['bank']} metrics, as asked for")
-    recipe = replace(make_recipe(params, seed, way), measure=params["measure"], grows=start is not None)
+    kind = None if start is None else start.kind
+    chosen = choose_defaults(Sizes.of(splits["train"]), asked_settings(params), start=kind)
+    log.info("%s", chosen.reason)
+    recipe = replace(make_recipe(params, chosen, seed), grows=start is not None)
     verbose = bool(params["verbose"])
     prepared = prepared_from(start, splits, recipe, verbose)
     with tempfile.TemporaryDirectory() as folder:
         trainer = {
-            "max_epochs": params["epochs"], "accelerator": ACCELERATORS[params["device"]], "default_root_dir": folder,
-            "gradient_clip_val": GRADIENT_CLIP if params["bank"] == "trained" else None,
-        }  # fmt: skip
+            "max_epochs": chosen.epochs if params["epochs"] is None else params["epochs"],
+            "accelerator": ACCELERATORS[params["device"]],
+            "default_root_dir": folder,
+            "gradient_clip_val": GRADIENT_CLIP if chosen.bank == "trained" else None,
+        }
         watching = [TellEpochs()] if verbose else []
         trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer, watching))
     return trained, prepared.bank
-
-
-def new_preprocess(given: Preprocess | Mapping[str, Any] | None) -> Preprocess:
-    """An unfitted copy: fitting must not change what was passed in."""
-    if given is None:
-        return list_rank_features()
-    return build_preprocess(given.spec() if isinstance(given, Preprocess) else given)
 
 
 class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
@@ -210,10 +153,11 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
 
     Args:
         bank: how the local metrics are built: ``"boosted"`` stage by stage, ``"trained"`` by gradient, ``"sampled"``
-            (the paper's regions), or ``"auto"``: boosted or trained, by the size of the data.
+            (the paper's regions), or ``"auto"``: boosted or trained, by the size of the data. A parameter without
+            effect on what is fitted is refused.
         budget: how much work: ``"fast"``, ``"normal"``, ``"thorough"``, or a time of one core such as ``"10m"``.
-        rounds: at most so many rounds of boosting; by the budget when None.
-        num_metrics: K, for a sampled bank.
+        rounds: the most rounds of boosting; by the budget when None.
+        num_metrics: K of a sampled or trained bank; 500 or by the budget when None.
         bank_options: further settings of `fit_boosted`, `start_trained` or `fit_sampled`.
         preprocess: what happens to raw features: a `Preprocess` or its description; `list_rank_features`, or
             `all_views` for trained metrics, when None.
@@ -222,7 +166,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         kernel: κ, see `lgmml_torch.functional.score.kernel`.
         phi: how Φ is trained: ``"shared"``, ``"per_query"``, ``"amortized"``, or ``"deviations"``: shared, and a
             deviation from it for each training query; see `Phi`.
-        policy: what new queries get; the way's own default when None.
+        policy: what new queries get; the default of ``phi`` when None.
         epochs: of sampled WARP, 10 when None; 0 keeps the bank's own Φ₀. Of trained metrics, by the budget when None.
         learning_rate: of plain SGD on Φ, .001 when None; of trained metrics, .002.
         margin: ζ.
@@ -268,7 +212,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         bank: str = "auto",
         budget: str = "normal",
         rounds: int | None = None,
-        num_metrics: int = 500,
+        num_metrics: int | None = None,
         bank_options: Mapping[str, Any] | None = None,
         preprocess: Preprocess | Mapping[str, Any] | None = None,
         categories: Sequence[str] | None = None,

@@ -58,7 +58,7 @@ def measure_or_function(name: str, value: Any) -> None:
 PARAMETERS: dict[str, Rule] = {
     "bank": one_of(BANKS),
     "rounds": optional(counts_from_zero),
-    "num_metrics": check_whole,
+    "num_metrics": optional(check_whole),
     "bank_options": optional(instance_of(Mapping, called="a mapping")),
     "preprocess": optional(instance_of(Preprocess, Mapping, called="a Preprocess or a mapping that describes one")),
     "categories": optional(column_names),
@@ -85,7 +85,7 @@ def check_parameters(params: Mapping[str, Any], *, grows: bool = False) -> None:
 
     ``grows``: there is a model to go on from, to which no rounds at all may be added.
     """
-    from lgmml_torch.training.ways import budget_seconds
+    from lgmml_torch.training.defaults import budget_seconds
 
     check_all(PARAMETERS, params)
     if params["rounds"] is not None and not grows:

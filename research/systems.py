@@ -35,7 +35,7 @@ from lgmml_torch.baselines.trees import GBRT, LambdaMART, TreeRanker, XGBoostRan
 from lgmml_torch.checks import ConfigError, DegenerateScoresWarning, did_you_mean
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.sampled import fit_sampled
-from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
+from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
@@ -284,7 +284,6 @@ def fit_linear(fold: RankingFold, seed: int, options: Options) -> Fitted:
     train, valid = seen.train, seen.valid
     weights = torch.zeros(train.num_features, requires_grad=True)
     optimizer = torch.optim.Adam([weights], lr=RATE)
-    ideal = ideal_dcg(train.labels, train.offsets)
     best, kept, kept_step = -1.0, weights.detach().clone(), 0
     for step in range(1, STEPS + 1):
         with torch.no_grad():

@@ -6,8 +6,8 @@ of each such operation moves by at most one unit of rounding of the terms it was
 seed, the operation, the shapes, the place in a tile and the number of threads. So the same operation on the same shapes
 still gives the same bits, and nothing else is promised.
 
-What every processor computes exactly stays: a result that is a multiple of a coarse power of two, such as a sum of whole
-numbers.
+What every processor computes exactly stays: a result that is a multiple of a coarse power of two, such as a sum of
+whole numbers.
 """
 
 from __future__ import annotations

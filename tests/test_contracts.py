@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lgmml_torch.training.ways import BUDGETS
 from omegaconf import OmegaConf, open_dict
 
 from lgmml_torch.app.compose import load_splits
@@ -32,8 +33,8 @@ from lgmml_torch.estimator import WARP_EPOCHS, WARP_RATE, LGMMLRanker
 from lgmml_torch.estimator import make_recipe as make_estimator_recipe
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.fitting.bank import BankBuilder
-from lgmml_torch.fitting.boosted.fit import fit_boosted
-from lgmml_torch.fitting.boosted.learners import BoostConfig
+from lgmml_torch.fitting.boosted import fit_boosted
+from lgmml_torch.fitting.learners import BoostConfig
 from lgmml_torch.fitting.sampled import fit_sampled
 from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
@@ -49,7 +50,6 @@ from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
 from lgmml_torch.training.losses import LossValue, Score, build_loss
 from lgmml_torch.training.module import DEFAULT_OPTIMIZER
 from lgmml_torch.training.stages import USUAL, PhiSettings, Recipe, prepare
-from lgmml_torch.training.ways import BUDGETS
 from tests.doors import small_data, small_model
 from tests.training import tiny
 

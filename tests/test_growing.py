@@ -11,8 +11,7 @@ import torch
 
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.estimator import LGMMLRanker
-from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted
-from lgmml_torch.fitting.boosted.learners import BoostState
+from lgmml_torch.fitting.boosted import BoostState, RoundInfo, fit_boosted
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from tests.app.test_train import run

@@ -27,7 +27,7 @@ from lgmml_torch.data import source as source_module
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
-from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import (
     FORMAT,

@@ -24,6 +24,7 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping, LearningRateMon
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
+from lgmml_torch.fitting.bank import as_builder
 from lgmml_torch.functional.ranking.custom import Measure, measures_of
 from lgmml_torch.functional.ranking.presets import PRESETS
 from lgmml_torch.models.encode import CategorySettings
@@ -31,10 +32,18 @@ from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.storage import is_archive, load_checkpoint, read_model
 from lgmml_torch.models.tree_base import TreeBase
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.defaults import (
+    BANKS,
+    SETTINGS,
+    Defaults,
+    Sizes,
+    budget_seconds,
+    check_effect,
+    choose_defaults,
+)
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.quiet import quiet_lightning
 from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, rehearse
-from lgmml_torch.training.ways import Way, budget_seconds, choose_way
 
 log = logging.getLogger(__name__)
 
@@ -184,48 +193,85 @@ def load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | 
     return base
 
 
-# Parts of the configuration that say what is fitted: who sets one of them is not chosen for.
-DECISIVE = ("experiment", "local_metrics", "preprocess", "phi", "loss", "optimizer", "step_size")
-
-
 def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> DictConfig:
-    """The configuration with what the size of the data decides, unless the overrides ``asked`` for have decided it.
+    """The configuration with the defaults that `choose_defaults` has for this data; what was asked for stays.
 
-    Whatever was asked for stays as it is; `chosen` says what came of it and why. None: all of it was asked for.
+    ``asked`` are the overrides of the user; None: all of the configuration was asked for. `chosen` says what is fitted
+    and why.
+
+    Raises:
+        ConfigError: a setting that has no effect on what is fitted.
     """
     if asked is None:
         return cfg
-    parts = {text.lstrip("+~").split("=")[0].split("@")[0].split(".")[0] for text in asked}
-    decided = [part for part in DECISIVE if part in parts]
-    if decided or cfg.warm_start:
-        return _with_reason(cfg, f"as configured ({', '.join(decided) or 'warm_start'})")
-    sizes = train.all_sizes
-    way = choose_way(len(sizes), int(sizes.sum()), train.num_features, cfg.budget)
-    log.info("%s", way.reason)
-    settled = load_config([*way_overrides(way), *asked])
+    given = asked_settings(asked)
+    builder, loss = build(cfg.local_metrics, _convert_="all"), _loss_name(cfg)
+    kind = as_builder(builder).kind
+    experiment = given.get("experiment", "trained")
+    if experiment != "trained" or not kind or cfg.warm_start:
+        if kind:
+            check_effect(given, kind, loss)
+        return _with_reason(cfg, "as configured")
+    if given.get("local_metrics", kind) not in BANKS:
+        check_effect(given, kind, loss)
+        return _with_reason(cfg, f"as configured (local_metrics={given['local_metrics']})")
+    if "local_metrics" in given or "experiment" in given:
+        given["bank"] = kind
+    if "loss" in given:
+        given["loss"] = loss
+    chosen = choose_defaults(Sizes.of(train), given)
+    log.info("%s", chosen.reason)
+    settled = load_config([*default_overrides(chosen, given), *asked])
     settled.resume = cfg.resume  # what resume=auto means has been found by now
-    return _with_reason(settled, way.reason)
+    return _with_reason(settled, chosen.reason)
+
+
+def asked_settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """The overrides by the names of `SETTINGS`; parts by their own.
+
+    >>> asked_settings(["loss.margin=0.5", "phi=shared", "+local_metrics.cap=9"])
+    {'margin': '0.5', 'phi': 'shared', 'bank_options': '9'}
+    """
+    names = {setting.key: name for name, setting in SETTINGS.items()}
+    given: dict[str, Any] = {}
+    for text in overrides:
+        key, _, value = text.lstrip("+~").partition("=")
+        key = key.split("@")[0]
+        if key.startswith("local_metrics.") and key not in (*names, "local_metrics.kernel"):
+            key = "local_metrics.*"
+        given[names.get(key, key)] = value
+    return given
+
+
+def default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
+    """What one would type to have these defaults; parts and settings the user gave are left out."""
+    if chosen.bank == "sampled":
+        return []
+    if chosen.bank == "boosted":
+        return [f"local_metrics.rounds={chosen.rounds}"]
+    found = [
+        f"local_metrics.num_metrics={chosen.num_metrics}",
+        f"local_metrics.rank={chosen.rank}",
+        f"trainer.max_epochs={chosen.epochs}",
+        f"dropout.features={chosen.dropout.features}",
+        f"dropout.metrics={chosen.dropout.metrics}",
+    ]
+    if "preprocess" not in given:
+        found.append(f"preprocess.ramps={chosen.ramps}")
+    if given.get("phi") == "per_query":
+        found.append("phi.sparse=false")  # AdamW takes no sparse gradients
+    return found if "experiment" in given else ["experiment=trained", *found]
+
+
+def _loss_name(cfg: DictConfig) -> str:
+    name: str = build(cfg.loss).name
+    return name
 
 
 def _with_reason(cfg: DictConfig, reason: str) -> DictConfig:
     found = cfg.copy()
     OmegaConf.update(found, "chosen", reason)
     return found
-
-
-def way_overrides(way: Way) -> list[str]:
-    """What one would type to have this way fitted."""
-    if way.bank == "boosted":
-        return [f"local_metrics.rounds={way.rounds}"]
-    return [
-        "experiment=trained",
-        f"local_metrics.num_metrics={way.num_metrics}",
-        f"local_metrics.rank={way.rank}",
-        f"preprocess.ramps={way.ramps}",
-        f"trainer.max_epochs={way.epochs}",
-        f"dropout.features={way.dropout.features}",
-        f"dropout.metrics={way.dropout.metrics}",
-    ]
 
 
 def make_recipe(cfg: DictConfig) -> Recipe:

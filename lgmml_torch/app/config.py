@@ -113,7 +113,8 @@ def _one_sentence(error: Exception, overrides: Sequence[str], name: str, folder:
     text = " ".join(str(error).split())
     key = re.search(r"Could not override '([^']+)'", text)
     if key is not None:
-        return f"unknown setting {key[1]!r}{_suggested(key[1], _known_keys(overrides, name, folder))}"
+        idle = _without_effect(key[1], overrides)
+        return idle or f"unknown setting {key[1]!r}{_suggested(key[1], _known_keys(overrides, name, folder))}"
     choice = re.search(
         r"Could not find '([^']+)' Available options in '([^']+)': (.*?)(?: Config search path.*)?$", text
     )
@@ -123,6 +124,19 @@ def _one_sentence(error: Exception, overrides: Sequence[str], name: str, folder:
         return f"{choice[2]} has no choice {word!r}{did_you_mean(word, options)} (there are: {', '.join(options)})"
     group = re.search(r"Could not override '([^']+)'\. No match in the defaults list", text)
     return f"unknown part {group[1]!r}" if group is not None else text
+
+
+def _without_effect(key: str, overrides: Sequence[str]) -> str | None:
+    """The sentence for a setting that other metrics have; None for one that no metrics have."""
+    from lgmml_torch.training.defaults import why_unknown  # torch takes its time to import, and a mistake is rare
+
+    parts = dict(text.split("=", 1) for text in overrides if "=" in text)
+    bank = parts.get("local_metrics")
+    if parts.get("experiment") == "trained":
+        bank = "trained"
+    elif "experiment" in parts:
+        return None
+    return why_unknown(key, bank)
 
 
 def _suggested(key: str, known: list[str]) -> str:

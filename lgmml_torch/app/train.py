@@ -42,7 +42,6 @@ from lgmml_torch.app.start import fail, set_threads
 from lgmml_torch.checks import ConfigError, LGMMLError, sentence
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_scores
 from lgmml_torch.evaluation.tables import OWN_LABELS
-from lgmml_torch.fitting.bank import trains_metrics
 from lgmml_torch.functional.combine import combination_weights
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.ranker import LGMML
@@ -135,7 +134,7 @@ def history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
 
 def found_parts(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe, loggers: Sequence[Any]) -> Prepared:
     """Preprocessing and metrics: those of an earlier run, or fitted now."""
-    adds = recipe.grows and not trains_metrics(recipe.fit_bank)  # trained ones go on by themselves
+    adds = recipe.grows and not recipe.builder.trains_metrics  # trained ones go on by themselves
     if cfg.resume or (cfg.warm_start and not adds):
         return reuse(cfg, splits, recipe)
     start = Start.of(LGMML.load(cfg.warm_start)) if cfg.warm_start else None
@@ -190,7 +189,7 @@ def load_other(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Ranker | N
 
 def reuse(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe) -> Prepared:
     """Preprocessing, metrics and Φ₀ of an earlier run; metrics are trained only where the recipe trains its own."""
-    trains = trains_metrics(recipe.fit_bank)
+    trains = recipe.builder.trains_metrics
     start = Start.of(LGMML.load(cfg.resume or cfg.warm_start), trained=trains)
     splits = start.read(splits, recipe.categories)
     check_positions(splits["train"], trains or bool(cfg.resume))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_positive, check_unit_interval, check_whole
-from lgmml_torch.fitting.bank import Bank, OnRound, checked_by, merge_banks
-from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted
-from lgmml_torch.fitting.boosted.fit import check_settings as check_boosted
+from lgmml_torch.fitting.bank import Bank, OnRound, merge_banks
+from lgmml_torch.fitting.boosted import BoostedBuilder, BoostState, RoundInfo
 from lgmml_torch.functional.positions import position_curve
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
@@ -23,23 +23,65 @@ log = logging.getLogger(__name__)
 SEED_STEP = 1000  # between members, so that bags of neighbouring seeds share none
 
 
-def check_settings(*, members: int = 5, share: float = 1.0, **settings: Any) -> None:
-    """Refuse what `fit_bagged` cannot work with."""
-    check_whole("members", members)
-    check_unit_interval("share", share)
-    check_positive("share", share)
-    check_boosted(**settings)
+@dataclass(frozen=True)
+class BaggedBuilder(BoostedBuilder):
+    """`fit_bagged` with its settings as fields."""
+
+    members: int = 5
+    share: float = 1.0
+
+    grows: ClassVar[bool] = False
+    takes_shared_lists: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("members", self.members)
+        check_unit_interval("share", self.share)
+        check_positive("share", self.share)
+
+    def fit(
+        self,
+        data: RankingData,
+        valid: RankingData | None,
+        *,
+        seed: int,
+        on_round: OnRound | None,
+        resume: BoostState | None = None,
+        start: Bank | None = None,
+        measure: str | Callable[..., Any] | None = None,
+    ) -> Bank:
+        """See `fit_bagged`."""
+        banks, spreads = [], []
+        for member in range(self.members):
+            own = seed + SEED_STEP * member
+            part = data if self.share == 1 else query_share(data, self.share, own)
+            told = _counted(on_round, member, self.members)
+            bank = super().fit(part, valid, seed=own, on_round=told, measure=measure)
+            banks.append(bank)
+            spreads.append(score_spread(bank.score(data.features), data.offsets))
+            log.info("member %d of %d: %d metrics", member + 1, self.members, bank.metrics.num_metrics)
+        merged = merge_banks(banks, [1 / (self.members * spread) for spread in spreads])
+        history: dict[str, Any] = {
+            "members": self.members,
+            "spreads": spreads,
+            "best_round": [bank.history["best_round"] for bank in banks],
+            "best_valid_ndcg": None,
+        }
+        if valid is not None:
+            history["best_valid_ndcg"] = mean_ndcg(merged.score(valid.features), valid)
+        if merged.position_bias is not None:
+            history["position_bias"] = position_curve(merged.position_bias, data)
+        return replace(merged, history=history)
 
 
-@checked_by(check_settings)
 def fit_bagged(
     data: RankingData,
     valid: RankingData | None = None,
     *,
     seed: int = 0,
     on_round: OnRound | None = None,
-    members: int = 5,
-    share: float = 1.0,
+    measure: str | Callable[..., Any] | None = None,
     **settings: Any,
 ) -> Bank:
     r"""Several boosted banks as one: :math:`\Phi = (\Phi_1 / (M s_1), \dots, \Phi_M / (M s_M))`.
@@ -54,6 +96,7 @@ def fit_bagged(
         on_round: called as ``on_round(rounds_done, info)``, counted over all members.
         members: M.
         share: of the training queries, drawn anew for each member; 1 gives every member all of them.
+        measure: as in `fit_boosted`.
         **settings: those of `fit_boosted`.
 
     Raises:
@@ -66,31 +109,7 @@ def fit_bagged(
     >>> bank.history["members"], bool((bank.phi >= 0).all())
     (2, True)
     """
-    check_settings(members=members, share=share, **settings)
-    banks, spreads = [], []
-    for member in range(members):
-        own = seed + SEED_STEP * member
-        part = data if share == 1 else query_share(data, share, own)
-        bank = fit_boosted(part, valid, seed=own, on_round=_counted(on_round, member, members), **settings)
-        banks.append(bank)
-        spreads.append(score_spread(bank.score(data.features), data.offsets))
-        log.info("member %d of %d: %d metrics", member + 1, members, bank.metrics.num_metrics)
-    merged = merge_banks(banks, [1 / (members * spread) for spread in spreads])
-    history: dict[str, Any] = {
-        "members": members,
-        "spreads": spreads,
-        "best_round": [bank.history["best_round"] for bank in banks],
-        "best_valid_ndcg": None,
-    }
-    if valid is not None:
-        history["best_valid_ndcg"] = mean_ndcg(merged.score(valid.features), valid)
-    if merged.position_bias is not None:
-        history["position_bias"] = position_curve(merged.position_bias, data)
-    return replace(merged, history=history)
-
-
-fit_bagged.takes_measure = True  # type: ignore[attr-defined]
-fit_bagged.takes_positions = True  # type: ignore[attr-defined]
+    return BaggedBuilder.of(**settings)(data, valid, seed=seed, on_round=on_round, measure=measure)
 
 
 def score_spread(

@@ -1,7 +1,7 @@
 """`Bank`: what a way of fitting hands back, whole: the metrics, their κ and the weights to start from.
 
-A builder is a function ``(data, valid, *, seed, on_round, **settings) -> Bank`` of preprocessed lists. A new one needs
-nothing but that, and a file in ``conf/local_metrics/`` that names it; `checked_by` lets it refuse settings early.
+A builder is a `BankBuilder`, or a function ``(data, valid, *, seed, on_round) -> Bank`` of preprocessed lists. A new
+one needs nothing but that, and a file in ``conf/local_metrics/`` that names it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_shape
+from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_shape, did_you_mean
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.storage import tensors_digest
@@ -65,90 +65,102 @@ class Bank:
         return -self.metrics.weighted_sum(features, phi.to(features), self.kernel)
 
 
-class BankBuilder(Protocol):
-    """A way to build a bank from preprocessed lists."""
+class BankBuilder:
+    """Builds a bank from preprocessed lists: a frozen dataclass whose fields are its settings.
+
+    Settings are checked when a builder is made. A call fits; the attributes say what else it takes.
+
+    Attributes:
+        kind: of metrics: ``"boosted"``, ``"trained"``, ``"sampled"``, or ``""`` for another.
+        trains_metrics: whether its banks are a start that gradients go on from.
+        grows: whether ``start=bank`` adds metrics to an earlier bank.
+        takes_measure: whether ``measure=…`` decides when it stops.
+        takes_positions: whether it learns what a position adds to a score.
+        takes_shared_lists: whether it fits lists that several processes share.
+        resumes: whether ``resume=state`` goes on from a state that ``on_round`` reported.
+    """
+
+    kind: ClassVar[str] = ""
+    trains_metrics: ClassVar[bool] = False
+    grows: ClassVar[bool] = False
+    takes_measure: ClassVar[bool] = False
+    takes_positions: ClassVar[bool] = False
+    takes_shared_lists: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
+
+    fit: Callable[..., Bank]  # (data, valid, *, seed, on_round, **further), defined by each builder
 
     def __call__(
-        self, data: RankingData, valid: RankingData | None = None, *, seed: int = 0, on_round: OnRound | None = None
+        self,
+        data: RankingData,
+        valid: RankingData | None = None,
+        *,
+        seed: int = 0,
+        on_round: OnRound | None = None,
+        **further: Any,
     ) -> Bank:
-        """Fit on ``data``; ``valid`` decides what is to be decided."""
-        ...
+        """Fit on ``data``; ``valid`` decides when to stop and what to keep. ``further`` are the arguments above."""
+        self.check_call(**further)
+        return self.fit(data, valid, seed=seed, on_round=on_round, **further)
+
+    def check_call(self, **further: Any) -> None:
+        """Refuse further arguments of a call before any time is spent on data.
+
+        Raises:
+            ConfigError: one that this builder does not take.
+        """
+        able = {"start": self.grows, "measure": self.takes_measure, "resume": self.resumes}
+        for name, value in further.items():
+            if value is not None and not able[name]:
+                raise ConfigError(f"`{name}` does not apply to {self.kind or 'these'} metrics")
+
+    def load_state(self, exported: dict[str, Any]) -> Any:
+        """The state that ``on_round`` reported and ``state.export()`` wrote, to be passed as ``resume``."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, **settings: Any) -> Self:
+        """A builder with these settings.
+
+        Raises:
+            ConfigError: for an unknown one, with a suggestion.
+        """
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"`{name}` is no setting of {cls.kind} metrics{did_you_mean(name, known)}")
+        return cls(**settings)
 
 
-Builder = TypeVar("Builder", bound=Callable[..., Bank])
+@dataclass(frozen=True)
+class FunctionBuilder(BankBuilder):
+    """A function ``(data, valid, *, seed, on_round) -> Bank``, or a partial call of one, as a builder.
 
-
-def checked_by(check: Callable[..., Any]) -> Callable[[Builder], Builder]:
-    """Mark a builder with a function that refuses its settings without fitting anything."""
-
-    def mark(builder: Builder) -> Builder:
-        builder.check_settings = check  # type: ignore[attr-defined]
-        return builder
-
-    return mark
-
-
-def check_builder(builder: Callable[..., Any]) -> None:
-    """Let a builder, or a partial call of one, refuse its settings before any time is spent on data.
-
-    Raises:
-        LGMMLError: what is wrong with them.
+    Attributes:
+        function: fits.
     """
-    builder, settings = _unwrapped(builder)
-    try:
-        inspect.signature(builder).bind_partial(**settings)
-    except TypeError as error:
-        raise ConfigError(
-            f"{getattr(builder, '__name__', 'the builder')} does not take these settings: {error}"
-        ) from error
-    check = getattr(builder, "check_settings", None)
-    if check is not None:
-        check(**settings)
+
+    function: Callable[..., Bank]
+
+    def __post_init__(self) -> None:
+        function: Callable[..., Bank] = self.function
+        settings: dict[str, Any] = {}
+        if isinstance(self.function, functools.partial):
+            function, settings = self.function.func, self.function.keywords
+        try:
+            inspect.signature(function).bind_partial(**settings)
+        except TypeError as error:
+            name = getattr(function, "__name__", "the builder")
+            raise ConfigError(f"{name} does not take these settings: {error}") from error
+
+    def fit(self, data: RankingData, valid: RankingData | None, *, seed: int, on_round: OnRound | None) -> Bank:
+        """Call the function."""
+        return self.function(data, valid, seed=seed, on_round=on_round)
 
 
-def trains_metrics(builder: Callable[..., Any]) -> bool:
-    """Whether a builder's banks are a start that gradients go on from; it says so by an attribute."""
-    return bool(getattr(_unwrapped(builder)[0], "trains_metrics", False))
-
-
-def takes_spread(builder: Callable[..., Any]) -> bool:
-    """Whether a builder fits lists that processes share, together with the others; it says so by an attribute."""
-    return bool(getattr(_unwrapped(builder)[0], "takes_spread", False))
-
-
-def grows(builder: Callable[..., Any]) -> bool:
-    """Whether a builder adds metrics to a bank that it is given as ``start``; it says so by an attribute."""
-    return bool(getattr(_unwrapped(builder)[0], "grows", False))
-
-
-def takes_measure(builder: Callable[..., Any]) -> bool:
-    """Whether a builder lets a ``measure`` decide when it stops; it says so by an attribute."""
-    return bool(getattr(_unwrapped(builder)[0], "takes_measure", False))
-
-
-def takes_positions(builder: Callable[..., Any]) -> bool:
-    """Whether a builder learns what a position adds to a score; it says so by an attribute."""
-    return bool(getattr(_unwrapped(builder)[0], "takes_positions", False))
-
-
-def resumable_by(builder: Callable[..., Any]) -> Callable[[dict[str, Any]], Any] | None:
-    """How a builder reads the states that its ``on_round`` reports and its ``resume`` takes; None: it has none."""
-    return getattr(_unwrapped(builder)[0], "load_state", None)
-
-
-def describe_builder(builder: Callable[..., Any]) -> str:
-    """A builder's name and settings: the same text for the same fit, in whatever process."""
-    builder, settings = _unwrapped(builder)
-    return f"{getattr(builder, '__qualname__', builder)} {sorted(settings.items())}"
-
-
-def _unwrapped(builder: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function itself, and the settings that partial calls have given it."""
-    settings: dict[str, Any] = {}
-    while isinstance(builder, functools.partial):
-        settings = {**builder.keywords, **settings}
-        builder = builder.func
-    return builder, settings
+def as_builder(builder: BankBuilder | Callable[..., Bank]) -> BankBuilder:
+    """A builder as it is; a function wrapped as one."""
+    return builder if isinstance(builder, BankBuilder) else FunctionBuilder(builder)
 
 
 def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,13 @@ from lgmml_torch.checks import (
     check_unit_interval,
     check_whole,
 )
-from lgmml_torch.fitting.bank import Bank, checked_by
+from lgmml_torch.fitting.bank import Bank, BankBuilder
 from lgmml_torch.functional.distance import NORMS, median_scales
 from lgmml_torch.functional.gmml import REDUCTIONS, gmml, gmml_bank, pooled_scatter
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.functional.regions import (
     CANDIDATES,
+    Anchors,
     Regions,
     choose_anchors,
     extrapolate_anchors,
@@ -57,51 +58,110 @@ class SampledInfo:
     total: int
 
 
-def check_settings(**settings: Any) -> None:
-    """Refuse what `fit_sampled` cannot work with."""
-    rules: dict[str, tuple[str, ...]] = {
-        "reduction": REDUCTIONS, "candidates": CANDIDATES, "norm": NORMS, "kernel": tuple(KERNELS), "method": METHODS
-    }  # fmt: skip
-    for name, choices in rules.items():
-        if name in settings:
-            check_choice(name, settings[name], choices)
-    for name in ("num_metrics", "pool"):
-        check_whole(name, settings.get(name, 1))
-    check_unit_interval("t", settings.get("t", 0.5))
-    check_positive("lam", settings.get("lam", 0.0), zero=True)
-    check_flag("relative", settings.get("relative", True))
-    check_each("alphas", settings.get("alphas", ()), check_number)
-    prior = settings.get("prior", "identity")
-    if not isinstance(prior, Tensor):  # a tensor is looked at when its size is known
-        check_choice("prior", str(prior), PRIORS)
-    bandwidth = settings.get("bandwidth", 1.0)
-    several = isinstance(bandwidth, Collection) and not isinstance(bandwidth, str)
-    check_each("bandwidth", bandwidth if several else [bandwidth], check_number)
-    grid = _grid(bandwidth)
-    if not grid or min(grid) <= 0:
-        raise LGMMLError(f"`bandwidth` must be a positive number or some of them, got {grid}")
+@dataclass(frozen=True)
+class SampledBuilder(BankBuilder):
+    """`fit_sampled` with its settings as fields."""
+
+    num_metrics: int = 500
+    pool: int = 1
+    t: float = 0.5
+    lam: float = 0.1
+    relative: bool = True
+    prior: str | Tensor = "identity"  # or (D, D), (K, D, D)
+    reduction: str = "mean"
+    method: str = "cholesky"
+    candidates: str = "positives"
+    alphas: Sequence[float] = ()
+    norm: str = "mahalanobis"
+    kernel: str = "paper"
+    bandwidth: float | Sequence[float] = BANDWIDTHS
+
+    kind: ClassVar[str] = "sampled"
+
+    def __post_init__(self) -> None:
+        check_choice("reduction", self.reduction, REDUCTIONS)
+        check_choice("candidates", self.candidates, CANDIDATES)
+        check_choice("norm", self.norm, NORMS)
+        check_choice("kernel", self.kernel, KERNELS)
+        check_choice("method", self.method, METHODS)
+        check_whole("num_metrics", self.num_metrics)
+        check_whole("pool", self.pool)
+        check_unit_interval("t", self.t)
+        check_positive("lam", self.lam, zero=True)
+        check_flag("relative", self.relative)
+        check_each("alphas", self.alphas, check_number)
+        if not isinstance(self.prior, Tensor):  # a tensor is looked at when its size is known
+            check_choice("prior", str(self.prior), PRIORS)
+        grid = self.bandwidth
+        if not isinstance(grid, Collection) or isinstance(grid, str):
+            grid = [grid]
+        check_each("bandwidth", grid, check_number)
+        if not grid or min(grid) <= 0:
+            raise LGMMLError(f"`bandwidth` must be a positive number or some of them, got {list(grid)}")
+        # A configuration file gives lists; equal settings should compare equal.
+        object.__setattr__(self, "alphas", tuple(self.alphas))
+        if isinstance(self.bandwidth, Collection):
+            object.__setattr__(self, "bandwidth", tuple(self.bandwidth))
+
+    @property
+    def bandwidths(self) -> list[float]:
+        """The bandwidths to choose from."""
+        if isinstance(self.bandwidth, (int, float)):
+            return [float(self.bandwidth)]
+        return [float(value) for value in self.bandwidth]
+
+    def fit(
+        self,
+        data: RankingData,
+        valid: RankingData | None,
+        *,
+        seed: int,
+        on_round: Callable[[int, SampledInfo], None] | None,
+    ) -> Bank:
+        """See `fit_sampled`."""
+        generator = torch.Generator().manual_seed(seed)
+        regions = sample_regions(data.labels, data.offsets, self.num_metrics, pool=self.pool, generator=generator)
+        if len(regions) < self.num_metrics:
+            log.info("%d local metrics instead of %d: one for each usable query", len(regions), self.num_metrics)
+        factors = gmml_bank(
+            data.features,
+            *_sides(regions),
+            t=self.t,
+            lam=self.lam,
+            relative=self.relative,
+            prior=self._prior_metric(data),
+            reduction=self.reduction,
+            method=self.method,
+            progress=None if on_round is None else lambda done, total: on_round(done, SampledInfo(total)),
+        )
+        anchors = self._anchors(data, regions, factors)
+        block = MetricBlock(anchors.points, factors, quality=anchors.ndcg)
+        metrics = LocalMetrics([block], num_features=data.num_features, norm=self.norm)
+        rows = _some_rows(data.features, generator)
+        judges = data if valid is None else valid
+        history = _set_scales(metrics, rows, judges, self.bandwidths, self.kernel)
+        return Bank(metrics, self.kernel, None, {**history, "regions": regions.queries.tolist()})
+
+    def _prior_metric(self, data: RankingData) -> Tensor | None:
+        if isinstance(self.prior, Tensor):
+            return self.prior
+        return global_metric(data, t=self.t, method=self.method) if self.prior == "global" else None
+
+    def _anchors(self, data: RankingData, regions: Regions, factors: Tensor) -> Anchors:
+        lists = (data.features, data.labels, data.offsets)
+        anchors = choose_anchors(*lists, regions, factors, candidates=self.candidates, norm=self.norm)
+        if not self.alphas:
+            return anchors
+        return extrapolate_anchors(*lists, regions, factors, anchors, alphas=(0.0, *self.alphas), norm=self.norm)
 
 
-@checked_by(check_settings)
 def fit_sampled(
     data: RankingData,
     valid: RankingData | None = None,
     *,
-    num_metrics: int = 500,
-    pool: int = 1,
-    t: float = 0.5,
-    lam: float = 0.1,
-    relative: bool = True,
-    prior: str | Tensor = "identity",  # or (D, D), (K, D, D)
-    reduction: str = "mean",
-    method: str = "cholesky",
-    candidates: str = "positives",
-    alphas: Sequence[float] = (),
-    norm: str = "mahalanobis",
-    kernel: str = "paper",
-    bandwidth: float | Sequence[float] = BANDWIDTHS,
     seed: int = 0,
     on_round: Callable[[int, SampledInfo], None] | None = None,
+    **settings: Any,
 ) -> Bank:
     """Sample regions, take the geometric-mean metric of each in closed form, and choose its anchor by NDCG.
 
@@ -125,40 +185,13 @@ def fit_sampled(
             chooses.
         seed: of the regions.
         on_round: called as ``on_round(metrics_done, info)``.
+        **settings: the fields of `SampledBuilder`, above.
 
     Raises:
         DataError: when no query has a positive and a lower-labelled document.
-        LGMMLError: for settings that `check_settings` refuses.
+        LGMMLError: for settings outside their range.
     """
-    check_settings(num_metrics=num_metrics, prior=prior, bandwidth=bandwidth)
-    generator = torch.Generator().manual_seed(seed)
-    regions = sample_regions(data.labels, data.offsets, num_metrics, pool=pool, generator=generator)
-    if len(regions) < num_metrics:
-        log.info("%d local metrics instead of %d: one for each usable query", len(regions), num_metrics)
-    if isinstance(prior, str):
-        prior_metric = global_metric(data, t=t, method=method) if prior == "global" else None
-    else:
-        prior_metric = prior
-    factors = gmml_bank(
-        data.features,
-        *_sides(regions),
-        t=t,
-        lam=lam,
-        relative=relative,
-        prior=prior_metric,
-        reduction=reduction,
-        method=method,
-        progress=None if on_round is None else lambda done, total: on_round(done, SampledInfo(total)),
-    )
-    lists = (data.features, data.labels, data.offsets)
-    anchors = choose_anchors(*lists, regions, factors, candidates=candidates, norm=norm)
-    if len(alphas):
-        anchors = extrapolate_anchors(*lists, regions, factors, anchors, alphas=(0.0, *alphas), norm=norm)
-    block = MetricBlock(anchors.points, factors, quality=anchors.ndcg)
-    metrics = LocalMetrics([block], num_features=data.num_features, norm=norm)
-    rows = _some_rows(data.features, generator)
-    history = _set_scales(metrics, rows, data if valid is None else valid, _grid(bandwidth), kernel)
-    return Bank(metrics, kernel, None, {**history, "regions": [int(q) for q in regions.queries]})
+    return SampledBuilder.of(**settings)(data, valid, seed=seed, on_round=on_round)
 
 
 def global_metric(data: RankingData, *, t: float = 0.5, method: str = "cholesky") -> Tensor:  # (D, D)
@@ -178,10 +211,6 @@ def global_metric(data: RankingData, *, t: float = 0.5, method: str = "cholesky"
 
 def _sides(regions: Regions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return regions.positives, regions.positive_offsets, regions.negatives, regions.negative_offsets
-
-
-def _grid(bandwidth: float | Sequence[float]) -> list[float]:
-    return [float(bandwidth)] if isinstance(bandwidth, (int, float)) else [float(value) for value in bandwidth]
 
 
 def _some_rows(features: Tensor, generator: torch.Generator) -> Tensor:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_unit_interval, check_whole
-from lgmml_torch.fitting.bank import Bank, OnRound, checked_by
+from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound
 from lgmml_torch.functional.boosting import list_scatter
 from lgmml_torch.functional.gmml import scatter_matrices
 from lgmml_torch.functional.regions import Regions, sample_regions
@@ -33,29 +33,50 @@ LEAST_DEVIATION = 1e-6
 START_WEIGHT = 4.0  # Φ₀ = 4/√K: scores of a spread that a softmax can work with
 
 
-def check_settings(**settings: Any) -> None:
-    """Refuse what `start_trained` cannot work with."""
-    check_choice("start", settings.get("start", "strength"), STARTS)
-    check_choice("kernel", settings.get("kernel", "paper"), KERNELS)
-    for name in ("num_metrics", "rank", "pool"):
-        check_whole(name, settings.get(name, 1))
-    check_unit_interval("lam", settings.get("lam", 0.1))
+@dataclass(frozen=True)
+class TrainedBuilder(BankBuilder):
+    """`start_trained` with its settings as fields."""
+
+    num_metrics: int = 128
+    rank: int = 8
+    start: str = "strength"
+    pool: int = 16
+    lam: float = 0.1
+    kernel: str = "paper"
+
+    kind: ClassVar[str] = "trained"
+    trains_metrics: ClassVar[bool] = True
+    takes_shared_lists: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choice("start", self.start, STARTS)
+        check_choice("kernel", self.kernel, KERNELS)
+        for name in ("num_metrics", "rank", "pool"):
+            check_whole(name, getattr(self, name))
+        check_unit_interval("lam", self.lam)
+
+    def fit(self, data: RankingData, valid: RankingData | None, *, seed: int, on_round: OnRound | None) -> Bank:
+        """See `start_trained`."""
+        generator = torch.Generator().manual_seed(seed)
+        lowest = segment_min(data.labels, data.offsets)[data.query_index]
+        count = int(data.all_offsets[-1])
+        relevant = data.take(data.labels > lowest, torch.arange(count)).nonzero()[:, 0]
+        if not len(relevant):
+            raise DataError("`data` must have a query with documents of different labels, got none")
+        drawn = relevant[torch.randint(len(relevant), (self.num_metrics,), generator=generator)]
+        anchors = data.take(data.features, drawn).clone()
+        rank = min(self.rank, data.num_features)
+        shape = (self.num_metrics, data.num_features, rank)
+        factors = STARTS[self.start](data, shape, self.pool, self.lam, generator).to(anchors)
+        metrics = LocalMetrics([MetricBlock(anchors, factors)], num_features=data.num_features)
+        some = torch.randperm(count, generator=generator)[:SCALE_DOCUMENTS].sort().values
+        means = metrics(data.take(data.features, some)).mean(0)
+        metrics.set_scales(torch.where(means > 0, means, torch.ones_like(means)))
+        phi = anchors.new_full((self.num_metrics,), START_WEIGHT / self.num_metrics**0.5)
+        return Bank(metrics, self.kernel, phi, {"start": self.start, "rank": rank}, trained=True)
 
 
-@checked_by(check_settings)
-def start_trained(
-    data: RankingData,
-    valid: RankingData | None = None,
-    *,
-    num_metrics: int = 128,
-    rank: int = 8,
-    start: str = "strength",
-    pool: int = 16,
-    lam: float = 0.1,
-    kernel: str = "paper",
-    seed: int = 0,
-    on_round: OnRound | None = None,
-) -> Bank:
+def start_trained(data: RankingData, valid: RankingData | None = None, *, seed: int = 0, **settings: Any) -> Bank:
     r"""K metrics of rank R, anchored at relevant documents, to be trained by gradient.
 
     .. math:: d_r(x) = \lVert W_r^\top (x - a_r) \rVert / s_r
@@ -76,32 +97,13 @@ def start_trained(
         lam: regularisation of scatters relative to their trace, for ``"ratio"`` and ``"diagonal"``.
         kernel: κ of the score.
         seed: of all draws.
-        on_round: not called; there is nothing to wait for.
+        **settings: the fields of `TrainedBuilder`, above.
 
     Raises:
         DataError: when no query has a document above its lowest label.
     """
-    check_settings(num_metrics=num_metrics, rank=rank, start=start, pool=pool, lam=lam, kernel=kernel)
-    generator = torch.Generator().manual_seed(seed)
-    lowest = segment_min(data.labels, data.offsets)[data.query_index]
-    count = int(data.all_offsets[-1])
-    relevant = data.take(data.labels > lowest, torch.arange(count)).nonzero()[:, 0]
-    if not len(relevant):
-        raise DataError("`data` must have a query with documents of different labels, got none")
-    drawn = relevant[torch.randint(len(relevant), (num_metrics,), generator=generator)]
-    anchors = data.take(data.features, drawn).clone()
-    rank = min(rank, data.num_features)
-    factors = STARTS[start](data, (num_metrics, data.num_features, rank), pool, lam, generator).to(anchors)
-    metrics = LocalMetrics([MetricBlock(anchors, factors)], num_features=data.num_features)
-    some = torch.randperm(count, generator=generator)[:SCALE_DOCUMENTS].sort().values
-    means = metrics(data.take(data.features, some)).mean(0)
-    metrics.set_scales(torch.where(means > 0, means, torch.ones_like(means)))
-    phi = anchors.new_full((num_metrics,), START_WEIGHT / num_metrics**0.5)
-    return Bank(metrics, kernel, phi, {"start": start, "rank": rank}, trained=True)
+    return TrainedBuilder.of(**settings)(data, valid, seed=seed)
 
-
-start_trained.trains_metrics = True  # type: ignore[attr-defined]
-start_trained.takes_spread = True  # type: ignore[attr-defined]
 
 Shape = tuple[int, int, int]
 

@@ -23,17 +23,7 @@ from torch import Tensor
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.fitting.bank import (
-    Bank,
-    BankBuilder,
-    OnRound,
-    check_builder,
-    grows,
-    takes_measure,
-    takes_positions,
-    takes_spread,
-    trains_metrics,
-)
+from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, as_builder
 from lgmml_torch.functional.positions import num_positions, position_curve
 from lgmml_torch.functional.ranking.custom import Function, Measure
 from lgmml_torch.functional.ranking.measures import mean_measure
@@ -119,7 +109,7 @@ class Recipe:
     """
 
     preprocess: Callable[[], Preprocess]
-    fit_bank: BankBuilder
+    fit_bank: BankBuilder | Callable[..., Bank]
     make_phi: MakePhi = Phi
     phi: PhiSettings = field(default_factory=PhiSettings)
     seed: int = 0
@@ -133,12 +123,19 @@ class Recipe:
         found = Measure.of(self.measure)
         return None if found == Measure(USUAL) else found
 
-    def build_bank(self, start: Bank | None = None) -> BankBuilder:
-        """The builder with all it shall know beside the data."""
-        builder: Callable[..., Bank] = self.fit_bank
-        if self.own_measure is not None and takes_measure(builder):
-            builder = partial(builder, measure=self.own_measure)
-        return builder if start is None else partial(builder, start=start)
+    @property
+    def builder(self) -> BankBuilder:
+        """`fit_bank` as a builder."""
+        return as_builder(self.fit_bank)
+
+    def builder_arguments(self, start: Bank | None = None) -> dict[str, Any]:
+        """What the builder shall know beside the data."""
+        arguments: dict[str, Any] = {}
+        if self.own_measure is not None and self.builder.takes_measure:
+            arguments["measure"] = self.own_measure
+        if start is not None:
+            arguments["start"] = start
+        return arguments
 
 
 @dataclass(frozen=True)
@@ -245,11 +242,11 @@ def rehearse(recipe: Recipe) -> None:
     Raises:
         LGMMLError: what is wrong.
     """
-    if recipe.grows and not (grows(recipe.fit_bank) or trains_metrics(recipe.fit_bank)):
+    builder = recipe.builder
+    if recipe.grows and not (builder.grows or builder.trains_metrics):
         raise ConfigError("`grow` must be false for metrics that are neither boosted nor trained, got true")
-    growing = recipe.grows and grows(recipe.fit_bank)
-    builder: Callable[..., Bank] = recipe.build_bank()
-    check_builder(partial(builder, start=True) if growing else builder)
+    growing = {"start": True} if recipe.grows and builder.grows else {}
+    builder.check_call(**recipe.builder_arguments(), **growing)
     phi = recipe.make_phi(1, 1)
     try:
         make_optimizer(recipe.phi.optimizer, list(phi.parameters()), sparse=phi.sparse)
@@ -289,11 +286,11 @@ def prepare(
         splits, encoder = start.read(splits, recipe.categories), start.encoder
     preprocess = recipe.preprocess() if start is None else start.preprocess
     train = splits["train"]
-    check_positions(train, takes_positions(recipe.fit_bank) or trains_metrics(recipe.fit_bank))
+    check_positions(train, recipe.builder.takes_positions or recipe.builder.trains_metrics)
     fitted, seen = _through(preprocess, splits, recipe, unfinished, known=start is not None)
     log.info("%d features after preprocessing, of %d", fitted.num_features, train.num_features)
     earlier = None if start is None else start.bank
-    state = Unfinished(unfinished, recipe.build_bank(), fitted, seen, recipe.seed, earlier)
+    state = Unfinished(unfinished, recipe.builder, fitted, seen, recipe.seed, earlier, recipe.own_measure)
     with progress_bar("local metrics", total=1.0) as report:
 
         def tell(done: int, info: Any) -> None:
@@ -302,7 +299,8 @@ def prepare(
             if on_round is not None:
                 on_round(done, info)
 
-        bank = recipe.build_bank(earlier)(fitted, seen, seed=recipe.seed, on_round=tell, **state.found())
+        further = recipe.builder_arguments(earlier) | state.found()
+        bank = recipe.builder(fitted, seen, seed=recipe.seed, on_round=tell, **further)
     state.done()
     log.info("%d local metrics", bank.metrics.num_metrics)
     inputs: dict[str, Tensor | Views] = {}
@@ -327,7 +325,7 @@ def _through(
 ) -> tuple[RankingData, RankingData | None]:
     """Training and validation lists as the builder shall see them; the preprocessing is fitted unless it is known."""
     train, valid = splits["train"], splits.get("valid")
-    trains, everywhere = trains_metrics(recipe.fit_bank), takes_spread(recipe.fit_bank)
+    trains, everywhere = recipe.builder.trains_metrics, recipe.builder.takes_shared_lists
     shown = sample_of(train, recipe.seed, folder)
     wanted = train if everywhere and not trains else shown
     fitted = seen_through(preprocess, wanted, folder) if known else fit_through(preprocess, shown, wanted, folder)

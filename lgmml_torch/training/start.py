@@ -44,10 +44,11 @@ class Start:
         return cls(deepcopy(model.preprocess), bank, model.encoder, model.feature_names, shared, model.base is not None)
 
     @property
-    def low_rank(self) -> bool:
-        """Whether the metrics look as trained ones do: at all features, through factors of low rank."""
+    def kind(self) -> str:
+        """Of the metrics: trained ones look at all features through factors of low rank, others can be boosted."""
         blocks = list(self.bank.metrics.iter_blocks())
-        return all(block.is_full and block.factors.shape[2] < block.factors.shape[1] for block in blocks)
+        low_rank = all(block.is_full and block.factors.shape[2] < block.factors.shape[1] for block in blocks)
+        return "trained" if low_rank else "boosted"
 
     def check_growing(self) -> None:
         """Require a model whose scores for new queries metrics can be added to.

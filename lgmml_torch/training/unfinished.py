@@ -13,7 +13,8 @@ from typing import Any
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import CheckpointError, DataWarning
-from lgmml_torch.fitting.bank import Bank, BankBuilder, describe_builder, resumable_by
+from lgmml_torch.fitting.bank import Bank, BankBuilder
+from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.models.storage import load_sealed, tensors_digest, write_checkpoint
 from lgmml_torch.ragged import RankingData
 
@@ -32,6 +33,7 @@ class Unfinished:
         valid: and validation lists.
         seed: of the fit.
         start: the bank it goes on from.
+        measure: what decides when it stops, where it is not the usual one.
     """
 
     def __init__(
@@ -42,22 +44,23 @@ class Unfinished:
         valid: RankingData | None,
         seed: int,
         start: Bank | None = None,
+        measure: Measure | None = None,
     ) -> None:
-        self._load = None if folder is None else resumable_by(builder)
+        self.builder = builder
         self._written = time.monotonic()
         self.path: Path | None = None
-        if folder is not None and self._load is not None:
+        if folder is not None and builder.resumes:
             parts = [data] if valid is None else [data, valid]
             held = [x for part in parts for x in (*part.of_documents(lambda x: x).values(), part.query_weights)]
             tensors = [*(part.offsets for part in parts), *(x for x in held if x is not None)]
-            text = f"{describe_builder(builder)} {seed} {distributed.place()[1]} {tensors_digest(tensors)}"
+            text = f"{builder} {measure and measure.name} {seed} {distributed.place()[1]} {tensors_digest(tensors)}"
             text += "" if start is None else f" {start.digest}"
             name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
             self.path = folder / f"{distributed.agreed(name)}.bank"
 
     def found(self) -> dict[str, Any]:
         """What to call the builder with to go on, where an earlier run has left something."""
-        if self.path is None or self._load is None:
+        if self.path is None:
             return {}
         # What the first process has counts: another machine may have an older one.
         content = distributed.agreed(self.path.read_bytes() if self.path.is_file() else None)
@@ -67,7 +70,7 @@ class Unfinished:
             kept = load_sealed(io.BytesIO(content), self.path.name, required=True)
             if kept["fit"] != self.path.stem:
                 raise CheckpointError("it is of another fit")
-            state = self._load(kept["state"])
+            state = self.builder.load_state(kept["state"])
         except (CheckpointError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
             reason = " ".join(str(error).split())[:100]
             warnings.warn(f"{self.path} is damaged ({reason}); the fit begins anew", DataWarning, stacklevel=2)

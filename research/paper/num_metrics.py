@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.fitting.boosted.fit import RoundInfo, fit_boosted
+from lgmml_torch.fitting.boosted import RoundInfo, fit_boosted
 from lgmml_torch.fitting.sampled import fit_sampled
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.ranking.presets import describe

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from lgmml_torch.baselines.trees import LambdaMART, XGBoostRanker
-from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.plots import save_figure
 from lgmml_torch.ragged import RankingData

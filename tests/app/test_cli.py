@@ -182,7 +182,7 @@ def test_evaluate_prints_table_counts_and_definitions(
 def test_a_checkpoint_is_evaluated_as_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from functools import partial
 
-    from lgmml_torch.fitting.boosted.fit import fit_boosted
+    from lgmml_torch.fitting.boosted import fit_boosted
     from lgmml_torch.models.preprocess.compose import list_rank_features
     from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, prepare, quiet_lightning, train_phi
 

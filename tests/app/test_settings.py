@@ -199,7 +199,7 @@ def test_optimizers_say_what_they_do_not_take(configs: dict[str, DictConfig]) ->
 
 
 def test_a_recipe_is_rehearsed_with_its_optimizer() -> None:
-    from lgmml_torch.fitting.boosted.fit import fit_boosted
+    from lgmml_torch.fitting.boosted import fit_boosted
     from lgmml_torch.models.preprocess.compose import list_rank_features
     from lgmml_torch.training.stages import PhiSettings, rehearse
 

@@ -12,7 +12,7 @@ from lgmml_torch.data.generated import letor_like
 from lgmml_torch.fitting import bagged
 from lgmml_torch.fitting.bagged import SEED_STEP, fit_bagged, query_share, score_spread
 from lgmml_torch.fitting.bank import Bank, merge_banks
-from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi

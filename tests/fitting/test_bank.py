@@ -10,8 +10,8 @@ import pytest
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.fitting.bagged import fit_bagged
 from lgmml_torch.fitting.bank import check_builder, trains_metrics
-from lgmml_torch.fitting.boosted.fit import fit_boosted
-from lgmml_torch.fitting.boosted.learners import BoostConfig
+from lgmml_torch.fitting.boosted import fit_boosted
+from lgmml_torch.fitting.learners import BoostConfig
 from lgmml_torch.fitting.sampled import fit_sampled
 from lgmml_torch.fitting.trained import start_trained
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, DataError, DataWarning, DivergedError, LGMMLError
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.boosted.fit import (
+from lgmml_torch.fitting.boosted import (
+    BoostState,
     RoundInfo,
     check_scores,
     fit_boosted,
@@ -18,8 +19,8 @@ from lgmml_torch.fitting.boosted.fit import (
     make_config,
     one_round,
 )
-from lgmml_torch.fitting.boosted.learners import BoostConfig, BoostState
-from lgmml_torch.fitting.boosted.search import Bag, find_learners, make_problem, weighted_rows
+from lgmml_torch.fitting.learners import BoostConfig
+from lgmml_torch.fitting.round import Bag, find_learners, make_problem, weighted_rows
 from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.ragged import RankingData
 

@@ -12,19 +12,20 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataWarning, DivergedError, LGMMLError
 from lgmml_torch.fitting.bank import Bank, check_builder
-from lgmml_torch.fitting.boosted import fit
-from lgmml_torch.fitting.boosted.fit import (
+from lgmml_torch.fitting.boosted import (
+    BoostState,
     RoundInfo,
     check_scores,
     evaluated,
+    fit,
     fit_boosted,
     initial_state,
     one_round,
     round_info,
     scored_again,
 )
-from lgmml_torch.fitting.boosted.learners import BoostConfig, BoostState, Learners
-from lgmml_torch.fitting.boosted.search import (
+from lgmml_torch.fitting.learners import BoostConfig, Learners
+from lgmml_torch.fitting.round import (
     any_relevant,
     draw_bag,
     first_prior,

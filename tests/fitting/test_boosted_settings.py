@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.fitting.boosted.fit import IDLE_ROUNDS, finished, fit_boosted, initial_state, one_round
-from lgmml_torch.fitting.boosted.learners import BoostConfig, BoostState, Learners
-from lgmml_torch.fitting.boosted.search import (
+from lgmml_torch.fitting.boosted import IDLE_ROUNDS, BoostState, finished, fit_boosted, initial_state, one_round
+from lgmml_torch.fitting.learners import BoostConfig, Learners
+from lgmml_torch.fitting.round import (
     LEAST_SCATTER,
     Bag,
     best_of_subspaces,

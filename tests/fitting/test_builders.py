@@ -15,8 +15,8 @@ from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.fitting import bagged, bank, sampled, trained
 from lgmml_torch.fitting.bagged import fit_bagged, query_share, score_spread
 from lgmml_torch.fitting.bank import Bank, check_builder, checked_by, describe_builder, merge_banks
-from lgmml_torch.fitting.boosted.fit import IDLE_ROUNDS, fit_boosted, make_config
-from lgmml_torch.fitting.boosted.learners import LARGEST, BoostConfig, BoostState
+from lgmml_torch.fitting.boosted import IDLE_ROUNDS, BoostState, fit_boosted, make_config
+from lgmml_torch.fitting.learners import LARGEST, BoostConfig
 from lgmml_torch.fitting.sampled import fit_sampled, global_metric
 from lgmml_torch.fitting.trained import start_trained
 from lgmml_torch.functional.positions import position_curve

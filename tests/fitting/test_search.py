@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.fitting.boosted.learners import BoostConfig, Learners
-from lgmml_torch.fitting.boosted.search import (
+from lgmml_torch.fitting.learners import BoostConfig, Learners
+from lgmml_torch.fitting.round import (
     LEAST_SCATTER,
     Bag,
     best_of_subspaces,

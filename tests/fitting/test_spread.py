@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError
-from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.fitting.trained import STARTS, start_trained
 from lgmml_torch.ragged import RankingData
 from tests.fitting.test_boosted import make

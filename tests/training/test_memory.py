@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from lgmml_torch.data.shards import open_shards, write_shards
-from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.models.preprocess.compose import all_views, list_rank_features
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.stages import prepare

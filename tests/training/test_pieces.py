@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lgmml_torch.training.ways import choose_way, trained_recipe
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.fitting.sampled import fit_sampled
@@ -16,7 +17,6 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.training.module import Dropout, LGMMLModule
 from lgmml_torch.training.stages import PhiSettings, Recipe, rehearse
 from lgmml_torch.training.step_size import OneCycle
-from lgmml_torch.training.ways import choose_way, trained_recipe
 from tests.training import tiny
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from lgmml_torch.training.ways import BUDGETS, Budget, Way, budget_seconds, choose_way, find_budget, trained_recipe
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, DataWarning, LGMMLError
@@ -40,7 +41,6 @@ from lgmml_torch.training.stopping import StopAtStep
 from lgmml_torch.training.telling import TellEpochs, tell_rounds
 from lgmml_torch.training.unfinished import Unfinished
 from lgmml_torch.training.views import Views, fit_through, sample_of, seen_through
-from lgmml_torch.training.ways import BUDGETS, Budget, Way, budget_seconds, choose_way, find_budget, trained_recipe
 from tests.pretend import DEVICE, pretend
 from tests.training.test_module_by_hand import make_model
 

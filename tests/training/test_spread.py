@@ -16,7 +16,7 @@ from lgmml_torch import distributed
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.evaluation.evaluate import evaluate
-from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataWarning
-from lgmml_torch.fitting.boosted.fit import fit_boosted
+from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.fitting.sampled import fit_sampled
 from lgmml_torch.training import unfinished
 from lgmml_torch.training.stages import Prepared, Recipe, prepare

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from lgmml_torch.training.ways import BUDGETS, budget_seconds, choose_way, find_budget
 
 from lgmml_torch.app.compose import make_recipe, settle, way_overrides
 from lgmml_torch.app.config import load_config
@@ -12,7 +13,6 @@ from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.training import ways
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.ways import BUDGETS, budget_seconds, choose_way, find_budget
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""What boosting has so far: its settings, the metrics chosen, the scores they give, and how the rounds went."""
+"""Settings of boosting, and the metrics it has chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ class BoostConfig:
         for name in ("t", "subsample", "shrinkage"):
             check_unit_interval(name, getattr(self, name))
         for name in (
-            "rounds", "batch", "candidates", "anchors", "cap", "truncation", "evaluate_every", "k", "smooth", "patience"
+            "batch", "candidates", "anchors", "cap", "truncation", "evaluate_every", "k", "smooth", "patience"
         ):  # fmt: skip
             check_whole(name, getattr(self, name))
         positive = (
@@ -126,6 +126,7 @@ class BoostConfig:
             if getattr(self, name) > LARGEST:
                 raise LGMMLError(f"`{name}` must be at most {LARGEST:g}, got {getattr(self, name)}")
         check_whole("phi_cap", self.phi_cap, zero=True)
+        check_whole("rounds", self.rounds, zero=True)
         for name in ("sizes", "bandwidths"):
             values = getattr(self, name)
             if not values or min(values) <= 0:
@@ -213,79 +214,3 @@ class Learners:
             )
             phi.append(part.phi)
         return LocalMetrics(blocks, num_features=num_features), torch.cat(phi)
-
-
-@dataclass(frozen=True)
-class BoostState:
-    """Everything a later call needs to go on as if it had never stopped.
-
-    Attributes:
-        round: rounds done.
-        scores: ``(N,)`` float64 scores of the training documents, in the fit's own order.
-        valid_scores: the same for the validation documents; empty without any.
-        learners: the metrics so far.
-        evaluated: rounds done at each evaluation.
-        train_ndcg: NDCG of the training queries at each evaluation.
-        valid_ndcg: NDCG of the validation queries; empty without any.
-        best_round: rounds done at the best smoothed validation NDCG.
-        best_value: that NDCG.
-        idle: rounds in a row that found no metric worth adding.
-        identity: what the fit belongs to (settings, seed, sizes of the data); a resume with another is refused.
-        position_bias: ``(P,)`` float64 what being shown at each position adds to a score; None without positions.
-        best_bias: the same at the best round.
-        valid_measure: the measure that decides, at each evaluation, where it is another than NDCG.
-    """
-
-    round: int
-    scores: Tensor
-    valid_scores: Tensor
-    learners: Learners
-    evaluated: tuple[int, ...] = ()
-    train_ndcg: tuple[float, ...] = ()
-    valid_ndcg: tuple[float, ...] = ()
-    best_round: int = 0
-    best_value: float = float("-inf")
-    idle: int = 0
-    identity: str = ""
-    position_bias: Tensor | None = None
-    best_bias: Tensor | None = None
-    valid_measure: tuple[float, ...] = ()
-
-    def export(self) -> dict[str, Any]:
-        """Tensors and primitives, fit for ``torch.save`` and ``weights_only=True``.
-
-        Scores are left out: they follow from the metrics, and the size and the number of processes would be theirs.
-        """
-        left_out = ("learners", "scores", "valid_scores")
-        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
-        plain["learners"] = {field.name: getattr(self.learners, field.name) for field in fields(self.learners)}
-        return plain
-
-    @classmethod
-    def load(cls, exported: dict[str, Any]) -> Self:
-        """The state that `export` wrote; a fit that goes on from it adds its scores up again."""
-        plain = dict(exported)
-        learners = Learners(**plain.pop("learners"))
-        none = torch.empty(0, dtype=torch.float64)
-        for name in ("evaluated", "train_ndcg", "valid_ndcg", "valid_measure"):
-            plain[name] = tuple(plain.get(name, ()))
-        return cls(learners=learners, scores=none, valid_scores=none, **plain)
-
-    def evaluated_with(
-        self, train: float, valid: float | None, *, smooth: int, measured: float | None = None
-    ) -> BoostState:
-        """The state after an evaluation; the best round moves when the average of the last ones is better.
-
-        What is averaged is NDCG, or the measure that was asked for instead.
-        """
-        after = replace(self, evaluated=(*self.evaluated, self.round), train_ndcg=(*self.train_ndcg, train))
-        if valid is None:
-            return replace(after, best_round=self.round, best_bias=self.position_bias)
-        after = replace(after, valid_ndcg=(*self.valid_ndcg, valid))
-        if measured is not None:
-            after = replace(after, valid_measure=(*self.valid_measure, measured))
-        last = (after.valid_measure or after.valid_ndcg)[-smooth:]
-        average = sum(last) / len(last)
-        if not average > self.best_value:
-            return after
-        return replace(after, best_round=self.round, best_value=average, best_bias=self.position_bias)

@@ -9,21 +9,102 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, DataError, DivergedError, did_you_mean
-from lgmml_torch.fitting.bank import Bank, OnRound, checked_by, merge_banks
-from lgmml_torch.fitting.boosted.learners import BoostConfig, BoostState, Learners
-from lgmml_torch.fitting.boosted.search import Problem, draw_bag, find_learners, make_problem, round_generator
+from lgmml_torch.checks import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    check_whole,
+)
+from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
+from lgmml_torch.fitting.learners import BoostConfig, Learners
+from lgmml_torch.fitting.round import Problem, draw_bag, find_learners, make_problem, round_generator
 from lgmml_torch.functional.positions import position_curve, position_step
 from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.functional.ranking.measures import ndcg, rank_metrics
 from lgmml_torch.ragged import RankingData
 
 IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is nothing left to fit
+
+
+@dataclass(frozen=True)
+class BoostState:
+    """Everything a later call needs to go on as if it had never stopped.
+
+    Attributes:
+        round: rounds done.
+        scores: ``(N,)`` float64 scores of the training documents, in the fit's own order.
+        valid_scores: the same for the validation documents; empty without any.
+        learners: the metrics so far.
+        evaluated: rounds done at each evaluation.
+        train_ndcg: NDCG of the training queries at each evaluation.
+        valid_ndcg: NDCG of the validation queries; empty without any.
+        best_round: rounds done at the best smoothed validation NDCG.
+        best_value: that NDCG.
+        idle: rounds in a row that found no metric worth adding.
+        identity: what the fit belongs to (settings, seed, sizes of the data); a resume with another is refused.
+        position_bias: ``(P,)`` float64 what being shown at each position adds to a score; None without positions.
+        best_bias: the same at the best round.
+        valid_measure: the measure that decides, at each evaluation, where it is another than NDCG.
+    """
+
+    round: int
+    scores: Tensor
+    valid_scores: Tensor
+    learners: Learners
+    evaluated: tuple[int, ...] = ()
+    train_ndcg: tuple[float, ...] = ()
+    valid_ndcg: tuple[float, ...] = ()
+    best_round: int = 0
+    best_value: float = float("-inf")
+    idle: int = 0
+    identity: str = ""
+    position_bias: Tensor | None = None
+    best_bias: Tensor | None = None
+    valid_measure: tuple[float, ...] = ()
+
+    def export(self) -> dict[str, Any]:
+        """Tensors and primitives, fit for ``torch.save`` and ``weights_only=True``.
+
+        Scores are left out: they follow from the metrics, and the size and the number of processes would be theirs.
+        """
+        left_out = ("learners", "scores", "valid_scores")
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
+        plain["learners"] = {field.name: getattr(self.learners, field.name) for field in fields(self.learners)}
+        return plain
+
+    @classmethod
+    def load(cls, exported: dict[str, Any]) -> Self:
+        """The state that `export` wrote; a fit that goes on from it adds its scores up again."""
+        plain = dict(exported)
+        learners = Learners(**plain.pop("learners"))
+        none = torch.empty(0, dtype=torch.float64)
+        for name in ("evaluated", "train_ndcg", "valid_ndcg", "valid_measure"):
+            plain[name] = tuple(plain.get(name, ()))
+        return cls(learners=learners, scores=none, valid_scores=none, **plain)
+
+    def evaluated_with(
+        self, train: float, valid: float | None, *, smooth: int, measured: float | None = None
+    ) -> BoostState:
+        """The state after an evaluation; the best round moves when the average of the last ones is better.
+
+        What is averaged is NDCG, or the measure that was asked for instead.
+        """
+        after = replace(self, evaluated=(*self.evaluated, self.round), train_ndcg=(*self.train_ndcg, train))
+        if valid is None:
+            return replace(after, best_round=self.round, best_bias=self.position_bias)
+        after = replace(after, valid_ndcg=(*self.valid_ndcg, valid))
+        if measured is not None:
+            after = replace(after, valid_measure=(*self.valid_measure, measured))
+        last = (after.valid_measure or after.valid_ndcg)[-smooth:]
+        average = sum(last) / len(last)
+        if not average > self.best_value:
+            return after
+        return replace(after, best_round=self.round, best_value=average, best_bias=self.position_bias)
 
 
 @dataclass(frozen=True)
@@ -47,24 +128,62 @@ class RoundInfo:
     state: BoostState
 
 
-def make_config(**settings: Any) -> BoostConfig:
-    """The settings as a checked `BoostConfig`."""
-    known = [field.name for field in fields(BoostConfig)]
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"`{name}` is no setting of fit_boosted{did_you_mean(name, known)}")
-    return BoostConfig(**settings)
+@dataclass(frozen=True)
+class BoostedBuilder(BoostConfig, BankBuilder):
+    """`fit_boosted` with its settings as fields."""
+
+    kind: ClassVar[str] = "boosted"
+    grows: ClassVar[bool] = True
+    takes_measure: ClassVar[bool] = True
+    takes_positions: ClassVar[bool] = True
+    takes_shared_lists: ClassVar[bool] = True
+    resumes: ClassVar[bool] = True
+
+    def check_call(self, **further: Any) -> None:
+        """No rounds at all are fine where there is a ``start``.
+
+        Raises:
+            LGMMLError: what is wrong with the arguments of a call.
+        """
+        super().check_call(**further)
+        if further.get("start") is None:
+            check_whole("rounds", self.rounds)
+        if further.get("measure") is not None:
+            Measure.of(further["measure"])
+
+    def fit(
+        self,
+        data: RankingData,
+        valid: RankingData | None,
+        *,
+        seed: int,
+        on_round: OnRound | None,
+        resume: BoostState | None = None,
+        start: Bank | None = None,
+        measure: str | Callable[..., Any] | None = None,
+    ) -> Bank:
+        """See `fit_boosted`."""
+        if start is not None and self.rounds == 0:
+            return replace(start, history={"rounds": [], "train_ndcg": [], "valid_ndcg": [], "best_round": 0})
+        problem = make_problem(data, valid, self, seed, start, None if measure is None else Measure.of(measure))
+        state = initial_state(problem) if resume is None else resume
+        if state.identity != problem.identity:
+            raise ConfigError(
+                f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
+            )
+        if resume is not None:
+            state = scored_again(state, problem)
+        while not finished(state, self):
+            state = one_round(state, problem)
+            if on_round is not None:
+                on_round(state.round, round_info(state, self.rounds))
+        return make_bank(state, problem)
+
+    def load_state(self, exported: dict[str, Any]) -> BoostState:
+        """See `BoostState.load`."""
+        return BoostState.load(exported)
 
 
-def check_settings(*, start: Any = None, measure: Any = None, **settings: Any) -> None:
-    """Refuse what `fit_boosted` cannot work with; no rounds at all are fine where there is a ``start``."""
-    none = start is not None and settings.get("rounds") == 0
-    make_config(**{name: value for name, value in settings.items() if not (none and name == "rounds")})
-    if measure is not None:
-        Measure.of(measure)
-
-
-@checked_by(check_settings)
 def fit_boosted(
     data: RankingData,
     valid: RankingData | None = None,
@@ -102,30 +221,8 @@ def fit_boosted(
     >>> bool((bank.phi >= 0).all()), bank.history["train_ndcg"]
     (True, [1.0])
     """
-    check_settings(start=start, measure=measure, **settings)
-    if start is not None and settings.get("rounds") == 0:
-        return replace(start, history={"rounds": [], "train_ndcg": [], "valid_ndcg": [], "best_round": 0})
-    config = make_config(**settings)
-    problem = make_problem(data, valid, config, seed, start, None if measure is None else Measure.of(measure))
-    state = initial_state(problem) if resume is None else resume
-    if state.identity != problem.identity:
-        raise ConfigError(
-            f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
-        )
-    if resume is not None:
-        state = scored_again(state, problem)
-    while not finished(state, config):
-        state = one_round(state, problem)
-        if on_round is not None:
-            on_round(state.round, round_info(state, config.rounds))
-    return make_bank(state, problem)
-
-
-fit_boosted.grows = True  # type: ignore[attr-defined]
-fit_boosted.takes_measure = True  # type: ignore[attr-defined]
-fit_boosted.takes_positions = True  # type: ignore[attr-defined]
-fit_boosted.load_state = BoostState.load  # type: ignore[attr-defined]
-fit_boosted.takes_spread = True  # type: ignore[attr-defined]
+    builder = BoostedBuilder.of(**settings)
+    return builder(data, valid, seed=seed, on_round=on_round, resume=resume, start=start, measure=measure)
 
 
 def one_round(state: BoostState, problem: Problem) -> BoostState:
@@ -163,8 +260,8 @@ def evaluated(state: BoostState, problem: Problem) -> BoostState:
 def with_scores_of(state: BoostState, found: Learners, problem: Problem) -> BoostState:
     """The state with what these metrics add to the scores.
 
-    In float64, rounded to float32 where a round looks at them (`Problem.seen`): the place of a document in a product, and
-    so the number of processes, changes the last bits of float64 only, which the rounding takes away again.
+    In float64, rounded to float32 where a round looks at them (`Problem.seen`). The place of a document in a product,
+    and so the number of processes, changes the last bits of float64 only. The rounding takes them away again.
     """
     kernel, valid = problem.config.kernel, problem.valid
     exact = found.double()

@@ -9,9 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError, check_finite
+from lgmml_torch.checks import (
+    ConfigError,
+    DataError,
+    DataWarning,
+    LGMMLError,
+    check_finite,
+)
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.boosted.learners import BoostConfig, Learners, kernel_
+from lgmml_torch.fitting.learners import BoostConfig, Learners, kernel_
 from lgmml_torch.functional.boosting import (
     NewtonRows,
     candidate_anchors,

@@ -1,1 +1,0 @@
-"""Boosted local metrics: what is chosen so far, one round of the search, and the fit around it."""

@@ -1,0 +1,369 @@
+"""The one place that decides what is fitted: from the size of the data, the budget and the settings a user gave.
+
+`train.py`, the command line and `LGMMLRanker` all ask `choose_defaults`. The kind of metrics follows from the size of
+the data unless it is named; no other setting changes it. A setting without effect on what is fitted is refused. The
+answer depends on sizes and settings alone, so the same data and settings give the same model on any machine.
+docs/quality.md has the evidence for the rules.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from lgmml_torch.checks import ConfigError, LGMMLError, did_you_mean
+from lgmml_torch.fitting.boosted import BoostedBuilder
+from lgmml_torch.fitting.sampled import SampledBuilder
+from lgmml_torch.fitting.trained import TrainedBuilder
+from lgmml_torch.models.encode import CategorySettings
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.compose import all_views, build_preprocess, list_rank_features
+from lgmml_torch.parameters import PHIS
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.losses import Softmax, Warp
+from lgmml_torch.training.module import Dropout
+from lgmml_torch.training.stages import PhiSettings, Recipe
+from lgmml_torch.training.step_size import OneCycle
+
+BANKS = ("boosted", "trained", "sampled")
+TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on
+TRAINED_QUERIES = 200
+# Dropout by number of documents: the more there are, the less.
+DROPOUTS = ((100_000, Dropout(0.3, 0.2)), (400_000, Dropout(0.15, 0.2)), (math.inf, Dropout(0.1, 0.1)))
+MAX_COLUMNS = 1_000  # of the preprocessed features, within which a feature gets ramps
+MAX_COLUMN_BYTES = 4 << 30  # all preprocessed features of the training documents, in float32
+MAX_RAMPS = 6
+TRAINED_RATE, WEIGHT_DECAY = 2e-3, 0.3
+WARP_EPOCHS, WARP_RATE = 10, 0.001
+GRADIENT_CLIP = 10.0  # of trained metrics, for the trainer
+SPEED = 3e10  # floating-point operations a second of one core, in training
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much work a fit may be.
+
+    Attributes:
+        rounds: the most rounds of boosting.
+        directions: K·R, the columns of the one product that training consists of.
+        visits: documents visited in all epochs together.
+        epochs: least and most.
+    """
+
+    rounds: int
+    directions: int
+    visits: float
+    epochs: tuple[int, int]
+
+    def epochs_for(self, documents: int) -> int:
+        """Epochs that visit about ``visits`` documents."""
+        least, most = self.epochs
+        return round(min(most, max(least, self.visits / max(1, documents))))
+
+    def seconds_for(self, documents: int, columns: int) -> float:
+        """Time of one core: two products of all visited documents, which is nearly all of the work."""
+        return self.epochs_for(documents) * documents * columns * self.directions * 4 / SPEED
+
+
+BUDGETS = {
+    "fast": Budget(100, 512, 2.5e6, (4, 10)),
+    "normal": Budget(200, 1024, 7.5e6, (6, 15)),
+    "thorough": Budget(400, 2048, 2e7, (10, 20)),
+}
+
+
+def budget_seconds(budget: str) -> float | None:
+    """The seconds of a budget that is a time; None for one that has a name.
+
+    Raises:
+        LGMMLError: neither a name nor a time.
+
+    >>> budget_seconds("10m"), budget_seconds("fast")
+    (600.0, None)
+    """
+    if isinstance(budget, str) and budget in BUDGETS:
+        return None
+    time = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", str(budget).strip())
+    if time is None:
+        names = list(BUDGETS)
+        hint = did_you_mean(str(budget), names)
+        raise LGMMLError(f"`budget` must be {', '.join(names)}, or a time such as 60s or 10m, got {budget!r}{hint}")
+    return float(time[1]) * {"s": 1, "m": 60, "h": 3600}[time[2]]
+
+
+def find_budget(budget: str, documents: int, columns: int) -> Budget:
+    """The budget of that name, or the largest that takes at most a time such as ``"60s"`` or ``"10m"`` of one core.
+
+    Raises:
+        LGMMLError: neither a name nor a time.
+
+    >>> find_budget("90s", 700_000, 1_000) == BUDGETS["fast"], find_budget("2h", 700_000, 1_000) == BUDGETS["thorough"]
+    (True, True)
+    """
+    seconds = budget_seconds(budget)
+    if seconds is None:
+        return BUDGETS[budget]
+    chosen = BUDGETS["fast"]
+    for each in BUDGETS.values():
+        if each.seconds_for(documents, columns) <= seconds:
+            chosen = each
+    return chosen
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much training data there is.
+
+    Attributes:
+        queries: in all processes.
+        documents: in all processes.
+        features: raw.
+    """
+
+    queries: int
+    documents: int
+    features: int
+
+    @classmethod
+    def of(cls, data: RankingData) -> Sizes:
+        """The sizes of the training data."""
+        return cls(len(data.all_sizes), int(data.all_sizes.sum()), data.num_features)
+
+    def __str__(self) -> str:
+        return f"{self.queries:,} training queries with {self.documents:,} documents of {self.features} features"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that not every fit makes use of.
+
+    Attributes:
+        key: its name in the configuration.
+        banks: the kinds of metrics it has an effect on.
+        losses: the losses it has an effect on; empty for all.
+        named: whether the kind of metrics must be named beside it.
+    """
+
+    key: str
+    banks: tuple[str, ...] = BANKS
+    losses: tuple[str, ...] = ()
+    named: bool = False
+
+
+SETTINGS = {
+    "bank_options": Setting("local_metrics.*", named=True),
+    "num_metrics": Setting("local_metrics.num_metrics", ("sampled", "trained"), named=True),
+    "rounds": Setting("local_metrics.rounds", ("boosted",)),
+    "budget": Setting("budget", ("boosted", "trained")),
+    "margin": Setting("loss.margin", losses=("warp",)),
+    "max_draws": Setting("loader.max_draws", losses=("warp",)),
+    "negatives": Setting("loader.negatives", losses=("warp",)),
+    "batching": Setting("loader.batching", losses=("warp",)),
+    "feature_dropout": Setting("dropout.features", ("trained",)),
+    "metric_dropout": Setting("dropout.metrics", ("trained",)),
+    "distances": Setting("distances", ("boosted", "sampled")),
+}
+LOSSES = {"boosted": "warp", "trained": "softmax", "sampled": "warp"}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What is fitted, and why; values for the settings that the user did not give.
+
+    Attributes:
+        bank: ``"boosted"`` or ``"sampled"``, then sampled WARP; or ``"trained"``.
+        reason: a sentence for the log and the report.
+        rounds: the most rounds of boosting.
+        num_metrics: K of trained metrics.
+        rank: R of trained metrics.
+        ramps: columns of ramps for each feature.
+        epochs: of training.
+        dropout: of trained metrics.
+    """
+
+    bank: str
+    reason: str
+    rounds: int = BUDGETS["normal"].rounds
+    num_metrics: int = 128
+    rank: int = 8
+    ramps: int = MAX_RAMPS
+    epochs: int = WARP_EPOCHS
+    dropout: Dropout = field(default_factory=Dropout)
+
+
+def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, start: str | None = None) -> Defaults:
+    """Decide what is fitted.
+
+    Args:
+        sizes: of the training data.
+        asked: the settings the user gave, by their names in `LGMMLRanker` and `SETTINGS`, and ``loss``.
+        start: the kind of metrics of an earlier model to go on from.
+
+    Raises:
+        ConfigError: a setting that has no effect on what is fitted.
+
+    >>> choose_defaults(Sizes(470, 9_630, 46)).bank, choose_defaults(Sizes(7_274, 722_339, 110)).bank
+    ('boosted', 'trained')
+    """
+    asked = asked or {}
+    bank = asked.get("bank", "auto")
+    why = "asked for"
+    if bank == "auto":
+        _check_bank_named(asked, needed=start is None)
+        bank, why = _bank_for(sizes, start)
+    check_effect(asked, bank, asked.get("loss", LOSSES[bank]), why)
+    return _sized(sizes, bank, asked.get("budget", "normal"), why)
+
+
+def _bank_for(sizes: Sizes, start: str | None) -> tuple[str, str]:
+    """The kind of metrics, and why."""
+    if start is not None:
+        return start, "as the model to go on from"
+    size = f"{sizes.documents:,} documents and {sizes.queries:,} queries"
+    if sizes.documents < TRAINED_DOCUMENTS or sizes.queries < TRAINED_QUERIES:
+        return "boosted", f"chosen for {size}"
+    return "trained", f"chosen for {size}"
+
+
+def _sized(sizes: Sizes, bank: str, budget: str, why: str) -> Defaults:
+    """Width and length of a fit of this kind of metrics."""
+    room = min(MAX_COLUMNS, MAX_COLUMN_BYTES // (4 * max(1, sizes.documents)))
+    ramps = max(0, min(MAX_RAMPS, room // max(1, sizes.features) - 3))
+    work = find_budget(budget, sizes.documents, (3 + ramps) * sizes.features)
+    beginning = f"{sizes}, budget {budget}: {bank} metrics ({why})"
+    if bank == "sampled":
+        return Defaults(bank, f"{sizes}: {bank} metrics ({why}), then WARP")
+    if bank == "boosted":
+        return Defaults(bank, f"{beginning}, at most {work.rounds} rounds, then WARP", work.rounds)
+    dropout = next(dropout for most, dropout in DROPOUTS if sizes.documents < most)
+    rank = 8 if work.directions <= 1024 else 16
+    count, epochs = work.directions // rank, work.epochs_for(sizes.documents)
+    reason = (
+        f"{beginning}, {count} of rank {rank}, {epochs} epochs, {ramps} ramps of a feature, "
+        f"dropout {dropout.features:g} of features and {dropout.metrics:g} of metrics"
+    )
+    return Defaults(bank, reason, work.rounds, count, rank, ramps, epochs, dropout)
+
+
+def check_effect(asked: Collection[str], bank: str, loss: str, why: str = "asked for") -> None:
+    """Refuse settings that have no effect on what is fitted.
+
+    Raises:
+        ConfigError: the first of them, and what to do.
+    """
+    for name, setting in SETTINGS.items():
+        if name not in asked:
+            continue
+        if bank not in setting.banks:
+            raise ConfigError(
+                f"{_spelt(name)} has no effect on {bank} metrics ({why}); leave it out, or name other metrics: "
+                f"{_choices(setting.banks)}"
+            )
+        if setting.losses and loss not in setting.losses:
+            banks = [other for other, usual in LOSSES.items() if usual in setting.losses]
+            raise ConfigError(
+                f"{_spelt(name)} has no effect with the loss {loss} of {bank} metrics ({why}); leave it out, or name "
+                f"other metrics: {_choices(banks)}"
+            )
+
+
+def _check_bank_named(asked: Collection[str], *, needed: bool) -> None:
+    for name, setting in SETTINGS.items():
+        if needed and setting.named and name in asked:
+            raise ConfigError(bank_needed(name))
+
+
+def bank_needed(name: str) -> str:
+    """The sentence that refuses a setting of one kind of metrics where none is named."""
+    return f"{_spelt(name)} belongs to one kind of metrics, so name it: {_choices(SETTINGS[name].banks)}"
+
+
+def why_unknown(key: str, bank: str | None) -> str | None:
+    """Why the configuration has no such key: it belongs to other metrics than those of ``bank``; None: to none."""
+    if bank is not None and bank not in BANKS:
+        return None
+    for name, setting in SETTINGS.items():
+        if setting.key != key:
+            continue
+        if bank is None:
+            return bank_needed(name)
+        try:
+            check_effect([name], bank, LOSSES[bank])
+        except ConfigError as error:
+            return str(error)
+    if bank is None and key.startswith("local_metrics."):
+        return bank_needed("bank_options")
+    return None
+
+
+def _spelt(name: str) -> str:
+    key = SETTINGS[name].key
+    return f"`{name}`" if name == key else f"`{name}` ({key})"
+
+
+def _choices(banks: Collection[str]) -> str:
+    return ", or ".join(f"bank={bank!r} (local_metrics={bank})" for bank in banks)
+
+
+def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recipe:
+    """The recipe that the parameters of `LGMMLRanker` ask for; what is None among them is as chosen."""
+    given = params["preprocess"]
+    options = {"kernel": params["kernel"], **(params["bank_options"] or {})}
+    loader = {"batch_size": params["batch_size"]}
+    sparse = params["phi"] == "per_query" and chosen.bank != "trained"  # AdamW takes no sparse gradients
+    common = {
+        "make_phi": partial(Phi, policy=params["policy"], sparse=sparse, **PHIS[params["phi"]]),
+        "seed": seed,
+        "categories": CategorySettings(params["max_one_hot"]),
+        "measure": params["measure"],
+    }
+    if chosen.bank == "trained":
+        views = partial(all_views, ramps=chosen.ramps)
+        count = params["num_metrics"] or chosen.num_metrics
+        rate = params["learning_rate"] or TRAINED_RATE
+        return Recipe(
+            preprocess=views if given is None else partial(new_preprocess, given),
+            fit_bank=TrainedBuilder(**{"num_metrics": count, "rank": chosen.rank, **options}),
+            phi=PhiSettings(
+                loss=Softmax(),
+                loader=loader,
+                optimizer=partial(torch.optim.AdamW, lr=rate, weight_decay=WEIGHT_DECAY),
+                step_size=OneCycle(),
+                dropout=chosen.dropout,
+            ),
+            **common,
+        )
+    rate = params["learning_rate"] or WARP_RATE
+    return Recipe(
+        preprocess=list_rank_features if given is None else partial(new_preprocess, given),
+        fit_bank=_closed_form_builder(params, chosen, options),
+        phi=PhiSettings(
+            loss=Warp(params["margin"]),
+            loader={**loader, "max_draws": params["max_draws"]},
+            optimizer=partial(torch.optim.SGD, lr=rate),
+        ),
+        **common,
+    )
+
+
+def _closed_form_builder(
+    params: Mapping[str, Any], chosen: Defaults, options: Mapping[str, Any]
+) -> BoostedBuilder | SampledBuilder:
+    if chosen.bank == "boosted":
+        rounds = chosen.rounds if params["rounds"] is None else params["rounds"]
+        return BoostedBuilder.of(rounds=rounds, **options)
+    if params["num_metrics"] is None:
+        return SampledBuilder.of(**options)
+    return SampledBuilder.of(num_metrics=params["num_metrics"], **options)
+
+
+def new_preprocess(given: Preprocess | Mapping[str, Any]) -> Preprocess:
+    """An unfitted copy: fitting must not change what was passed in."""
+    return build_preprocess(given.spec() if isinstance(given, Preprocess) else given)
