@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from lgmml_torch.checks import ConfigError
+from research.compare import NAMES
 from research.paper.__main__ import CONF, FIGURES, SIZES, figure_settings, main, run_figure
 from research.paper.framework import MODULES
 from research.paper.outcome import VERDICTS
-from research.systems import NAMES
 
 EXPECTED = {
     "framework": (["framework"], ["framework"]),

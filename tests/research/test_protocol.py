@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data.examples import SYNTHETIC_CONDITION, Examples, random_splits, save_examples
-from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.models.preprocess.steps import Standardize
+from research.by_example.data import SYNTHETIC_CONDITION, Examples, random_splits, save_examples
+from research.by_example.sets import ExampleSet
+from research.compare import System
 from research.paper.jobs import ranking_job
 from research.protocol import (
     NOISES,
@@ -28,7 +29,6 @@ from research.protocol import (
 )
 from research.quality.work import Plan, fit_job
 from research.store import Job, Store
-from research.systems import System
 
 
 def test_class_labels_are_found_again() -> None:

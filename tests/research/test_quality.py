@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lgmml_torch.functional.ranking.measures import mean_ndcg
+from research.compare import SYSTEMS, Fitted, System, find_system
 from research.plots import noise_picture
 from research.protocol import TOY, ranking_fold
 from research.quality.__main__ import main
@@ -28,7 +29,6 @@ from research.quality.work import (
     published_options,
 )
 from research.store import Job, Record, Store
-from research.systems import SYSTEMS, Fitted, System, find_system
 
 pytest.importorskip("lightgbm")
 

@@ -8,8 +8,8 @@ from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import ConfigError
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.preprocess.compose import list_rank_features
+from research.compare import NO_RANKS, PAPER_ONLY, SYSTEMS, System, find_system, with_list_ranks
 from research.protocol import TOY, ranking_fold
-from research.systems import NO_RANKS, PAPER_ONLY, SYSTEMS, System, find_system, with_list_ranks
 
 SMALL = {  # options that make a fit quick; systems without need none
     "boosted": {"overrides": ["local_metrics.rounds=3", "trainer.max_epochs=1"]},

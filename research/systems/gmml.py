@@ -12,18 +12,18 @@ import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from lgmml_torch.baselines.base import ExampleSystem, MetricSystem, choose, fitted, grid_points, mean_average_precision
 from lgmml_torch.checks import DataError, check_choice, check_positive, check_shape
 from lgmml_torch.functional.distance import local_distances, median_scales
-from lgmml_torch.functional.examples import (
+from lgmml_torch.functional.gmml import gmml, scatter_matrices
+from lgmml_torch.segments import offsets_from_sizes
+from research.by_example.sets import (
     ExampleSet,
     location_distances,
     location_weights,
     squared_distances,
     weighted_scatter,
 )
-from lgmml_torch.functional.gmml import gmml, scatter_matrices
-from lgmml_torch.segments import offsets_from_sizes
+from research.systems.base import ExampleSystem, MetricSystem, choose, fitted, grid_points, mean_average_precision
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lgmml_torch.baselines.mlr import ORACLES, most_violated_cut
-from lgmml_torch.functional.examples import ExampleSet
+from research.by_example.sets import ExampleSet
+from research.systems.mlr import ORACLES, most_violated_cut
 from tests.reference import rmlr as reference
 
 

@@ -8,11 +8,11 @@ import torch
 from scipy.optimize import minimize
 from sklearn.datasets import load_digits
 
-from lgmml_torch.baselines import admm
-from lgmml_torch.baselines.mlr import MLR, RMLR, Limits, RMLRResult, fit_rmlr
-from lgmml_torch.baselines.simple import Euclidean
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.functional.examples import ExampleSet
+from research.by_example.sets import ExampleSet
+from research.systems import admm
+from research.systems.mlr import MLR, RMLR, Limits, RMLRResult, fit_rmlr
+from research.systems.simple import Euclidean
 from tests.reference import examples as synthetic
 from tests.reference import rmlr as reference
 
@@ -72,7 +72,7 @@ def test_solution_is_optimal_and_equals_a_generic_solver(seed: int, loss: str, l
 def test_lower_bound_holds_at_every_round(caplog: pytest.LogCaptureFixture) -> None:
     data, _ = small_problem(5)
     seen = []
-    with caplog.at_level(logging.INFO, logger="lgmml_torch.baselines"):
+    with caplog.at_level(logging.INFO, logger="research.systems"):
         result = fit_rmlr(data, 3.0, 0.05, limits=EXACT, on_round=seen.append)
     assert seen == result.history
     best = result.history[-1].objective

@@ -8,12 +8,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lgmml_torch.baselines.base import ExampleSystem, MetricSystem, RankingSystem, choose, fitted, grid_points
 from lgmml_torch.checks import check_shape
-from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids, segment_sum
+from research.by_example.sets import ExampleSet
+from research.systems.base import ExampleSystem, MetricSystem, RankingSystem, choose, fitted, grid_points
 
 
 class Euclidean(MetricSystem):

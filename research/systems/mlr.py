@@ -1,7 +1,7 @@
 """Metric learning to rank: MLR and its robust variant R-MLR, by one-slack cutting planes.
 
 min over W ⪰ 0 of tr(W)/D + λ‖W‖₂,₁ + C·ξ(W), ξ the mean over queries of the largest violation of any order. Each round
-adds the most violated mean constraint and improves W on the constraints so far (:mod:`lgmml_torch.baselines.admm`).
+adds the most violated mean constraint and improves W on the constraints so far (:mod:`research.systems.admm`).
 
 The separation oracles find the order of the database that violates the margin most. For a query with n₊ relevant and n₋
 other documents and scores s = −distance², an order y has the value Σ y_ij·(s_i−s_j)/(n₊n₋), where i is relevant, j
@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lgmml_torch.baselines.admm import ADMMState, WorkingSet, lower_bound, objective, solve_working_set
-from lgmml_torch.baselines.base import MetricSystem, choose, grid_points, mean_average_precision
 from lgmml_torch.checks import DataError, check_choice, check_positive
-from lgmml_torch.functional.examples import ExampleSet, squared_distances, weighted_scatter
+from research.by_example.sets import ExampleSet, squared_distances, weighted_scatter
+from research.systems.admm import ADMMState, WorkingSet, lower_bound, objective, solve_working_set
+from research.systems.base import MetricSystem, choose, grid_points, mean_average_precision
 
 
 @dataclass(frozen=True)

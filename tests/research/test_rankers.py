@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.baselines.base import RankingSystem, choose, grid_points
-from lgmml_torch.baselines.simple import LinearRanker, RandomRanker
-from lgmml_torch.baselines.trees import GBRT, LambdaMART, TreeRanker, XGBoostRanker
 from lgmml_torch.checks import DataError, LGMMLError, MissingDependencyError
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
 from lgmml_torch.ragged import RankingData
+from research.systems.base import RankingSystem, choose, grid_points
+from research.systems.simple import LinearRanker, RandomRanker
+from research.systems.trees import GBRT, LambdaMART, TreeRanker, XGBoostRanker
 
 TREES = [LambdaMART, GBRT, XGBoostRanker]
 

@@ -27,15 +27,10 @@ from torch import Tensor
 from lgmml_torch.app.compose import make_recipe, settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import search_recipes, train_best_phi
-from lgmml_torch.baselines.base import ExampleSystem
-from lgmml_torch.baselines.gmml import GlobalGMML, LocalGMML
-from lgmml_torch.baselines.mlr import RMLR, Limits
-from lgmml_torch.baselines.simple import Euclidean, LinearRanker, RandomDistances, RandomRanker
-from lgmml_torch.baselines.trees import GBRT, LambdaMART, TreeRanker, XGBoostRanker
 from lgmml_torch.checks import ConfigError, DegenerateScoresWarning, did_you_mean
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.sampled import fit_sampled
-from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
+from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
@@ -46,6 +41,11 @@ from lgmml_torch.training.distances import compute_distances
 from lgmml_torch.training.quiet import QUIET, quiet_lightning
 from lgmml_torch.training.stages import Prepared, Recipe, Surroundings, prepare, train_phi
 from research.protocol import NOISES, RankingFold
+from research.systems.base import ExampleSystem
+from research.systems.gmml import GlobalGMML, LocalGMML
+from research.systems.mlr import RMLR, Limits
+from research.systems.simple import Euclidean, LinearRanker, RandomDistances, RandomRanker
+from research.systems.trees import GBRT, LambdaMART, TreeRanker, XGBoostRanker
 
 Score = Callable[[RankingData], Tensor]
 Options = Mapping[str, Any]
@@ -284,7 +284,6 @@ def fit_linear(fold: RankingFold, seed: int, options: Options) -> Fitted:
     train, valid = seen.train, seen.valid
     weights = torch.zeros(train.num_features, requires_grad=True)
     optimizer = torch.optim.Adam([weights], lr=RATE)
-    ideal = ideal_dcg(train.labels, train.offsets)
     best, kept, kept_step = -1.0, weights.detach().clone(), 0
     for step in range(1, STEPS + 1):
         with torch.no_grad():

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lgmml_torch.baselines.base import RankingSystem, choose, fitted, grid_points
 from lgmml_torch.checks import DataError, LGMMLError, check_positive, check_shape, require
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
 from lgmml_torch.ragged import RankingData
+from research.systems.base import RankingSystem, choose, fitted, grid_points
 
 LIGHTGBM_MAX_ROWS = 10_000  # its lambdarank objective refuses longer lists
 NEEDED = ("for this system", "trees")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.data.clicks import simulate_clicks
 from lgmml_torch.ragged import RankingData
+from research.clicks import simulate_clicks
 
 SIZES = (4, 1, 13, 7, 30)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
-from lgmml_torch.functional.examples import (
+from research.by_example.sets import (
     ExampleSet,
     evaluate_examples,
     example_metrics,

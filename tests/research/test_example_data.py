@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data.catalog import open_dataset, open_examples
-from lgmml_torch.data.examples import (
+from research.by_example.data import (
     Examples,
     digits_examples,
     load_examples,
+    open_examples,
     random_splits,
     save_examples,
     synthetic_classes,
@@ -45,8 +45,8 @@ def test_round_trip(ids: bool, tmp_path: Path) -> None:
     for a, b in zip(back.splits, given.splits, strict=True):
         assert all(torch.equal(getattr(a, part), getattr(b, part)) for part in ("train", "valid", "test"))
     assert repr(back) == f"Examples(20 items, 3 features, {len(given.relevant)} relevant pairs, 10 splits)"
-    with pytest.raises(DataError, match="holds a query-by-example set: use `open_examples`"):
-        open_dataset(tmp_path / "CAL10K")
+    with pytest.raises(DataError, match="query-by-example set 'songs' not found below "):
+        open_examples("songs", tmp_path)
 
 
 def test_random_splits_are_disjoint_and_of_the_asked_size(tmp_path: Path) -> None:
@@ -126,8 +126,6 @@ def test_features_as_text(tmp_path: Path, name: str) -> None:
     (tmp_path / "relevant.txt").write_text("1\n0\n\n")
     np.savetxt(tmp_path / name, np.array([[1.5, 2], [3, 4], [5, 6]]), delimiter=",")
     assert load_examples(tmp_path).features.tolist() == [[1.5, 2], [3, 4], [5, 6]]
-    with pytest.raises(DataError, match="holds a query-by-example set: use `open_examples`"):
-        open_dataset(tmp_path)
     np.savetxt(tmp_path / name, np.array([7.0, 8, 9]), delimiter=",")
     assert load_examples(tmp_path).features.tolist() == [[7], [8], [9]]
     (tmp_path / "relevant.txt").write_text("\n")

@@ -1,6 +1,6 @@
 """The two small interfaces every compared system has, and the choice of settings on validation data.
 
-Query by example: ``fit(train, valid)`` on :class:`~lgmml_torch.functional.examples.ExampleSet`, then
+Query by example: ``fit(train, valid)`` on :class:`~research.by_example.sets.ExampleSet`, then
 ``distances(queries, database)``. Ranking of given lists: ``fit(train, valid)`` on
 :class:`~lgmml_torch.ragged.RankingData`, then ``score(data)``.
 """
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_shape
-from lgmml_torch.functional.examples import ExampleSet, evaluate_examples, squared_distances
 from lgmml_torch.ragged import RankingData
+from research.by_example.sets import ExampleSet, evaluate_examples, squared_distances
 
 log = logging.getLogger(__name__)
 Fitted = TypeVar("Fitted")

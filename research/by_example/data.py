@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, check_unit_interval
+from lgmml_torch.data.catalog import data_folder
 from lgmml_torch.data.source import PathLike
 from lgmml_torch.files import npy_bytes, write_bytes, write_text
-from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids
+from research.by_example.sets import ExampleSet
 
 SYNTHETIC_CONDITION = 3e3  # of Synthetic-C's covariances: it decides how much local metrics can gain there
+FOLDERS = {"cal10k": ("cal10k", "CAL10K")}  # where a named set may lie below the data folder
 _PARTS = {"train": "train.txt", "valid": "vali.txt", "test": "test.txt"}  # and the file of each
 
 
@@ -94,6 +96,25 @@ class Examples:
             offsets_from_sizes(sizes),
             place[queries],
         )
+
+
+def find_examples(name: PathLike, data_dir: PathLike | None = None) -> Path | None:
+    """The folder of a query-by-example set: a path, a name in `FOLDERS` or a folder below the data folder."""
+    if Path(name).is_dir():
+        return Path(name)
+    home = data_folder(data_dir)
+    for place in FOLDERS.get(str(name), (str(name),)):
+        if (home / place).is_dir():
+            return home / place
+    return None
+
+
+def open_examples(name: PathLike, data_dir: PathLike | None = None, *, seed: int = 0) -> Examples:
+    """Load a query-by-example set by its name or folder."""
+    folder = find_examples(name, data_dir)
+    if folder is None:
+        raise DataError(f"query-by-example set {str(name)!r} not found below {data_folder(data_dir)}")
+    return load_examples(folder, seed=seed)
 
 
 def load_examples(folder: PathLike, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Examples:

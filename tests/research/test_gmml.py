@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lgmml_torch.baselines.gmml import GlobalGMML, LocalGMML, kmeans_regions, pair_means, sampled_regions
-from lgmml_torch.baselines.simple import Euclidean, RandomDistances
 from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
-from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.functional.gmml import gmml
+from research.by_example.sets import ExampleSet
+from research.systems.gmml import GlobalGMML, LocalGMML, kmeans_regions, pair_means, sampled_regions
+from research.systems.simple import Euclidean, RandomDistances
 from tests.reference import examples as synthetic
 
 
