@@ -1,4 +1,4 @@
-"""Kills commands at seeded moments and file operations, and fills their disks: ``python -m research.crash``.
+"""Kills commands at seeded moments and file operations, and fills their disks: ``python -m tools.crash``.
 
 Three commands are disturbed: a training run, by one process on LETOR files and by two on shards; ``lgmml convert``; and
 ``lgmml score``. Each is killed (SIGKILL), at an operation on files that it does or at a random moment, and started

@@ -1,4 +1,4 @@
-"""Scoring for hours in one process, eight threads on one model: ``python -m research.soak --minutes 120``.
+"""Scoring for hours in one process, eight threads on one model: ``python -m tools.soak --minutes 120``.
 
 Does resident memory grow, and is every result that of one thread? Two models, one of boosted and one of trained
 metrics, score lists of 1 to 5,000 documents drawn from a fixed pool, each call from raw arrays as a server has them.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lgmml_torch.checks import LGMMLError
-from research.fuzz import LETOR, TARGETS, read_letor
 from tests.reference import letor as naive
+from tools.fuzz import LETOR, TARGETS, read_letor
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lgmml_torch.files import SUFFIX
-from research.crash import FULL, Bench, Row, at_moments, at_operations, spread, table
+from tools.crash import FULL, Bench, Row, at_moments, at_operations, spread, table
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from research import supply
-from research.supply import LOCKS, ROOT, Locked, bill, licences, locked_of, misfit, plain, read_lock, write_locks
+from tools import supply
+from tools.supply import LOCKS, ROOT, Locked, bill, licences, locked_of, misfit, plain, read_lock, write_locks
 
 
 def constraints() -> dict[str, str]:

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from research.soak import Soak, Work, slope, told
+from tools.soak import Soak, Work, slope, told
 
 
 def walk(hourly: float, hours: float = 2.0) -> tuple[np.ndarray, np.ndarray]:

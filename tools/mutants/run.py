@@ -29,9 +29,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from research.mutants.changes import Mutant
-from research.mutants.cover import ONE_THREAD, Tests
-from research.mutants.swap import Live, exchange, live_functions
+from tools.mutants.changes import Mutant
+from tools.mutants.cover import ONE_THREAD, Tests
+from tools.mutants.swap import Live, exchange, live_functions
 
 # Paid once, before the forks.
 SLOW_IMPORTS = (

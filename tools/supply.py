@@ -1,4 +1,4 @@
-"""What is installed, where it comes from and under which licence: ``python -m research.supply COMMAND``.
+"""What is installed, where it comes from and under which licence: ``python -m tools.supply COMMAND``.
 
     lock       resolve the development environment and write its files with their SHA-256 to locks/
     fits       whether the locks are for this Python and this kind of machine; a sentence and exit code 1 where not
@@ -88,7 +88,7 @@ def write_locks(build: Iterable[Locked], everything: Iterable[Locked], folder: P
     folder.mkdir(exist_ok=True)
     for name, items in parts.items():
         lines = [f"{item.name}=={item.version} --hash=sha256:{item.sha256}\n" for item in items]
-        head = f"# {kind_of_machine()}; written by `python -m research.supply lock`.\n"
+        head = f"# {kind_of_machine()}; written by `python -m tools.supply lock`.\n"
         (folder / name).write_text(head + "".join(lines), encoding="utf-8")
 
 

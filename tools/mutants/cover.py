@@ -29,7 +29,7 @@ LINES = "LGMML_MUTANTS_LINES"  # the file lines are written to
 TEST = "LGMML_MUTANTS_TEST"  # the test they belong to
 TABLE = "__lgmml_lines__"  # of a module: what its probes look into
 # Put where a new process of a test finds it; pytest's own processes import the plugin by themselves.
-FOLLOW = f"import os\nif os.environ.get({TEST!r}):\n    from research.mutants.cover import follow\n    follow()\n"
+FOLLOW = f"import os\nif os.environ.get({TEST!r}):\n    from tools.mutants.cover import follow\n    follow()\n"
 
 
 class Seen(dict[int, None]):
@@ -152,7 +152,7 @@ class Plugin:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Trace when asked to (`-p research.mutants.cover`)."""
+    """Trace when asked to (`-p tools.mutants.cover`)."""
     if LINES in os.environ:
         tracer = Tracer(os.environ[LINES])
         config.pluginmanager.register(Plugin(tracer))
@@ -232,7 +232,7 @@ def _traced(tree: Path, files: list[str], record: Path, jobs: int) -> Tests:
     hook.mkdir(exist_ok=True)
     (hook / "sitecustomize.py").write_text(FOLLOW)
     environment = {**os.environ, **ONE_THREAD, LINES: str(record), "PYTHONPATH": f"{hook}{os.pathsep}{tree}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "research.mutants.cover", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.mutants.cover", "-p", "no:cacheprovider"]
     spread = ["-n", str(jobs), "--dist", "loadgroup"] if jobs > 1 else []
     with record.with_suffix(".log").open("w") as log:
         subprocess.run(

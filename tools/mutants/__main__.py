@@ -1,6 +1,6 @@
-"""``python -m research.mutants``: change the package in one place at a time, and see whether a test notices.
+"""``python -m tools.mutants``: change the package in one place at a time, and see whether a test notices.
 
-python -m research.mutants [--sample 200] [--seed 0] [--package fitting ...] [--jobs 2] [--list]
+python -m tools.mutants [--sample 200] [--seed 0] [--package fitting ...] [--jobs 2] [--list]
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from research.mutants.changes import Mutant, mutants_of, sample
-from research.mutants.cover import make_map
-from research.mutants.run import Outcome, copy_tree, try_all
+from tools.mutants.changes import Mutant, mutants_of, sample
+from tools.mutants.cover import make_map
+from tools.mutants.run import Outcome, copy_tree, try_all
 
 PACKAGES = ("functional", "fitting", "models", "training", "data")
 ROOT = Path(__file__).parents[2]

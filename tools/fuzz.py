@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of everything that reads files: ``python -m research.fuzz --minutes 10``.
+"""Coverage-guided fuzzing of everything that reads files: ``python -m tools.fuzz --minutes 10``.
 
 atheris (libFuzzer) changes small valid files and keeps what reaches new code of the package. A reader may take a file
 or refuse it with an error of this package. Anything else is a finding: another exception, a crash, a minute on one
@@ -180,7 +180,7 @@ def fuzz(name: str, folder: Path, seconds: int) -> None:
 def campaign(name: str, seconds: int, keep: Path | None) -> tuple[str, ...]:
     """Fuzz one reader in a process of its own; the row of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "research.fuzz", "--child", name, folder, str(seconds)]
+        command = [sys.executable, "-m", "tools.fuzz", "--child", name, folder, str(seconds)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=ROOT, check=False)
         stats = dict(re.findall(r"stat::(\w+):\s+(\d+)", done.stderr))
         coverage = re.findall(r" cov: (\d+)", done.stderr)
