@@ -100,8 +100,8 @@ class Trace:
     def report(self) -> str:
         """The figures, a line each."""
         documents = self.documents.total()
-        rows, page = self.preprocessed.total(), self.preprocessed["page"]
-        times = f"{(rows - page) / max(documents, 1):.2f}"
+        rows = self.preprocessed.total()
+        times = f"{(rows - self.preprocessed['page']) / max(documents, 1):.2f}"
         lines = {
             "modules entered": len(self.modules), "modules entered before data": self.before_data,
             "functions": len(self.functions), "calls": self.calls, "changes of module": self.changes,
@@ -130,8 +130,7 @@ def run(words: list[str]) -> Trace:
     """Run a command and count."""
     spec = find_spec("lgmml_torch")
     assert spec is not None
-    assert spec.origin is not None
-    trace = Trace(Path(spec.origin).parent)
+    trace = Trace(Path(spec.origin or "").parent)
     sys.argv = words
     sys.setprofile(trace)
     try:
