@@ -18,7 +18,7 @@ HASHED := $(PIP) --require-hashes --no-deps
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train tensorboard test test-fast test-processors lint format docs build clean paper paper-full picture \
-	crash kills mutants soak fuzz lock licences sbom audit
+	crash mutants soak fuzz lock licences sbom audit
 
 help: ## show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ setup: $(STAMP) ## create the environment with the tested versions
 
 $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@if [ -z '$(LOCKS)' ] || ! $(PY) -m research.supply fits; then \
+	@if [ -z '$(LOCKS)' ] || ! $(PY) -m tools.supply fits; then \
 		$(PIP) -c constraints.txt -e '.[dev]'; \
 	else \
 		$(HASHED) -r $(LOCKS)/build.txt && $(HASHED) --no-build-isolation -r $(LOCKS)/all.txt && \
@@ -62,7 +62,7 @@ test-fast: $(STAMP) ## run the tests that take seconds
 	$(TEST_ENV) $(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
 
 mutants: $(STAMP) ## change the package in 200 places, one at a time; which changes does no test notice? (half an hour)
-	$(TEST_ENV) $(PY) -m research.mutants --jobs 2
+	$(TEST_ENV) $(PY) -m tools.mutants --jobs 2
 
 lint: $(STAMP) ## ruff, formatting and strict types
 	$(VENV)/bin/ruff check .
@@ -97,26 +97,23 @@ picture: $(STAMP) ## the pictures of the README, of the method and of the galler
 	$(PY) -m research.gallery
 
 crash: $(STAMP) ## kill runs at every turn and compare what comes of them; docs/reliability.md (half an hour)
-	$(PY) -m research.crash
-
-kills: $(STAMP) ## kill workers and driver of a run on Ray; docs/distributed.md (minutes)
-	$(PY) -m research.ray_kills
+	$(PY) -m tools.crash
 
 soak: $(STAMP) ## score for two hours with eight threads: does memory grow? (a third of a core)
-	$(TEST_ENV) $(PY) -m research.soak --out outputs/soak.csv
+	$(TEST_ENV) $(PY) -m tools.soak --out outputs/soak.csv
 
 fuzz: $(STAMP) ## change files for ten minutes, guided by coverage: does a reader crash, hang or grow?
 	$(PIP) -c constraints.txt -e '.[fuzz]'
-	$(TEST_ENV) $(PY) -m research.fuzz
+	$(TEST_ENV) $(PY) -m tools.fuzz
 
 lock: $(STAMP) ## write locks/ anew: the files of the tested versions with their hashes
-	$(PY) -m research.supply lock
+	$(PY) -m tools.supply lock
 
 licences: $(STAMP) ## the licence of everything installed
-	$(PY) -m research.supply licences
+	$(PY) -m tools.supply licences
 
 sbom: $(STAMP) ## a bill of materials of the package and all it needs, dist/sbom.cdx.json
-	$(PY) -m research.supply sbom --output dist/sbom.cdx.json
+	$(PY) -m tools.supply sbom --output dist/sbom.cdx.json
 
 audit: $(STAMP) ## known vulnerabilities of the tested versions, by pip-audit in an environment of its own
 	test -x .audit/bin/pip-audit || { $(PYTHON) -m venv .audit && .audit/bin/pip install --quiet pip-audit; }

@@ -24,7 +24,18 @@ extensions = [
     "formulas", "notebook_pages", "reference",
 ]  # fmt: skip
 include_patterns = ["README.md", "CHANGELOG.md", "SECURITY.md", "docs/*.md", "docs/api/*.md", "notebooks/*.ipynb"]
-exclude_patterns = [".*", "build", "dist", "outputs", "multirun", "tests", "docs/results", "lgmml_torch", "research"]
+exclude_patterns = [
+    ".*",
+    "build",
+    "dist",
+    "outputs",
+    "multirun",
+    "tests",
+    "docs/results",
+    "lgmml_torch",
+    "research",
+    "tools",
+]
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_fence_as_directive = ["math"]

@@ -19,13 +19,20 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_positive
-from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_examples
-from lgmml_torch.data.examples import SYNTHETIC_CONDITION, Examples, digits_examples, synthetic_classes
+from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import load_agreed, load_lightgbm
-from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
+from research.by_example.data import (
+    SYNTHETIC_CONDITION,
+    Examples,
+    digits_examples,
+    find_examples,
+    open_examples,
+    synthetic_classes,
+)
+from research.by_example.sets import ExampleSet
 
 OFFICIAL_FOLDS = ("mq2008", "ohsumed", "mslr", "mslr-web10k", "mslr-web30k")
 ONE_SPLIT = ("yahoo1", "yahoo2")
@@ -214,8 +221,9 @@ def has_folder(name: str, data_dir: str | None) -> bool:
         home = data_folder(data_dir)
     except DataError:
         return False
-    places = CATALOG[name].folders if name in CATALOG else (name,)
-    return any((home / place).is_dir() for place in places)
+    if name in CATALOG:
+        return any((home / place).is_dir() for place in CATALOG[name].folders)
+    return find_examples(name, data_dir) is not None
 
 
 def split_name(name: str) -> str:

@@ -23,10 +23,10 @@ import torch
 
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.ranking.measures import rank_data
+from research.compare import fit_bank, train_weights
 from research.protocol import large_fold
 from research.stats import gain, markdown, signed
 from research.store import Job, Record, Store
-from research.systems import fit_bank, train_weights
 
 log = logging.getLogger("research.starts")
 

@@ -69,7 +69,7 @@ END_TO_END = {
     "test_notebooks.py",
     "test_sklearn.py",
 }
-END_TO_END_FOLDERS = {Path(__file__).parent / name for name in ("app", "baselines", "fitting", "research", "training")}
+END_TO_END_FOLDERS = {Path(__file__).parent / name for name in ("app", "fitting", "research", "tools", "training")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

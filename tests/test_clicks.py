@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
-from lgmml_torch.data.clicks import ClickLog, simulate_clicks
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.preprocess.steps import ListRank
 from lgmml_torch.ragged import RankingData
+from research.clicks import ClickLog, simulate_clicks
 
 # Of NDCG@10, mean over the seeds; written down before these worlds were run. Smaller ones do not show it: with eight
 # features one alone is all of the relevance, and the policy knows it; of some hundred clicks, inverse propensities are

@@ -25,7 +25,7 @@ LAYERS = (
     ("sharing",),
     ("functional",),
     ("data", "models", "evaluation/metric"),
-    ("plots", "fitting", "baselines"),
+    ("plots", "fitting"),
     ("training", "evaluation"),
     ("parameters", "estimator_inputs"),
     ("estimator",),
@@ -38,9 +38,7 @@ HEAVY = {  # from which layer on, and where else, a package may be imported
     "hydra": ("app",),
     "omegaconf": ("app",),
     "matplotlib": ("plots",),
-    "lightgbm": ("baselines",),
-    "xgboost": ("baselines",),
-    "sklearn": ("baselines", "estimator", "data"),
+    "sklearn": ("estimator", "data"),
 }
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 

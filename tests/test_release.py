@@ -50,4 +50,4 @@ def test_the_wheel_has_the_configuration_and_not_the_laboratory() -> None:
     build = PROJECT["tool"]["hatch"]["build"]["targets"]
     assert build["wheel"]["force-include"] == {"conf": "lgmml_torch/conf"}
     assert build["wheel"]["packages"] == ["lgmml_torch"]
-    assert "research" in build["sdist"]["exclude"]
+    assert {"research", "tools"} <= set(build["sdist"]["exclude"])

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from lgmml_torch.data.source import FORMATS, Columns, PathLike, ReadOptions, cac
 from lgmml_torch.inputs import place_vector
 from lgmml_torch.ragged import RankingData
 
-if TYPE_CHECKING:
-    from lgmml_torch.data.examples import Examples
-
 VALIDATION_SHARE = 0.2  # of the training queries, where a data set has no validation part
 
 
@@ -38,7 +35,6 @@ class Entry:
     about: str
     folders: tuple[str, ...]
     prefix: str = ""  # of the file names, for sets that share a folder
-    examples: bool = False
 
 
 CATALOG = {
@@ -54,7 +50,6 @@ CATALOG = {
     "moby": Entry("which words does a thesaurus list? built by research.moby", ("moby",)),
     "letor": Entry("any LETOR data: train.txt, vali.txt, test.txt, or folds of them", ("letor", ".")),
     "lgbm-rank": Entry("LightGBM's ranking example", ("lgbm-rank",)),
-    "cal10k": Entry("CAL10K music similarity, ten splits", ("cal10k", "CAL10K"), examples=True),
 }
 
 
@@ -81,8 +76,6 @@ def open_dataset(
         DataError: if the data is not there, saying where it was looked for.
     """
     folder, entry = _locate(name, data_dir)
-    if entry.examples or any((folder / f"features{ending}").is_file() for ending in (".npy", ".csv", ".csv.gz")):
-        raise DataError(f"{folder} holds a query-by-example set: use `open_examples`")
     if not entry.prefix and any(folder.glob("Fold[0-9]*")):
         return _load_folder(_fold(folder, 1 if fold is None else fold), **options)
     if fold is not None:
@@ -92,13 +85,6 @@ def open_dataset(
     if not _parts(folder) and (files := _lightgbm_parts(folder)):
         return _load_lightgbm(folder, files, seed, **options)
     return _load_folder(folder, **options)
-
-
-def open_examples(name: PathLike, data_dir: PathLike | None = None, **options: Any) -> Examples:
-    """Load a query-by-example set, by a name in `CATALOG` or a folder; ``options`` are those of `load_examples`."""
-    from lgmml_torch.data.examples import load_examples  # other sets need nothing of it
-
-    return load_examples(_locate(name, data_dir)[0], **options)
 
 
 def data_folder(data_dir: PathLike | None = None) -> Path:

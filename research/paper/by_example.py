@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from research.compare import NAMES
 from research.paper.jobs import example_job
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import Figure, bars_picture
 from research.protocol import CONDITION_TEXT, present, split_name
 from research.stats import INTERVAL, MAP_DEFINITION, counts, gain, judged, over_folds, pooled, seconds, signed
 from research.store import Record, Store
-from research.systems import NAMES
 
 TIMES = "Audio with PCA 607 s / 4.7 s, Lyrics-128 302 s / 2.6 s, Lyrics-256 1241 s / 7.8 s (116x to 159x)"
 

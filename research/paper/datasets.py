@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lgmml_torch.data.catalog import open_examples
 from lgmml_torch.ragged import RankingData
+from research.by_example.data import open_examples
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import bars_picture
 from research.protocol import example_fold, present, ranking_fold, split_name

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lgmml_torch.data.examples import SYNTHETIC_CONDITION
 from lgmml_torch.functional.significance import Interval
+from research.by_example.data import SYNTHETIC_CONDITION
 from research.paper.jobs import example_job
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import Figure, Line, Panel, lines_picture

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgmml_torch.baselines.base import ExampleSystem
-from lgmml_torch.baselines.gmml import LocalGMML
-from lgmml_torch.baselines.mlr import RMLR
 from lgmml_torch.functional.ranking.measures import mean_ndcg, rank_data
+from research.compare import EXAMPLE_SYSTEMS, NAMES, System, find_system, quiet
 from research.protocol import ExampleFold, Noise, RankingFold, example_fold, noisy_examples, ranking_fold
 from research.store import Job, Record, Store
-from research.systems import EXAMPLE_SYSTEMS, NAMES, System, find_system, quiet
+from research.systems.base import ExampleSystem
+from research.systems.gmml import LocalGMML
+from research.systems.mlr import RMLR
 
 RANKING_METRICS = ("ndcg@5", "ndcg@10", "ndcg@20", "map")
 
@@ -110,7 +110,7 @@ def rank_with(system: System, fold: RankingFold, options: Mapping[str, Any], see
 
 def retrieve_with(system: ExampleSystem, fold: ExampleFold) -> Record:
     """Fit on the database's own items, rank the database for the test queries."""
-    with quiet("lgmml_torch.baselines"):
+    with quiet("research.systems"):
         seconds = _timed(lambda: system.fit(fold.train, fold.valid))
     values = system.evaluate(fold.test)
     info: dict[str, Any] = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from lgmml_torch.functional.ranking.presets import describe
+from research.compare import NAMES
 from research.paper.jobs import all_folds, flat, per_query
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import bars_picture
 from research.protocol import folds_of, present, split_name
 from research.stats import INTERVAL, counts, gain, interval, judged, over_folds, seconds, shown, signed
 from research.store import Record, Store
-from research.systems import NAMES
 
 # The paper's NDCG@10 of GBRT, λ-MART and L-GMML.
 QUALITY = {

@@ -8,13 +8,13 @@ import torch
 
 from lgmml_torch.functional.ranking.presets import describe
 from lgmml_torch.functional.significance import Interval
+from research.compare import NAMES
 from research.paper.jobs import all_folds, example_job, per_query
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import Line, Panel, lines_picture
 from research.protocol import Noise, split_name
 from research.stats import INTERVAL, MAP_DEFINITION, counts, gain, interval, judged, pooled, shown, signed
 from research.store import Store
-from research.systems import NAMES
 
 KINDS = {"normal": "standard normal", "permuted": "permuted copies"}
 Values = dict[str, dict[tuple[int, str], torch.Tensor]]  # by system, then (times, kind)

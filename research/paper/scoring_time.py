@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from research.compare import NAMES
 from research.paper.jobs import all_folds, flat
 from research.paper.outcome import Claim, Outcome, Table
 from research.plots import bars_picture
 from research.protocol import folds_of, present
 from research.store import Record, Store
-from research.systems import NAMES
 
 # The paper's scoring time per document, as printed: "ms".
 SCORING = {

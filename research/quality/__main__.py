@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
+from research.compare import MAIN_SEEDS, SYSTEMS, find_system
 from research.protocol import NUM_FOLDS
 from research.quality.report import draw_again, write_report
 from research.quality.work import SETS, TIMED_FOLDS, Plan, choice_job, fit_job, growth_job, time_job
 from research.store import Store
-from research.systems import MAIN_SEEDS, SYSTEMS, find_system
 
 log = logging.getLogger("research.quality")
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.baselines.base import grid_points
 from lgmml_torch.functional.ranking.measures import mean_ndcg
+from research.compare import find_system
 from research.protocol import NOISES, Noise, RankingFold, large_fold, noisy_ranking
 from research.quality.work import GRID, lightgbm_options, score_all
 from research.store import Job, Record, Store
-from research.systems import find_system
+from research.systems.base import grid_points
 
 log = logging.getLogger("research.quality")
 

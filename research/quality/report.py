@@ -12,6 +12,7 @@ import numpy as np
 from lgmml_torch.files import replacing, write_text
 from lgmml_torch.functional.significance import Interval
 from lgmml_torch.plots import save_figure
+from research.compare import ROWS, find_system
 from research.plots import Figure, differences_picture, noise_picture
 from research.protocol import NOISES
 from research.quality.tables import (
@@ -32,7 +33,6 @@ from research.quality.tables import (
 from research.quality.work import Plan, choice_job, fit_job, growth_job
 from research.stats import gain, gains, interval, markdown, over_folds, signed
 from research.store import Store, machine_facts, to_json
-from research.systems import ROWS, find_system
 
 NOISE_TITLE = "Three times as many features, two thirds of them noise"
 NOISE_CAPTION = (

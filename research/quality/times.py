@@ -9,9 +9,9 @@ from typing import Any
 
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.ragged import RankingData
+from research.compare import Options, Score, find_system
 from research.protocol import RankingFold
 from research.stats import exponent
-from research.systems import Options, Score, find_system
 
 GROWTH = (10_000, 20_000, 40_000, 80_000)  # documents
 GROWTH_ROUNDS = 60  # the same for all sizes: when validation stops is no matter of size

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lgmml_torch.baselines.base import choose, grid_points
 from lgmml_torch.functional.ranking.measures import mean_ndcg, rank_data
 from lgmml_torch.ragged import RankingData
-from research.protocol import NUM_FOLDS, Noise, RankingFold, ranking_fold
-from research.quality.times import time_fold, time_growth
-from research.store import Job, Record, Store
-from research.systems import (
+from research.compare import (
     MAIN_SEEDS,
     SYSTEMS,
     Fitted,
@@ -26,6 +22,10 @@ from research.systems import (
     fit_published,
     fit_sampled_phi,
 )
+from research.protocol import NUM_FOLDS, Noise, RankingFold, ranking_fold
+from research.quality.times import time_fold, time_growth
+from research.store import Job, Record, Store
+from research.systems.base import choose, grid_points
 
 log = logging.getLogger(__name__)
 

@@ -29,16 +29,16 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.baselines.trees import LambdaMART
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.plots import save_figure
+from research.compare import Score, Stopwatch, find_system, with_list_ranks
 from research.plots import Line, Panel, lines_picture
 from research.protocol import LARGE, RankingFold, large_fold
 from research.quality.times import score_seconds
 from research.quality.work import SAMPLING
 from research.speed.harness import RESULTS, parse, print_table, save_result
 from research.speed.scale import SHAPES, generate
-from research.systems import Score, Stopwatch, find_system, with_list_ranks
+from research.systems.trees import LambdaMART
 
 DEFAULTS: dict[str, Any] = {
     "data": "debian", "queries": 0, "threads": 1, "leaves": 31, "rate": 0.1, "smallest": 20, "ranks": False,

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lgmml_torch.data.generated import LetorLike
@@ -37,7 +38,6 @@ from lgmml_torch.data.shards import write_shards
 from lgmml_torch.data.source import ReadOptions, Rows, Source
 from lgmml_torch.data.write import save_table
 from lgmml_torch.models.ranker import LGMML
-from research.ray_kills import equal
 from research.speed.harness import GIB, parse, print_table, save_result
 
 ROOT = Path(__file__).parent.parent.parent
@@ -54,6 +54,14 @@ SETTINGS = {
     "boosted": ["local_metrics=boosted", "preprocess=quantile", "local_metrics.rounds=10", "trainer.max_epochs=1"],
 }  # fmt: skip
 COMMON = ["loader.num_workers=0", "logger=none", "evaluation.ideal=false", "threads=1"]
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Whether two models have the same bits; NaN equals NaN."""
+    if a.keys() != b.keys():
+        return False
+    pairs = [(value, b[name]) for name, value in a.items()]
+    return all(x.isnan().equal(y.isnan()) and x.nan_to_num().equal(y.nan_to_num()) for x, y in pairs)
 
 
 class GeneratedLists(Source):

@@ -33,9 +33,9 @@ from lgmml_torch.data.shards import open_shards, write_shards
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.views import SAMPLE_VALUES
+from research.compare import fit_bank, train_weights
 from research.protocol import RankingFold
 from research.speed.harness import parse, print_table, resident, save_result, watched
-from research.systems import fit_bank, train_weights
 
 DEFAULTS: dict[str, Any] = {"queries": 1500, "features": 60, "rounds": 20, "epochs": 2, "counts": "1,2"}
 SHARDS = 12

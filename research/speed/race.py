@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.baselines.trees import LambdaMART, XGBoostRanker
 from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.plots import save_figure
@@ -37,6 +36,7 @@ from research.speed.harness import RESULTS, parse, print_table, save_result
 from research.speed.plots import Heat, race_picture
 from research.speed.scale import SHAPES, generate
 from research.stats import target_word
+from research.systems.trees import LambdaMART, XGBoostRanker
 
 DEFAULTS: dict[str, Any] = {
     "shape": "web10k", "fraction": 1.0, "trees": 200, "most": 2000, "xgboost": 50, "threads": 2, "draw": False,

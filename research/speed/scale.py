@@ -37,10 +37,10 @@ from lgmml_torch.data.generated import LetorLike
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.plots import save_figure
 from lgmml_torch.ragged import RankingData
+from research.compare import map_distances, sampled_bank, train_on_lists
 from research.speed.harness import GIB, RESULTS, parse, peak, print_table, save_result, time_interleaved, watched
 from research.speed.plots import scaling_picture, stages_picture
 from research.stats import exponent, target_word
-from research.systems import map_distances, sampled_bank, train_on_lists
 
 VALID_SHARE = 0.1  # validation lists, beside the training lists
 

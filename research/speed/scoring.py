@@ -34,7 +34,6 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.baselines.trees import LambdaMART, TreeRanker, XGBoostRanker
 from lgmml_torch.checks import DataError
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.compress import Compressed
@@ -48,6 +47,7 @@ from research.speed.plots import ratios_picture
 from research.speed.race import FAST, TREES
 from research.speed.scale import SHAPES, generate, train
 from research.stats import target_word
+from research.systems.trees import LambdaMART, TreeRanker, XGBoostRanker
 
 DEFAULTS: dict[str, Any] = {
     "parts": "all", "fraction": 0.1, "metrics": 500, "trees": 5000, "grow": 10_000, "documents": 8192,

@@ -39,9 +39,9 @@ from lgmml_torch.training.batches import BatchLoader, TrainingBatches
 from lgmml_torch.training.datamodule import RankingDataModule
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.module import LGMMLModule
+from research.compare import fit_quietly
 from research.speed.harness import parse, print_table, save_result
 from research.stats import target_word
-from research.systems import fit_quietly
 
 DEFAULTS: dict[str, Any] = {
     "metrics": 500, "batch": 4096, "draws": 10, "steps": 30, "rounds": 5, "documents": 40_000, "threads": 2,

@@ -25,9 +25,28 @@ from lgmml_torch.app.train import train
 from lgmml_torch.checks import LGMMLError, MissingDependencyError
 from lgmml_torch.data.write import save_letor
 from lgmml_torch.models.storage import read_model
-from research.ray_kills import equal, workers_of
 from tests.app.test_cli import lgmml, refused
 from tests.doors import small_data, small_model
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Whether two models have the same bits; NaN equals NaN."""
+    if a.keys() != b.keys():
+        return False
+    pairs = [(value, b[name]) for name, value in a.items()]
+    return all(x.isnan().equal(y.isnan()) and x.nan_to_num().equal(y.nan_to_num()) for x, y in pairs)
+
+
+def workers_of(process: psutil.Process) -> list[psutil.Process]:
+    found = []
+    for child in process.children(recursive=True):
+        try:
+            if "TrainWorker" in " ".join(child.cmdline()[:1]):
+                found.append(child)
+        except psutil.Error:  # gone in the meantime
+            continue
+    return sorted(found, key=lambda child: child.pid)
+
 
 WORDS = (
     "experiment=quick", "data.num_queries=30", "local_metrics.rounds=3", "trainer.max_epochs=60", "callbacks=quiet",

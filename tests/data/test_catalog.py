@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_examples, open_table
+from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_table
 from lgmml_torch.data.letor import load_letor, load_lightgbm
 from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.ragged import RankingData
@@ -233,11 +233,6 @@ def test_where_data_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         open_dataset("mq2009")
     with pytest.raises(DataError, match="no such folder: "):
         open_dataset(tmp_path / "missing")
-    (tmp_path / "cal10k").mkdir()
-    with pytest.raises(DataError, match="holds a query-by-example set: use `open_examples`"):
-        open_dataset("cal10k")
-    with pytest.raises(DataError, match=r"no features\.npy or features\.csv in "):
-        open_examples("cal10k")
 
 
 ENDINGS = ["txt", "txt.gz", "csv", "tsv.gz", "npz", "parquet", "arrow", "feather"]

@@ -7,12 +7,12 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.data.examples import digits_examples, synthetic_classes
 from lgmml_torch.data.generated import LABEL_SHARES, LetorLike, letor_like
-from lgmml_torch.functional.examples import ExampleSet, example_metrics, squared_distances
 from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.models.preprocess.compose import Chain, list_rank_features
 from lgmml_torch.models.preprocess.steps import Quantile, Standardize
+from research.by_example.data import digits_examples, synthetic_classes
+from research.by_example.sets import ExampleSet, example_metrics, squared_distances
 
 
 def mean_ap(data: ExampleSet, factors: torch.Tensor | None = None) -> float:

@@ -17,7 +17,6 @@ from lgmml_torch.data.catalog import (
     load_file,
     load_parts,
     open_dataset,
-    open_examples,
     open_table,
     split_queries,
 )
@@ -344,10 +343,6 @@ def test_names_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"no train\.txt, vali\.txt or test\.txt in "):
         open_dataset("mq2008")
-    (tmp_path / "examples").mkdir()
-    np.save(tmp_path / "examples" / "features.npy", np.eye(2))
-    (tmp_path / "examples" / "relevant.txt").write_text("1\n0\n")
-    assert len(open_examples("examples", seed=3)) == 2
 
 
 def test_a_name_of_the_catalogue_is_no_folder_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +354,6 @@ def test_a_name_of_the_catalogue_is_no_folder_here(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path / "here")
     assert_same(open_dataset("letor", tmp_path / "data", cache=False)["train"], inside)
     assert_same(open_dataset("./letor", tmp_path / "data", cache=False)["train"], outside)
-    assert [name for name, entry in CATALOG.items() if entry.examples] == ["cal10k"]
     assert {name: entry.prefix for name, entry in CATALOG.items() if entry.prefix} == {
         "yahoo1": "set1.", "yahoo2": "set2."
     }  # fmt: skip

@@ -23,7 +23,6 @@ from lgmml_torch.functional.boosting import (
     list_scatter,
 )
 from lgmml_torch.functional.distance import local_distances, median_scales, subspace_distances
-from lgmml_torch.functional.examples import ExampleSet
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
 from lgmml_torch.functional.ranking.measures import err, mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.functional.ranking.presets import PRESETS
@@ -595,9 +594,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`features` must have", lambda: interpolate_knots(X, torch.zeros(3, 2), torch.zeros(3, 2))),
     ("`features` must have shape", lambda: feature_module.list_rank_percentiles(t(1), TWO)),
     ("`offsets` must", lambda: feature_module.list_rank_percentiles(X, TWO)),
-    ("`labels` must have", lambda: ExampleSet.from_labels(X, t(0, 1))),
-    ("`query_labels` must have", lambda: ExampleSet.from_labels(X, t(0, 1, 1), X[:1], t(0, 1))),
-    ("`query_labels` must be given", lambda: ExampleSet.from_labels(X, t(0, 1, 1), X[:1])),
 ]
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from lgmml_torch.functional.examples import ExampleSet
+from research.by_example.sets import ExampleSet
 
 
 def average_precision(distances: list[float], relevant: set[int], others: set[int]) -> float:

@@ -4,10 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-import pytest
-
-from lgmml_torch.checks import DataError, LGMMLError
-from research.paper.outcome import Claim, Outcome, Table, read_outcome, write_page
+from research.paper.outcome import Claim, Outcome, Table, write_page
 from research.plots import Line, Panel, bars_picture, lines_picture
 
 TABLE = Table("numbers", "Some numbers", ["data", "a|b"], [["x, y", 0.5], ["z", None]], ["a note"])
@@ -41,15 +38,3 @@ def test_page_is_made_from_what_was_written(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert expected in text
     assert {file.name for file in (tmp_path / "docs" / "results").iterdir()} == {"bars.png", "lines.png", "numbers.csv"}
-
-
-def test_missing_results_name_the_command(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no such file; run: python -m research\.paper demo"):
-        read_outcome(tmp_path / "demo")
-    with pytest.raises(DataError, match=r"run: python -m research\.paper all size=full"):
-        write_page(tmp_path, tmp_path / "page.md", ["demo"], "full")
-
-
-def test_verdicts_are_a_closed_list() -> None:
-    with pytest.raises(LGMMLError, match="`verdict` must be one of"):
-        Claim("s", "p", "o", "perhaps", "w")

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lgmml_torch.checks import ConfigError
-from research.paper.__main__ import CONF, FIGURES, SIZES, figure_settings, main, run_figure
-from research.paper.framework import MODULES
+from research.paper.__main__ import CONF, FIGURES, main, run_figure
 from research.paper.outcome import VERDICTS
-from research.systems import NAMES
 
 EXPECTED = {
     "framework": (["framework"], ["framework"]),
@@ -41,22 +38,6 @@ def test_all_figures_are_listed() -> None:
     assert {path.stem for path in (CONF / "figure").glob("*.yaml")} == set(FIGURES)
 
 
-@pytest.mark.parametrize(("name", "size"), [(name, SIZES[1 + i % 2]) for i, name in enumerate(EXPECTED)])
-def test_settings_resolve(name: str, size: str) -> None:
-    cfg = figure_settings(name, [f"size={size}"])
-    assert cfg.name == name
-    for system in getattr(cfg, "systems", {}):
-        assert system in NAMES
-
-
-def test_stages_of_the_framework_have_their_code_where_it_says() -> None:
-    for _, places, _ in MODULES:
-        for place in places.split(", "):
-            assert (CONF.parents[1] / "lgmml_torch" / place).exists(), place
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("experiments")
 @pytest.mark.parametrize("name", list(EXPECTED))
 def test_experiment_leaves_its_files(name: str, results: Path) -> None:
     run_figure(name, toy(results))
@@ -78,8 +59,6 @@ def test_experiment_leaves_its_files(name: str, results: Path) -> None:
     assert (name == "framework") == (not content["claims"])
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("experiments")
 def test_second_run_computes_nothing_and_the_page_needs_no_more(results: Path) -> None:
     run_figure("global_local", toy(results))
     stored = {file: file.stat().st_mtime_ns for file in (results / "raw").rglob("*.json")}
@@ -91,42 +70,8 @@ def test_second_run_computes_nothing_and_the_page_needs_no_more(results: Path) -
     assert "Synthetic-10: local metrics gain over one global metric" in (results / "docs" / "results.md").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("experiments")
-def test_the_gain_stands_beside_the_condition_number_that_sets_it(results: Path) -> None:
-    outcome, _ = run_figure("global_local", [*toy(results), "conditions=[3000,10,300]"])
-    table = outcome.tables[1]
-    assert [row[0] for row in table.rows] == ["10", "300", "3,000"]
-    gains = [float(row[4].split()[0]) for row in table.rows]
-    assert gains[0] < 0.01 < gains[1]  # round classes: nothing to gain
-    assert {row[1] for row in table.rows} <= {1, 10}
-    default = next(row for row in outcome.tables[0].rows if row[:2] == ["synthetic-10", table.rows[-1][1]])
-    assert default[2:] == list(table.rows[-1][2:])  # the same work, counted once
-    axis = outcome.pictures["global_local_condition"].axes[0]
-    assert axis.get_xlabel() == "condition number of the classes' covariances"
-    assert axis.get_ylabel() == "MAP, test queries"
-    curves = [line for line in axis.get_lines() if len(line.get_xdata()) == 3]
-    assert len(curves) == len(axis.collections) == 2  # each with its band
-    for claim in outcome.claims[::2]:
-        assert "condition number 3,000, a number that sets the size of the gain" in claim.why
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("experiments")
-def test_raw_results_hold_a_value_for_every_query(results: Path) -> None:
-    run_figure("large_scale", toy(results))
-    records = [json.loads(file.read_text()) for file in (results / "raw" / "ranking").glob("*boosted*.json")]
-    for record in records:
-        assert set(record["values"]) == {"ndcg@5", "ndcg@10", "ndcg@20", "map"}
-        assert all(len(row) == len(record["info"]["queries"]) == 8 for row in record["values"].values())
-
-
 def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["globl_local"]) == 2
     assert "global_local" in capsys.readouterr().err
     assert main(["dimension", "dimz=[10]"]) == 2
     assert "unknown setting 'dimz'; did you mean 'dims'?" in capsys.readouterr().err
-    assert main(["list"]) == 0
-    assert capsys.readouterr().out.split() == list(FIGURES)
-    with pytest.raises(ConfigError, match="size"):
-        figure_settings("framework", ["sise=toy"])

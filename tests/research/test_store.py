@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from research.store import VERSION, Job, Record, Store
+from research.store import Job, Record, Store
 
 
 def job(calls: list[int], **settings: object) -> Job:
@@ -50,24 +49,6 @@ def test_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
     jobs[2] = job(calls, fold=2)
     assert len(Store(tmp_path).all(jobs, "title")) == 3
     assert len(calls) == 3
-
-
-def test_record_says_what_it_depends_on(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.get(job([]))
-    content = json.loads(store.path(job([])).read_text())
-    assert content["settings"] == {"data": "digits", "seed": 3}
-    assert content["version"] == VERSION
-    assert {"python", "torch", "cores", "torch_threads", "load_1min", "processor", "date"} == set(content["machine"])
-    assert content["values"]["map"] == [0.25, None, 0.75]
-
-
-def test_another_version_computes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    Store(tmp_path).get(job(calls))
-    monkeypatch.setattr("research.store.VERSION", VERSION + 1)
-    Store(tmp_path).get(job(calls))
-    assert len(calls) == 2
 
 
 def test_looking_does_no_work(tmp_path: Path) -> None:

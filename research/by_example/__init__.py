@@ -1,0 +1,1 @@
+"""Query by example: every item of a database can be the query."""

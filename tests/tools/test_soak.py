@@ -1,0 +1,61 @@
+"""The soak: its slope finds what grows, and its threads notice a score that is not one thread's."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from tools.soak import Soak, Work, slope, told
+
+
+def walk(hourly: float, hours: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
+    """Samples every ten seconds about a line, each near the one before."""
+    rng = np.random.default_rng(0)
+    seconds = np.arange(0, 3600 * hours, 10.0)
+    near = np.zeros(len(seconds))
+    for i in range(1, len(near)):
+        near[i] = 0.8 * near[i - 1] + rng.normal()
+    return seconds, 700 + hourly * seconds / 3600 + near
+
+
+def test_a_slope_and_its_interval() -> None:
+    for hourly in (0.0, 6.0):
+        found = slope(*walk(hourly))
+        assert found.low < hourly < found.high
+        assert found.high - found.low < 3
+    exact = slope(*(np.array(values) for values in ([0.0, 10.0, 20.0, 30.0], [1.0, 2.0, 3.0, 4.0])))
+    assert exact == pytest.approx((360, 360, 360))
+
+
+def test_the_interval_of_neighbours_that_are_alike_is_not_too_narrow() -> None:
+    seconds, values = walk(0.0)
+    alone = np.random.default_rng(1).permutation(values)
+    wide, narrow = slope(seconds, values), slope(seconds, alone)
+    assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
+
+
+def test_the_warm_up_is_left_out_and_a_half_line_too() -> None:
+    seconds, values = walk(0.0)
+    values[seconds < 600] += 500 - seconds[seconds < 600]
+    lines = [f"{s:.1f},{v:.3f},{int(s)},0" for s, v in zip(seconds, values, strict=True)]
+    told_of = told(["seconds,mib,calls,differences", *lines, "7200.0,9"])
+    assert "120 minutes, 7,190 calls by 8 threads, 0 differences; after 10 minutes of warm-up (660 samples)" in told_of
+
+
+@pytest.mark.slow
+def test_a_soak_of_seconds_counts_calls_and_differences() -> None:
+    work = Work.prepare()
+    assert {len(X) for X in work.lists} >= {1, 5000}
+    soak, out = Soak(work, share=0.9), io.StringIO()
+    soak.run(3, out, every=0.5)
+    lines = out.getvalue().splitlines()
+    assert len(lines) > 4
+    assert sum(soak.calls) >= 32
+    assert (sum(soak.differences), soak.faults) == (0, [])
+    work.expected["boosted"] = [scores + 1 for scores in work.expected["boosted"]]
+    work.models.pop("trained")
+    other = Soak(work, share=0.9)
+    other.run(0.1, io.StringIO())
+    assert sum(other.differences) == sum(other.calls) >= 32
