@@ -1,8 +1,8 @@
 """Install the development environment: ``python -m tools.install``, called by ``make setup`` inside a new environment.
 
 The files of ``locks/`` are installed with their SHA-256 checked where the locks are for this Python and machine;
-elsewhere, and with ``--no-locks``, the versions of ``constraints.txt``. pip's output goes to a log file. A counter shows
-how far the installation is; the last line says what failed and what to do. Only standard modules are imported.
+elsewhere, and with ``--no-locks``, the versions of ``constraints.txt``. pip's output goes to a log file. A counter
+shows how far the installation is; the last line says what failed and what to do. Only standard modules are imported.
 """
 
 from __future__ import annotations
