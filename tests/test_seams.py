@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from lgmml_torch.evaluation.evaluate import evaluate
-from lgmml_torch.fitting.bank import Bank, checked_by
+from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.ranking.presets import PRESETS, Preset, describe
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
@@ -51,17 +51,6 @@ def test_a_bank_builder(tmp_path: Path) -> None:
     trained = train_phi(prepare(splits, recipe), recipe, Surroundings(tmp_path, {"max_epochs": 1}))
     assert (trained.model.kernel, trained.model.metrics.num_metrics) == ("rbf", 3)
     assert bool(torch.isfinite(trained.model.score(splits["valid"])).all())
-
-
-def test_a_bank_builder_may_refuse_its_settings_early() -> None:
-    asked: list[Any] = []
-
-    @checked_by(lambda **settings: asked.append(settings))
-    def builder(data: RankingData, valid: RankingData | None = None, **settings: Any) -> Bank:
-        return random_metrics(data, valid)
-
-    prepare({"train": small_data(20, seed=1)}, Recipe(list_rank_features, builder))
-    assert asked == [{}]
 
 
 def test_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
