@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def test_the_interval_of_neighbours_that_are_alike_is_not_too_narrow() -> None:
     assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
 
 
-@pytest.mark.slow
+@pytest.mark.skipif("LGMML_PROCESSOR" in os.environ, reason="threads do not run on the pretend processor")
 def test_a_soak_of_seconds_counts_calls_and_differences() -> None:
     work = Work.prepare()
     assert {len(X) for X in work.lists} >= {1, 5000}
