@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from lgmml_torch.evaluation.evaluate import evaluate
-from lgmml_torch.fitting.bank import Bank, checked_by
+from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.ranking.presets import PRESETS, Preset, describe
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
@@ -33,7 +33,7 @@ def test_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model.save(tmp_path / "model.safetensors")
     assert torch.equal(LGMML.load(tmp_path / "model.safetensors").score(data), model.score(data))
     found = model.explain(data, qid=data.qids[-1], document=0, over=0)
-    assert found.difference == 0
+    assert abs(found.difference) < 1e-12
 
 
 def random_metrics(
@@ -51,17 +51,6 @@ def test_a_bank_builder(tmp_path: Path) -> None:
     trained = train_phi(prepare(splits, recipe), recipe, Surroundings(tmp_path, {"max_epochs": 1}))
     assert (trained.model.kernel, trained.model.metrics.num_metrics) == ("rbf", 3)
     assert bool(torch.isfinite(trained.model.score(splits["valid"])).all())
-
-
-def test_a_bank_builder_may_refuse_its_settings_early() -> None:
-    asked: list[Any] = []
-
-    @checked_by(lambda **settings: asked.append(settings))
-    def builder(data: RankingData, valid: RankingData | None = None, **settings: Any) -> Bank:
-        return random_metrics(data, valid)
-
-    prepare({"train": small_data(20, seed=1)}, Recipe(list_rank_features, builder))
-    assert asked == [{}]
 
 
 def test_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:

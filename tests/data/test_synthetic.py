@@ -11,95 +11,6 @@ from lgmml_torch.data.generated import LABEL_SHARES, LetorLike, letor_like
 from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.models.preprocess.compose import Chain, list_rank_features
 from lgmml_torch.models.preprocess.steps import Quantile, Standardize
-from research.by_example.data import digits_examples, synthetic_classes
-from research.by_example.sets import ExampleSet, example_metrics, squared_distances
-
-
-def mean_ap(data: ExampleSet, factors: torch.Tensor | None = None) -> float:
-    """MAP with one factor for all queries, or one for each class of consecutive queries."""
-    if factors is None or factors.dim() == 2:
-        distances = squared_distances(data.queries, data.database, factors)
-    else:
-        parts = data.queries.chunk(len(factors))
-        distances = torch.cat([squared_distances(q, data.database, f) for q, f in zip(parts, factors, strict=True)])
-    return float(example_metrics(distances, *data.masks())["map"].nanmean())
-
-
-def whitening(centred: torch.Tensor) -> torch.Tensor:  # (n, D) -> (D, D)
-    scatter = centred.mT @ centred / len(centred)
-    ridge = 0.1 * scatter.trace() / len(scatter) * torch.eye(len(scatter), dtype=scatter.dtype)
-    return torch.linalg.cholesky(torch.linalg.inv(scatter + ridge))
-
-
-@pytest.mark.parametrize(
-    ("classes", "dim", "points"), [(2, 20, 40), (10, 20, 40), (100, 20, 40), (3, 1, 5), (2, 200, 4)]
-)
-def test_classes_have_the_promised_shape(classes: int, dim: int, points: int) -> None:
-    data = synthetic_classes(classes, dim, points, seed=3)
-    kept = points // 2
-    assert data.database.shape == (classes * kept, dim)
-    assert data.queries.shape == (classes * (points - kept), dim)
-    assert data.database.dtype == torch.float32
-    assert data.offsets.diff().eq(kept).all()
-    first = data.relevant[: data.offsets[1]]
-    assert torch.equal(first, torch.arange(kept))
-
-
-def test_classes_are_a_function_of_the_seed() -> None:
-    a, b, c = (synthetic_classes(4, seed=seed) for seed in (5, 5, 6))
-    assert torch.equal(a.database, b.database)
-    assert torch.equal(a.queries, b.queries)
-    assert not torch.equal(a.database, c.database)
-    exact = synthetic_classes(4, seed=5, dtype=torch.float64)
-    assert torch.equal(exact.database.float(), a.database)
-
-
-@pytest.mark.parametrize("classes", [10, 50])
-def test_classes_need_a_local_metric(classes: int) -> None:
-    data = synthetic_classes(classes, seed=0, dtype=torch.float64)
-    groups = data.database.view(classes, 20, 20)
-    centred = groups - groups.mean(1, keepdim=True)
-    together = mean_ap(data, whitening(centred.flatten(0, 1)))
-    apart = mean_ap(data, torch.stack([whitening(group) for group in centred]))
-    assert 1 / classes < together < 0.6
-    assert apart > together + 0.3
-
-
-def test_round_classes_are_easy() -> None:
-    assert mean_ap(synthetic_classes(10, seed=0, condition=1.0)) > 0.999
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"classes": 1}, "`classes` must be at least 2, got 1"),
-        ({"classes": 2, "dim": 0}, "`dim` must be at least 1, got 0"),
-        ({"classes": 2, "points": 1}, "`points` must be at least 2, got 1"),
-        ({"classes": 2, "condition": 0.5}, "`condition` must be at least 1, got 0.5"),
-    ],
-)
-def test_classes_refuse(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(LGMMLError, match=message):
-        synthetic_classes(**arguments)  # type: ignore[arg-type]
-
-
-def test_digits() -> None:
-    data, again, other = digits_examples(seed=1), digits_examples(seed=1), digits_examples(seed=2)
-    assert len(data.database) + len(data.queries) == 1797
-    assert torch.equal(data.queries, again.queries)
-    assert not torch.equal(data.queries, other.queries)
-    assert data.usable.all()
-    assert float(data.database.min()) == 0
-    assert float(data.database.max()) == 1
-    assert 0.6 < mean_ap(data) < 0.75
-    assert len(digits_examples(queries=0.1).queries) == sum(
-        int(0.1 * n) for n in (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
-    )
-    with pytest.raises(LGMMLError, match=r"`queries` must lie in \[0, 1\], got 1.5"):
-        digits_examples(queries=1.5)
-    with pytest.raises(LGMMLError, match="`queries` must be strictly between 0 and 1, got 1"):
-        digits_examples(queries=1.0)
-
 
 SMALL = LetorLike(30, 12, num_documents=900, seed=4)
 
@@ -167,9 +78,8 @@ def test_web30k_has_its_shape() -> None:
     assert spec.query(18_918).features.shape == (spec.sizes[-1], 136)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_generator_refuses() -> None:
+    for arguments, message in (
         ({"num_queries": 0}, "`num_queries` must be at least 1, got 0"),
         ({"num_features": 2}, "`num_features` must be at least 3, got 2"),
         ({"num_documents": 199}, "`num_documents` must be at least 200, got 199"),
@@ -178,11 +88,9 @@ def test_web30k_has_its_shape() -> None:
         ({"regions": 0}, "`regions` must be at least 1, got 0"),
         ({"noise": -1.0}, "`noise` must be at least 0, got -1.0"),
         ({"seed": -1}, "`seed` must be at least 0, got -1"),
-    ],
-)
-def test_generator_refuses(arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(LGMMLError, match=message):
-        LetorLike(**arguments)  # type: ignore[arg-type]
+    ):
+        with pytest.raises(LGMMLError, match=message):
+            LetorLike(**arguments)  # type: ignore[arg-type]
 
 
 def test_generator_refuses_foreign_numbers() -> None:
@@ -200,8 +108,8 @@ def test_smallest_sets() -> None:
 
 def held_out_quality(seed: int) -> list[float]:
     """NDCG@10 on unseen lists: linear on quantiles; linear, then trees, with list ranks as well; a random order."""
-    data = letor_like(260, 40, seed=seed)
-    train, test = data.select(range(200)), data.select(range(200, 260))
+    data = letor_like(160, 20, num_documents=8000, seed=seed)
+    train, test = data.select(range(110)), data.select(range(110, 160))
 
     def quality(scores) -> float:
         return float(ndcg(torch.as_tensor(scores, dtype=torch.float32), test.labels, test.offsets, k=10))
@@ -213,14 +121,14 @@ def held_out_quality(seed: int) -> list[float]:
     return [
         fitted(Chain([Quantile(), Standardize()]), Ridge(10.0)),
         fitted(list_rank_features(), Ridge(10.0)),
-        fitted(list_rank_features(), HistGradientBoostingRegressor(max_leaf_nodes=16, random_state=0)),
+        fitted(list_rank_features(), HistGradientBoostingRegressor(max_iter=50, max_leaf_nodes=16, random_state=0)),
         quality(np.random.default_rng(0).random(test.num_documents)),
     ]
 
 
 @pytest.mark.slow
 def test_local_beats_linear_and_list_ranks_beat_levels() -> None:
-    levels, linear, local, chance = np.mean([held_out_quality(seed) for seed in range(3)], axis=0)
+    levels, linear, local, chance = np.mean([held_out_quality(seed) for seed in range(2)], axis=0)
     assert chance + 0.1 < levels
     assert levels + 0.01 < linear
     assert linear + 0.04 < local

@@ -27,11 +27,9 @@ def policy_of(data: RankingData) -> torch.Tensor:
     return torch.rand(data.num_documents, generator=torch.Generator().manual_seed(5))
 
 
-@pytest.mark.parametrize("grades", [3.0, 1.0, 0.5, 0.0])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"shown": 3}, {"eta": 0.0, "seed": 4}, {"eta": 2.0}, {"noise": 0.0}, {"noise": 0.6, "shown": 100}],
-    ids=str,
+    ("grades", "options"),
+    [(3.0, {}), (0.5, {"eta": 0.0, "seed": 4, "shown": 3}), (1.0, {"eta": 2.0, "noise": 0.6, "shown": 100})],
 )
 def test_clicks_are_those_of_a_loop(grades: float, options: dict[str, Any]) -> None:
     data = lists(grades)
@@ -68,21 +66,10 @@ def test_clicks_are_those_of_a_loop(grades: float, options: dict[str, Any]) -> N
         assert looked == pytest.approx(place**-eta)
 
 
-def test_a_log_keeps_names_and_precision() -> None:
-    data = lists(dtype=torch.float64)
-    log = simulate_clicks(data, policy_of(data)).data
-    assert log.features.dtype == torch.float64
-    assert log.feature_names == ("a", "b")
-    assert log.sizes.tolist() == [4, 1, 10, 7, 10]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"shown": 0}, "`shown` must be"),
-        ({"shown": 2.5}, "`shown` must be"),
-        ({"eta": -0.5}, "`eta` must be at least 0"),
-        ({"noise": -0.1}, r"`noise` must lie in \[0, 1\]"),
         ({"noise": 1.1}, r"`noise` must lie in \[0, 1\]"),
         ({"policy": torch.zeros(3)}, r"`policy` must have shape \(55,\), got \(3,\)"),
     ],

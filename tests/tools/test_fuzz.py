@@ -11,39 +11,26 @@ from tests.reference import letor as naive
 from tools.fuzz import LETOR, TARGETS, read_letor
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_seeds_are_read_and_what_does_not_begin_like_them_is_refused(name: str, tmp_path: Path) -> None:
-    if name == "parquet":
-        pytest.importorskip("pyarrow")
-    make, read, ending = TARGETS[name]
-    file = tmp_path / f"file.{ending}"
-    file.write_bytes(make())
-    read(file)
-    file.write_bytes(b"\0" + make())
-    with pytest.raises(LGMMLError):
+def test_seeds_are_read_and_what_does_not_begin_like_them_is_refused(tmp_path: Path) -> None:
+    for make, read, ending in TARGETS.values():
+        file = tmp_path / f"file.{ending}"
+        file.write_bytes(make())
         read(file)
+        file.write_bytes(b"\0" + make())
+        with pytest.raises(LGMMLError):
+            read(file)
 
 
 FOUND = Path(__file__).parent.parent / "fixtures" / "fuzz"
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "message"),
-    [
-        ("parquet", "fewer-rows.parquet", "it has fewer rows than it says"),
-        ("parquet", "no-text.parquet", "not a readable Parquet file: 'utf-8' codec can't decode"),
-        ("parquet", "other-rows.parquet", "the file is damaged: it has 0 rows, and says 2"),
-        ("arrow", "places.arrow", "not a readable Arrow file: In column 0: Invalid: Buffer #1 too small"),
-        ("arrow", "no-text.arrow", "not a readable Arrow file: 'utf-8' codec can't decode"),
-        ("arrow", "no-entries.arrow", "column 'features' must hold features, got lists without entries"),
-        ("checkpoint", "stack.ckpt", "not a checkpoint of this package, or it is damaged"),
-        ("checkpoint", "damaged-end.ckpt", "not a model file, or it is damaged"),
-        ("model", "unknown-setting.safetensors", "its description does not fit"),
-    ],
-)
-def test_what_was_found_is_refused_in_a_sentence(name: str, file: str, message: str) -> None:
-    with pytest.raises(LGMMLError, match=message):
-        TARGETS[name][1](FOUND / file)
+def test_files_that_once_crashed_a_reader_are_refused() -> None:
+    kinds = {"parquet": "parquet", "arrow": "arrow", "ckpt": "checkpoint", "safetensors": "model"}
+    files = sorted(FOUND.iterdir())
+    assert len(files) >= 9
+    for file in files:
+        with pytest.raises(LGMMLError, match=r"damaged|not a |column|fewer rows|does not fit"):
+            TARGETS[kinds[file.suffix[1:]]][1](file)
 
 
 def test_a_difference_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 
 import numpy as np
 import pytest
 
-from tools.soak import Soak, Work, slope, told
+from tools.soak import Soak, Work, slope
 
 
 def walk(hourly: float, hours: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
@@ -36,26 +37,18 @@ def test_the_interval_of_neighbours_that_are_alike_is_not_too_narrow() -> None:
     assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
 
 
-def test_the_warm_up_is_left_out_and_a_half_line_too() -> None:
-    seconds, values = walk(0.0)
-    values[seconds < 600] += 500 - seconds[seconds < 600]
-    lines = [f"{s:.1f},{v:.3f},{int(s)},0" for s, v in zip(seconds, values, strict=True)]
-    told_of = told(["seconds,mib,calls,differences", *lines, "7200.0,9"])
-    assert "120 minutes, 7,190 calls by 8 threads, 0 differences; after 10 minutes of warm-up (660 samples)" in told_of
-
-
-@pytest.mark.slow
+@pytest.mark.skipif("LGMML_PROCESSOR" in os.environ, reason="threads do not run on the pretend processor")
 def test_a_soak_of_seconds_counts_calls_and_differences() -> None:
     work = Work.prepare()
     assert {len(X) for X in work.lists} >= {1, 5000}
     soak, out = Soak(work, share=0.9), io.StringIO()
-    soak.run(3, out, every=0.5)
+    soak.run(1, out, every=0.2)
     lines = out.getvalue().splitlines()
-    assert len(lines) > 4
-    assert sum(soak.calls) >= 32
+    assert len(lines) > 1
+    assert sum(soak.calls) > 0
     assert (sum(soak.differences), soak.faults) == (0, [])
     work.expected["boosted"] = [scores + 1 for scores in work.expected["boosted"]]
     work.models.pop("trained")
     other = Soak(work, share=0.9)
     other.run(0.1, io.StringIO())
-    assert sum(other.differences) == sum(other.calls) >= 32
+    assert sum(other.differences) == sum(other.calls) > 0

@@ -8,7 +8,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 from packaging.requirements import Requirement
 
 from tools import supply
@@ -43,13 +42,6 @@ def test_what_the_project_asks_for_is_locked() -> None:
     assert asked - {item.name for file in LOCKS.glob("*.txt") for item in read_lock(file)} == set()
 
 
-def test_every_line_of_a_lock_is_read_and_names_no_place() -> None:
-    for file in LOCKS.glob("*.txt"):
-        text = file.read_text(encoding="utf-8")
-        assert len(read_lock(file)) == len(text.splitlines()) - 1
-        assert not re.search(r"://|file:|index-url", text)
-
-
 def item(name: str, version: str, *, direct: bool = False) -> dict[str, Any]:
     archive = {} if direct else {"archive_info": {"hashes": {"sha256": "ab" * 32}}}
     return {"metadata": {"name": name, "version": version}, "is_direct": direct, "download_info": archive}
@@ -66,15 +58,6 @@ def test_a_report_of_pip_becomes_three_files(tmp_path: Path) -> None:
         "build.txt": ["hatchling"], "all.txt": ["jinja-2"], "torch.txt": ["torch"],
     }  # fmt: skip
     assert misfit(tmp_path) is None
-
-
-def test_another_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supply, "kind_of_machine", lambda: "Python 3.99, Elsewhere mips")
-    why = misfit()
-    assert why is not None
-    assert why.endswith(
-        "this is Python 3.99, Elsewhere mips: installing by the versions of constraints.txt, without hashes"
-    )
 
 
 def test_licences_are_known() -> None:
