@@ -18,9 +18,9 @@ from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import train
 from lgmml_torch.categories import OTHER, WordColumns, codes_of, distinct, word_of
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
-from lgmml_torch.data import table
 from lgmml_torch.data.catalog import load_file, open_table
-from lgmml_torch.data.source import Columns, open_source
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, MeanLabel, OneHot, mean_labels
@@ -72,14 +72,12 @@ def write(lists: Any, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "slow.csv", "a.parquet", "typed.parquet", "nested.parquet",
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.parquet", "typed.parquet", "nested.parquet",
                                   "a.feather", "pandas", "polars", "pyarrow"])  # fmt: skip
 def test_every_format_gives_the_same_codes(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = frame(6)
     want = lists_of(lists)
     assert want.categories == (COLOURS, None, tuple(sorted(set(lists["brand"]))), None)
-    if name == "slow.csv":
-        monkeypatch.setattr(table, "find_spec", lambda name: None)
     what: Any = lists
     if name == "polars":
         pl = pytest.importorskip("polars")
@@ -129,12 +127,10 @@ def test_text_has_to_be_named(tmp_path: Path) -> None:
         open_source(dated)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "slow.csv", "typed.parquet", "pandas"])
+@pytest.mark.parametrize("name", ["a.csv", "typed.parquet", "pandas"])
 def test_missing_words(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = frame(2)
     lists.loc[3, "colour"] = None
-    if name == "slow.csv":
-        monkeypatch.setattr(table, "find_spec", lambda name: None)
     what = typed(lists) if name == "pandas" else write(lists, tmp_path / name)
     options: dict[str, Any] = {"columns": COLUMNS, "categories": ["colour", "brand"]}
     message = r"(row 4 \(from 1\)|csv:5): column 'colour' is missing; `missing=` says"
@@ -147,36 +143,21 @@ def test_missing_words(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatc
         assert int((data.features == OTHER).sum()) == 1
 
 
-def test_yes_and_no_in_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("qid,label,x,flag\n1,0,2,true\n1,1,3,False\n1,1,4,TRUE\n")
-    fast = load_file(file, cache=False)
-    monkeypatch.setattr(table, "find_spec", lambda name: None)
-    assert torch.equal(fast.features, load_file(file, cache=False).features)
-    assert fast.in_caller_order(fast.features)[:, 1].tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_words_read_fast_and_slow(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(seed)
-    words = [" a", "a", "b ", "ü", "007", "7", "1e3", "x;y", "_", "NaN", "null", "", "True", '"q,r"', "'"]
-    rows = [f"{rng.choice('12')},{rng.choice(words)},{rng.random()}" for _ in range(rng.randint(1, 12))]
-    file = tmp_path / "a.csv"
-    file.write_bytes(("qid,word,x\n" + rng.choice(("\n", "\r\n")).join(rows) + "\n").encode())
-
-    def read() -> tuple[Any, ...]:
+def test_words_of_a_text_file(tmp_path: Path) -> None:
+    for seed in range(5):
+        rng = random.Random(seed)
+        words = [" a", "a", "b ", "ü", "007", "7", "1e3", "x;y", "_", "NaN", "null", "", "True", '"q,r"', "'"]
+        rows = [f"{rng.choice('12')},{rng.choice(words)},{rng.random()}" for _ in range(rng.randint(1, 12))]
+        file = tmp_path / "a.csv"
+        file.write_bytes(("qid,word,x\n" + rng.choice(("\n", "\r\n")).join(rows) + "\n").encode())
         with open_source(file, categories=["word"], missing="zero") as source:
             data = source.read()
             assert torch.equal(torch.cat([b.data.features for b in source.batches()]), data.features)
-        return data.categories, data.qids, data.in_caller_order(data.features).tolist()
-
-    fast = read()
-    monkeypatch.setattr(table, "find_spec", lambda name: None)
-    assert read() == fast
-    text = [word_of(row.split(",", 1)[1].rsplit(",", 1)[0].strip('"')) for row in rows]
-    known = sorted({word for word in text if word})
-    assert fast[0] == (tuple(known), None)
-    assert [row[0] for row in fast[2]] == [known.index(word) if word else OTHER for word in text]
+        text = [word_of(row.split(",", 1)[1].rsplit(",", 1)[0].strip('"')) for row in rows]
+        known = sorted({word for word in text if word})
+        assert data.categories == (tuple(known), None)
+        codes = data.in_caller_order(data.features)[:, 0].tolist()
+        assert codes == [known.index(word) if word else OTHER for word in text]
 
 
 def test_words_of_values() -> None:

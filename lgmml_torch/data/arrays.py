@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Categories, WordColumns, coded_features, frame_values, with_words
 from lgmml_torch.checks import DataError, did_you_mean
+from lgmml_torch.data.columns import check_names, lay_out
 from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, check_unpacked
-from lgmml_torch.data.table import check_names, lay_out
 from lgmml_torch.inputs import (
     check_length,
     feature_names,

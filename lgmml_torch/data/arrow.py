@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Vocabulary, codes_of, distinct, found_vocabulary, gathered
 from lgmml_torch.checks import DataError, did_you_mean, require
+from lgmml_torch.data.columns import check_names, lay_out
 from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, check_memory
-from lgmml_torch.data.table import check_names, lay_out
 from lgmml_torch.inputs import arrow_word, is_missing, numeric_column, refusal
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ NAMES = b"feature_names"  # in the metadata: a JSON list
 Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, so many rows at a time
 
 
-def require_arrow() -> None:
+def require_arrow(purpose: str = "for Parquet and Arrow files") -> None:
     """Say which extra brings pyarrow where it is not installed."""
-    require("pyarrow", "for Parquet and Arrow files", "arrow")
+    require("pyarrow", purpose, "arrow")
 
 
 def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
@@ -67,17 +67,27 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
     with _readable(name, "Arrow"):
         mapped = pa.BufferReader(_content(path).read()) if name == "<stdin>" else pa.memory_map(str(path))
         reader = pa.ipc.open_file(mapped)
-        sizes = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
+        return ArrowSource(
+            name, "Arrow", options, reader.schema, batch_sizes(reader), batch_pieces(reader), mapped.close
+        )
+
+
+def batch_sizes(reader: pa.RecordBatchFileReader) -> list[int]:
+    """The rows of each batch of an Arrow IPC file."""
+    return [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
+
+
+def batch_pieces(reader: pa.RecordBatchFileReader) -> Pieces:
+    """Reads columns of an Arrow IPC file, see `ArrowSource`."""
 
     def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
-        for group in range(first, len(sizes)):
+        for group in range(first, reader.num_record_batches):
             batch = reader.get_batch(group).select(columns)
             batch.validate(full=True)  # its bytes are used as they are: lengths and places in them may be anything
             for start in range(0, len(batch), step):
                 yield batch.slice(start, step)
 
-    with _readable(name, "Arrow"):
-        return ArrowSource(name, "Arrow", options, reader.schema, sizes, pieces, mapped.close)
+    return pieces
 
 
 def open_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
@@ -101,6 +111,8 @@ class ArrowSource(Source):
         pieces: some columns from a group on.
         close: lets go of the file.
     """
+
+    what = "the schema"  # gives the names of the columns
 
     def __init__(
         self,
@@ -142,10 +154,10 @@ class ArrowSource(Source):
         self._matrix = others[0] if len(others) == 1 and _is_list(_inner(self._type(others[0]))) else single
         self._nested = self._nested or (single is not None and _is_list(_inner(self._type(single))))
         if self._matrix is not None:
-            self.layout = lay_out(header, ReadOptions(columns=columns), self.name, what="the schema")
+            self.layout = lay_out(header, ReadOptions(columns=columns), self._head, what=self.what)
             self._arrange_matrix(self._matrix)
         else:
-            self.layout = lay_out(header, options, self.name, what="the schema")
+            self.layout = lay_out(header, options, self._head, what=self.what)
             self.feature_names = self.layout.names
             self._read_names, self._width = list(self.layout.names), len(self.layout.names)
             self.categories = gathered([self._take_column(name) for name in self._read_names])
@@ -208,10 +220,15 @@ class ArrowSource(Source):
         if word is not None:
             raise DataError(f"{self.name}: {refusal(name, word, dtype)}")
 
+    @property
+    def _head(self) -> str:
+        """Where the names of the columns stand, for messages."""
+        return self.name
+
     def _unlabelled(self) -> str:
         label = self.options.columns.label
         hint = did_you_mean(label, self._schema.names)
-        return f"{self.name}: there is no column {label!r}, and training needs labels{hint}"
+        return f"{self._head}: {self.what} names no column {label!r}, and training needs labels{hint}"
 
     def _pieces(self, first: int, columns: list[str], step: int = STEP) -> Iterator[Any]:
         with _readable(self.name, self._word):

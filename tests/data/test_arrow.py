@@ -14,7 +14,8 @@ import torch
 
 from lgmml_torch.checks import DataError, MissingDependencyError
 from lgmml_torch.data import arrow
-from lgmml_torch.data.source import Columns, open_source
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_letor import assert_same

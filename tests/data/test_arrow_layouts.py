@@ -16,7 +16,8 @@ import torch
 from lgmml_torch.checks import DataError
 from lgmml_torch.data import arrow
 from lgmml_torch.data.arrow import ArrowSource, open_table
-from lgmml_torch.data.source import Columns, ReadOptions, open_source
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import ReadOptions, open_source
 from tests.data.test_source import in_order
 
 pa = pytest.importorskip("pyarrow")
@@ -295,7 +296,7 @@ def test_the_first_vector_that_is_there_gives_the_width() -> None:
 
 def test_labels_that_are_missing_are_named(tmp_path: Path) -> None:
     table = pa.table({"qid": [1], "labels": [1.0], "x": [2.0]})
-    message = r"^table: there is no column 'label', and training needs labels; did you mean 'labels'\?$"
+    message = r"^table: the schema names no column 'label', and training needs labels; did you mean 'labels'\?$"
     with pytest.raises(DataError, match=message):
         open_source(table).read(labelled=True)
 

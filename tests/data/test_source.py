@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
+from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.letor import load_letor
-from lgmml_torch.data.source import FORMATS, Columns, Format, ReadOptions, Rows, Source, kind_of, open_source
+from lgmml_torch.data.source import FORMATS, Format, ReadOptions, Rows, Source, kind_of, open_source
 from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.ragged import RankingData
 from tests.doors import FEATURES, small_data

@@ -21,8 +21,8 @@ from lgmml_torch.data.catalog import (
     open_table,
     split_queries,
 )
+from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.data.source import Columns
 from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_letor import assert_same, random_data
