@@ -163,12 +163,14 @@ def test_words_of_a_text_file(tmp_path: Path) -> None:
 def test_words_of_values() -> None:
     values = [1, 1.0, "1", None, math.nan, True, "nan", np.float64(2.0), 2.5]
     assert [word_of(value) for value in values] == ["1", "1", "1", None, None, "True", None, "2", "2.5"]
-    words, places = distinct(
-        pa.chunked_array([pa.array(["a", None]).dictionary_encode(), pa.array(["b"]).dictionary_encode()])
-    )
+    words, places = distinct(["a", None, "b"])
     assert codes_of(words, places, ("b",)).tolist()[::2] == [OTHER, 0.0]
-    unused = pd.Series(pd.Categorical(["a"], categories=["a", "never"]))
-    assert distinct(unused)[0] == ["a"]
+    chunks = pa.chunked_array([pa.array(["a", "c"]).dictionary_encode(), pa.array(["b"]).dictionary_encode()])
+    unused = pd.Series(pd.Categorical(["a", "c", "b"], categories=["never", "c", "b", "a"]))
+    for frame in (pa.table({"x": chunks}), pd.DataFrame({"x": unused})):
+        data = RankingData.from_arrays(frame, [0, 1, 2], qid=[1, 1, 1])
+        assert data.categories == (("a", "b", "c"),)
+        assert data.in_caller_order(data.features)[:, 0].tolist() == [0, 2, 1]
 
 
 def test_merged_pieces_share_a_vocabulary(tmp_path: Path) -> None:

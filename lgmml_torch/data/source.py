@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.canonical import canonical_ranks
 from lgmml_torch.categories import Asked, Categories, WordColumns, fill_words
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache, from_arrays, resolve, to_arrays
 from lgmml_torch.data.columns import Columns
-from lgmml_torch.inputs import MISSING_HINT, POLICIES, fill_missing, first_bad, frame_library
+from lgmml_torch.inputs import MISSING_HINT, POLICIES, canonical_ranks, fill_missing, first_bad, is_frame
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
@@ -353,7 +352,7 @@ def open_source(
 
     if isinstance(what, RankingData):
         return arrays.from_data(what, options)
-    if frame_library(what) is not None and qid is None and group is None:
+    if is_frame(what) and qid is None and group is None:
         return arrays.open_frame(what, options)
     return arrays.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
 
