@@ -72,36 +72,47 @@ def write(lists: Any, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.parquet", "typed.parquet", "nested.parquet",
-                                  "a.feather", "pandas", "polars", "pyarrow"])  # fmt: skip
-def test_every_format_gives_the_same_codes(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = frame(6)
-    want = lists_of(lists)
-    assert want.categories == (COLOURS, None, tuple(sorted(set(lists["brand"]))), None)
-    what: Any = lists
-    if name == "polars":
-        pl = pytest.importorskip("polars")
-        what = pl.from_pandas(lists).with_columns(pl.col("colour").cast(pl.Enum(["red", "green", "blue", "never"])))
-    elif name == "pyarrow":
-        what = pa.Table.from_pandas(lists)
-    elif "." in name:
-        what = write(lists, tmp_path / name)
-    nested = name == "nested.parquet"
-    columns = Columns() if nested else COLUMNS
-    with open_source(what, columns=columns, categories=["colour", "brand"]) as source:
-        whole = source.read()
-        streamed = [batch.data for batch in source.batches(8)]
-    assert whole.categories == want.categories
-    assert torch.equal(whole.features, want.features)
-    assert torch.equal(torch.cat([part.features for part in streamed]), want.features)
-    assert {part.categories for part in streamed} == {want.categories}
-    known = {"colour": ["blue", "red"], "brand": []}
-    with open_source(what, columns=columns, categories=known, feature_names=["brand", "new", "x", "colour"]) as source:
-        data = source.read()
-    green = want.features[:, 0] == 1
-    assert data.feature_names == ("brand", "new", "x", "colour")
-    assert (data.features[:, 0] == OTHER).all()
-    assert torch.equal(data.in_caller_order(data.features[:, 3]) == OTHER, want.in_caller_order(green))
+def test_every_format_gives_the_same_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [
+        "a.csv",
+        "a.csv.gz",
+        "a.parquet",
+        "typed.parquet",
+        "nested.parquet",
+        "a.feather",
+        "pandas",
+        "polars",
+        "pyarrow",
+    ]:
+        lists = frame(6)
+        want = lists_of(lists)
+        assert want.categories == (COLOURS, None, tuple(sorted(set(lists["brand"]))), None)
+        what: Any = lists
+        if name == "polars":
+            pl = pytest.importorskip("polars")
+            what = pl.from_pandas(lists).with_columns(pl.col("colour").cast(pl.Enum(["red", "green", "blue", "never"])))
+        elif name == "pyarrow":
+            what = pa.Table.from_pandas(lists)
+        elif "." in name:
+            what = write(lists, tmp_path / name)
+        nested = name == "nested.parquet"
+        columns = Columns() if nested else COLUMNS
+        with open_source(what, columns=columns, categories=["colour", "brand"]) as source:
+            whole = source.read()
+            streamed = [batch.data for batch in source.batches(8)]
+        assert whole.categories == want.categories
+        assert torch.equal(whole.features, want.features)
+        assert torch.equal(torch.cat([part.features for part in streamed]), want.features)
+        assert {part.categories for part in streamed} == {want.categories}
+        known = {"colour": ["blue", "red"], "brand": []}
+        with open_source(
+            what, columns=columns, categories=known, feature_names=["brand", "new", "x", "colour"]
+        ) as source:
+            data = source.read()
+        green = want.features[:, 0] == 1
+        assert data.feature_names == ("brand", "new", "x", "colour")
+        assert (data.features[:, 0] == OTHER).all()
+        assert torch.equal(data.in_caller_order(data.features[:, 3]) == OTHER, want.in_caller_order(green))
 
 
 def test_text_has_to_be_named(tmp_path: Path) -> None:
