@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.inputs import dense_features, frame_column, frame_columns, frame_library, is_missing, numeric_column
+from lgmml_torch.inputs import as_frame, dense_features, is_missing, numeric_column
+
+if TYPE_CHECKING:
+    import narwhals as nw
 
 OTHER = -1.0  # the code of a word that the vocabulary does not hold
 MOST_WORDS = 100_000  # in a vocabulary: the model file holds it
@@ -80,24 +83,11 @@ def word_of(value: object) -> str | None:
     return None if word.lower() in _GAPS else word
 
 
-def distinct(values: Any) -> tuple[list[str | None], NDArray[np.int64]]:
-    """The words that occur in a column of a frame, or in a list, and the place of each row's among them."""
-    if type(values).__module__.partition(".")[0] == "pyarrow":
-        return _arrow_distinct(values)
+def distinct(values: Sequence[object]) -> tuple[list[str | None], NDArray[np.int64]]:
+    """The words that occur in a list of values, and for each value the place of its word among them."""
     seen: dict[object, int] = {}
-    places = [seen.setdefault(value, len(seen)) for value in (values if isinstance(values, list) else values.to_list())]
+    places = [seen.setdefault(value, len(seen)) for value in values]
     return [word_of(value) for value in seen], np.array(places, dtype=np.int64)
-
-
-def _arrow_distinct(values: Any) -> tuple[list[str | None], NDArray[np.int64]]:
-    import pyarrow as pa
-
-    if isinstance(values, pa.ChunkedArray):
-        values = values.unify_dictionaries().combine_chunks()
-    coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
-    used, places = np.unique(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), return_inverse=True)
-    words = coded.dictionary.to_pylist()
-    return [None if place < 0 else word_of(words[place]) for place in used.tolist()], places.astype(np.int64)
 
 
 def found_vocabulary(words: Iterable[str | None], name: object) -> Vocabulary:
@@ -128,33 +118,22 @@ def codes_of(
     return np.array(known, dtype=np.float64)[places]
 
 
-def is_category(values: Any) -> bool:
-    """Whether the type of a column of a frame says that it holds categories."""
-    library = type(values).__module__.partition(".")[0]
-    if library == "pyarrow":
-        import pyarrow as pa
-
-        return bool(pa.types.is_dictionary(values.type))
-    if library == "polars":
-        import polars as pl
-
-        return isinstance(values.dtype, (pl.Categorical, pl.Enum))
-    return str(values.dtype) == "category"
-
-
-def column_values(
-    values: Any, name: object, columns: WordColumns
+def _column_values(
+    values: nw.Series[Any], name: object, columns: WordColumns
 ) -> tuple[NDArray[Any], Vocabulary | None]:  # (N,) and the words behind codes
     """The numbers of one column of a frame, or the codes of its words and their vocabulary.
 
     Raises:
-        DataError: for dates, and for text that nobody called a category.
+        DataError: for dates, and for text that is not named as a category.
     """
-    if not columns.holds(name, typed=is_category(values)):
+    import narwhals as nw
+
+    if not columns.holds(name, typed=values.dtype in (nw.Categorical, nw.Enum)):
         return numeric_column(values, name), None
-    words, places = distinct(values)
+    words, places = distinct(values.to_list())
     vocabulary = columns.vocabulary(name)
-    vocabulary = found_vocabulary(words, name) if vocabulary is None else vocabulary
+    if vocabulary is None:
+        vocabulary = found_vocabulary(words, name)
     return codes_of(words, places, vocabulary), vocabulary
 
 
@@ -164,24 +143,28 @@ def coded_features(X: Any, dtype: torch.dtype, columns: WordColumns) -> tuple[ND
     Raises:
         DataError: for what is no matrix of numbers and no frame, or categories that it cannot hold.
     """
-    if frame_library(X) is None:
+    frame = as_frame(X)
+    if frame is None:
         if columns.known:
             raise DataError(f"`X` must be a frame to hold the categories {list(columns.known)}, got {type(X).__name__}")
         return dense_features(X, dtype), None
-    names = frame_columns(X)
-    columns.check_present(names, "`X`")
-    return frame_values(X, range(len(names)), names, dtype, columns)
+    columns.check_present(frame.columns, "`X`")
+    return frame_values(frame, range(len(frame.columns)), frame.columns, dtype, columns)
 
 
 def frame_values(
-    frame: Any, positions: Sequence[int], names: Sequence[object], dtype: torch.dtype, columns: WordColumns
+    frame: nw.DataFrame[Any],
+    positions: Sequence[int],
+    names: Sequence[object],
+    dtype: torch.dtype,
+    columns: WordColumns,
 ) -> tuple[NDArray[Any], Categories | None]:
     """Some columns of a frame side by side, and the vocabularies of the categories among them."""
     out = np.empty((len(frame), len(positions)), np.float64 if dtype == torch.float64 else np.float32)
     found: list[Vocabulary | None] = []
     with np.errstate(over="ignore"):  # a number too large becomes infinite, which is refused by row and column
         for place, (position, name) in enumerate(zip(positions, names, strict=True)):
-            out[:, place], vocabulary = column_values(frame_column(frame, position), name, columns)
+            out[:, place], vocabulary = _column_values(frame[:, position], name, columns)
             found.append(vocabulary)
     return out, gathered(found)
 

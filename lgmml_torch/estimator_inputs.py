@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, DataWarning
-from lgmml_torch.inputs import drop_column, frame_columns, frame_library
+from lgmml_torch.inputs import drop_column, frame_columns
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
 
@@ -39,7 +39,7 @@ def find_queries(rows: Rows, *, name: str = "X") -> Rows:
     """
     if rows.y is None:
         raise DataError("`y` must be given: a ranker requires y to be passed, but the target y is None")
-    has_column = frame_library(rows.X) is not None and QID in frame_columns(rows.X)
+    has_column = QID in frame_columns(rows.X)
     given = [word for word, value in (("qid", rows.qid), ("group", rows.group)) if value is not None]
     if has_column:
         if given:

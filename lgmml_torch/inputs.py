@@ -1,14 +1,14 @@
-"""What callers hand in, as numpy arrays: matrices, sparse matrices, frames of three libraries, labels and query ids.
+"""Matrices, sparse matrices, frames, labels and query ids as numpy arrays, and the canonical order of rows.
 
-Nothing here imports pandas, polars or pyarrow before somebody hands in one of their frames.
+Frames of all libraries are read through narwhals, which is imported when the first frame is.
 """
 
 from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, DataWarning
+
+if TYPE_CHECKING:
+    import narwhals as nw
 
 POLICIES = ("error", "zero", "query-min", "query-mean")  # what stands in for missing values
 MISSING_HINT = "`missing=` says what to put there (on the command line: --missing; in training: data.missing=)"
@@ -113,9 +116,9 @@ def warn_if_flattened(
 
 def _original(X: Any, column: int) -> NDArray[Any] | None:
     """One feature as it was handed in; None where it was no number."""
-    if frame_library(X) is not None:
+    if (frame := as_frame(X)) is not None:
         try:
-            return numeric_column(frame_column(X, column), column)
+            return numeric_column(frame[:, column], column)
         except DataError:
             return None
     if isinstance(X, Tensor):
@@ -262,64 +265,80 @@ def is_missing(value: Any) -> bool:
         return True
 
 
-def frame_library(X: Any) -> str | None:
-    """``"pandas"``, ``"polars"`` or ``"pyarrow"`` for a frame (or table) of that library, None for anything else."""
+def as_frame(X: Any) -> nw.DataFrame[Any] | None:
+    """A frame or table of any library that narwhals knows (pandas, polars, pyarrow, …), None for anything else.
+
+    Raises:
+        DataError: two columns have the same name.
+    """
     if not (hasattr(X, "columns") or hasattr(X, "column_names")):
         return None
-    homes = (cls.__module__.partition(".")[0] for cls in type(X).__mro__)
-    return next((home for home in homes if home in ("pandas", "polars", "pyarrow")), None)
+    import narwhals as nw
+
+    try:
+        frame = nw.from_native(X, eager_only=True, pass_through=True)
+        if isinstance(frame, nw.DataFrame):
+            frame.columns  # noqa: B018 - some libraries check the names only now
+            return frame
+    except nw.exceptions.DuplicateError:
+        names = list(getattr(X, "column_names", X.columns))
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise DataError(f"frame: column {twice!r} is named twice") from None
+    return None
+
+
+def is_frame(X: Any) -> bool:
+    """Whether this is a frame or table with named columns."""
+    return as_frame(X) is not None
 
 
 def frame_columns(X: Any) -> list[Any]:
-    """The names of a frame's columns, of whatever type they are."""
-    return list(X.column_names if frame_library(X) == "pyarrow" else X.columns)
-
-
-def frame_column(X: Any, position: int) -> Any:
-    """One column of a frame, by position, because names may come twice."""
-    library = frame_library(X)
-    return X.iloc[:, position] if library == "pandas" else X[:, position] if library == "polars" else X.column(position)
+    """The names of a frame's columns, of whatever type they are; empty for anything else."""
+    frame = as_frame(X)
+    return [] if frame is None else list(frame.columns)
 
 
 def drop_column(X: Any, position: int) -> tuple[Any, Any]:
     """A frame without one of its columns, and that column."""
-    library, column = frame_library(X), frame_column(X, position)
-    if library == "pandas":
-        return X.iloc[:, [place for place in range(X.shape[1]) if place != position]], column
-    return X.drop(X.columns[position]) if library == "polars" else X.remove_column(position), column
+    frame = as_frame(X)
+    assert frame is not None
+    rest = [place for place in range(len(frame.columns)) if place != position]
+    return frame[:, rest].to_native(), frame[:, position].to_native()
 
 
 def feature_names(X: Any) -> tuple[str, ...] | None:
     """Names of the columns of a frame, if all of them are text."""
-    if frame_library(X) is None:
+    frame = as_frame(X)
+    if frame is None or not all(isinstance(name, str) for name in frame.columns):
         return None
-    names = frame_columns(X)
-    return tuple(names) if all(isinstance(name, str) for name in names) else None
+    return tuple(frame.columns)
 
 
-def numeric_column(values: Any, name: object) -> NDArray[Any]:
-    """The numbers of one column of a frame; yes and no are 1 and 0, what is missing is NaN.
+def numeric_column(values: nw.Series[Any], name: object) -> NDArray[Any]:
+    """The numbers of one column of a frame; true and false are 1 and 0, missing values are NaN.
 
     Raises:
         DataError: for text, dates and categories, naming the column.
     """
-    library = type(values).__module__.partition(".")[0]
-    if library == "pyarrow":
-        return _arrow_numbers(values, name)
-    if library == "polars":
-        return _polars_numbers(values, name)
-    kind = getattr(values.dtype, "kind", "O")
-    if kind in "biuf":
-        numpy_type = isinstance(values.dtype, np.dtype)
-        out: NDArray[Any] = values.to_numpy() if numpy_type else values.to_numpy(dtype=np.float64, na_value=np.nan)
-        return out
-    if values.dtype == object and all(value is None or isinstance(value, numbers.Real) for value in values):
-        return np.array([np.nan if value is None else float(value) for value in values])
-    word = "dates" if kind in "mM" else "categories" if str(values.dtype) == "category" else "text"
-    raise DataError(refusal(name, word, values.dtype))
+    import narwhals as nw
+
+    dtype = values.dtype
+    if dtype == nw.Boolean or dtype == nw.Unknown or dtype.is_decimal():
+        return values.cast(nw.Float64).to_numpy()
+    if dtype.is_numeric():
+        return values.to_numpy()
+    if dtype == nw.Object or values.null_count() == len(values):
+        listed = values.to_list()
+        if all(value is None or isinstance(value, numbers.Real) for value in listed):
+            return np.array(listed, dtype=np.float64)
+    if dtype.is_temporal():
+        raise DataError(no_numbers(name, "dates", dtype))
+    if dtype in (nw.Categorical, nw.Enum):
+        raise DataError(no_numbers(name, "categories", dtype))
+    raise DataError(no_numbers(name, "text", dtype))
 
 
-def refusal(name: object, word: str, dtype: object) -> str:
+def no_numbers(name: object, word: str, dtype: object) -> str:
     """The sentence about a column that holds no numbers, with what to do about it."""
     ways = {
         "dates": "turn them into a number such as an age in days",
@@ -329,40 +348,51 @@ def refusal(name: object, word: str, dtype: object) -> str:
     return f"column {name!r} must hold numbers, got {word} ({dtype}); leave it out, or {ways[word]}"
 
 
-def arrow_word(dtype: Any) -> str | None:
-    """What a column of pyarrow holds if not numbers, in a word; None for numbers, yes and no, and nothing at all."""
-    from pyarrow import types
-
-    if any(is_it(dtype) for is_it in (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal)):
-        return None
-    if types.is_null(dtype):
-        return None
-    return "dates" if types.is_temporal(dtype) else "categories" if types.is_dictionary(dtype) else "text"
+def _qid_sort_key(qid: Hashable) -> tuple[str, Any]:
+    """Numbers by value, strings alphabetically, other types by name and then by their text."""
+    if isinstance(qid, (int, float)) and not isinstance(qid, bool):
+        return ("", qid)
+    if isinstance(qid, str):
+        return ("str", qid)
+    return (type(qid).__name__, repr(qid))
 
 
-def _arrow_numbers(values: Any, name: object) -> NDArray[Any]:
-    import pyarrow as pa
-
-    word = arrow_word(values.type)
-    if word is not None:
-        raise DataError(refusal(name, word, values.type))
-    if pa.types.is_boolean(values.type):
-        values = values.cast(pa.uint8())
-    elif pa.types.is_decimal(values.type) or pa.types.is_null(values.type):
-        values = values.cast(pa.float64())
-    out: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    return out
+def canonical_ranks(qids: Sequence[Hashable]) -> NDArray[np.int64]:  # (Q,)
+    """The place of each query among the sorted ids."""
+    rank = np.empty(len(qids), dtype=np.int64)
+    rank[sorted(range(len(qids)), key=lambda i: _qid_sort_key(qids[i]))] = np.arange(len(qids))
+    return rank
 
 
-def _polars_numbers(values: Any, name: object) -> NDArray[Any]:
-    import polars as pl
+def canonical_order(
+    features: NDArray[Any],
+    labels: NDArray[np.float32],
+    codes: NDArray[np.int64],
+    qids: Sequence[Hashable],
+    doc_ids: Sequence[str] | None,
+    extras: Sequence[NDArray[Any] | None] = (),
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row order, and the place of each query code among the sorted ids; equal rows are told apart by ``extras``."""
+    rank = canonical_ranks(qids)
+    keys: list[Any] = [fingerprint(features), labels, rank[codes]]
+    if doc_ids is not None:
+        keys.insert(0, np.asarray(doc_ids, dtype=str))
+    keys = [*(values for values in extras if values is not None), *keys]
+    return np.lexsort(keys).astype(np.int64), rank
 
-    dtype = values.dtype
-    if dtype == pl.Boolean or dtype == pl.Null or dtype.is_decimal() or (dtype.is_integer() and values.null_count()):
-        values = values.cast(pl.Float64)
-    elif not dtype.is_numeric():
-        category = isinstance(dtype, (pl.Categorical, pl.Enum))
-        word = "dates" if dtype.is_temporal() else "categories" if category else "text"
-        raise DataError(refusal(name, word, dtype))
-    out: NDArray[Any] = values.to_numpy()
+
+def fingerprint(features: NDArray[Any]) -> NDArray[np.uint64]:
+    """A 64-bit number per row that depends on the bytes of its features only, so that sorting by it sorts rows.
+
+    Comparing whole rows would take D comparisons each. Every 32-bit word is multiplied by an odd number of its
+    column's own; the high half is folded into the low one, because round numbers end in zero bits.
+    """
+    words_per_row = features.shape[1] * features.itemsize // 4
+    multipliers = np.random.default_rng(20170807).integers(1, 2**63, words_per_row, dtype=np.uint64) * 2 + 1
+    out = np.empty(len(features), dtype=np.uint64)
+    for start in range(0, len(features), 16384):
+        block = features[start : start + 16384] + 0.0  # −0.0 and 0.0 are the same number
+        mixed = (block.view(np.uint32).astype(np.uint64) + 1) * multipliers
+        mixed ^= mixed >> np.uint64(32)
+        out[start : start + 16384] = mixed.sum(axis=1, dtype=np.uint64)
     return out

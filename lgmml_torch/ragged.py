@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch import segments
-from lgmml_torch.canonical import canonical_order
 from lgmml_torch.categories import Asked, Categories, WordColumns, coded_features, fill_words, recoded, united
 from lgmml_torch.checks import DataError, check_choice, check_positive
 from lgmml_torch.distributed import Spread
 from lgmml_torch.inputs import (
     POLICIES,
+    canonical_order,
     check_length,
     check_values,
     check_weights,

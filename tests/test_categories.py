@@ -18,9 +18,9 @@ from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import train
 from lgmml_torch.categories import OTHER, WordColumns, codes_of, distinct, word_of
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
-from lgmml_torch.data import table
 from lgmml_torch.data.catalog import load_file, open_table
-from lgmml_torch.data.source import Columns, open_source
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, MeanLabel, OneHot, mean_labels
@@ -72,38 +72,47 @@ def write(lists: Any, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "slow.csv", "a.parquet", "typed.parquet", "nested.parquet",
-                                  "a.feather", "pandas", "polars", "pyarrow"])  # fmt: skip
-def test_every_format_gives_the_same_codes(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = frame(6)
-    want = lists_of(lists)
-    assert want.categories == (COLOURS, None, tuple(sorted(set(lists["brand"]))), None)
-    if name == "slow.csv":
-        monkeypatch.setattr(table, "find_spec", lambda name: None)
-    what: Any = lists
-    if name == "polars":
-        pl = pytest.importorskip("polars")
-        what = pl.from_pandas(lists).with_columns(pl.col("colour").cast(pl.Enum(["red", "green", "blue", "never"])))
-    elif name == "pyarrow":
-        what = pa.Table.from_pandas(lists)
-    elif "." in name:
-        what = write(lists, tmp_path / name)
-    nested = name == "nested.parquet"
-    columns = Columns() if nested else COLUMNS
-    with open_source(what, columns=columns, categories=["colour", "brand"]) as source:
-        whole = source.read()
-        streamed = [batch.data for batch in source.batches(8)]
-    assert whole.categories == want.categories
-    assert torch.equal(whole.features, want.features)
-    assert torch.equal(torch.cat([part.features for part in streamed]), want.features)
-    assert {part.categories for part in streamed} == {want.categories}
-    known = {"colour": ["blue", "red"], "brand": []}
-    with open_source(what, columns=columns, categories=known, feature_names=["brand", "new", "x", "colour"]) as source:
-        data = source.read()
-    green = want.features[:, 0] == 1
-    assert data.feature_names == ("brand", "new", "x", "colour")
-    assert (data.features[:, 0] == OTHER).all()
-    assert torch.equal(data.in_caller_order(data.features[:, 3]) == OTHER, want.in_caller_order(green))
+def test_every_format_gives_the_same_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [
+        "a.csv",
+        "a.csv.gz",
+        "a.parquet",
+        "typed.parquet",
+        "nested.parquet",
+        "a.feather",
+        "pandas",
+        "polars",
+        "pyarrow",
+    ]:
+        lists = frame(6)
+        want = lists_of(lists)
+        assert want.categories == (COLOURS, None, tuple(sorted(set(lists["brand"]))), None)
+        what: Any = lists
+        if name == "polars":
+            pl = pytest.importorskip("polars")
+            what = pl.from_pandas(lists).with_columns(pl.col("colour").cast(pl.Enum(["red", "green", "blue", "never"])))
+        elif name == "pyarrow":
+            what = pa.Table.from_pandas(lists)
+        elif "." in name:
+            what = write(lists, tmp_path / name)
+        nested = name == "nested.parquet"
+        columns = Columns() if nested else COLUMNS
+        with open_source(what, columns=columns, categories=["colour", "brand"]) as source:
+            whole = source.read()
+            streamed = [batch.data for batch in source.batches(8)]
+        assert whole.categories == want.categories
+        assert torch.equal(whole.features, want.features)
+        assert torch.equal(torch.cat([part.features for part in streamed]), want.features)
+        assert {part.categories for part in streamed} == {want.categories}
+        known = {"colour": ["blue", "red"], "brand": []}
+        with open_source(
+            what, columns=columns, categories=known, feature_names=["brand", "new", "x", "colour"]
+        ) as source:
+            data = source.read()
+        green = want.features[:, 0] == 1
+        assert data.feature_names == ("brand", "new", "x", "colour")
+        assert (data.features[:, 0] == OTHER).all()
+        assert torch.equal(data.in_caller_order(data.features[:, 3]) == OTHER, want.in_caller_order(green))
 
 
 def test_text_has_to_be_named(tmp_path: Path) -> None:
@@ -129,12 +138,10 @@ def test_text_has_to_be_named(tmp_path: Path) -> None:
         open_source(dated)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "slow.csv", "typed.parquet", "pandas"])
+@pytest.mark.parametrize("name", ["a.csv", "typed.parquet", "pandas"])
 def test_missing_words(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = frame(2)
     lists.loc[3, "colour"] = None
-    if name == "slow.csv":
-        monkeypatch.setattr(table, "find_spec", lambda name: None)
     what = typed(lists) if name == "pandas" else write(lists, tmp_path / name)
     options: dict[str, Any] = {"columns": COLUMNS, "categories": ["colour", "brand"]}
     message = r"(row 4 \(from 1\)|csv:5): column 'colour' is missing; `missing=` says"
@@ -147,47 +154,34 @@ def test_missing_words(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatc
         assert int((data.features == OTHER).sum()) == 1
 
 
-def test_yes_and_no_in_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("qid,label,x,flag\n1,0,2,true\n1,1,3,False\n1,1,4,TRUE\n")
-    fast = load_file(file, cache=False)
-    monkeypatch.setattr(table, "find_spec", lambda name: None)
-    assert torch.equal(fast.features, load_file(file, cache=False).features)
-    assert fast.in_caller_order(fast.features)[:, 1].tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_words_read_fast_and_slow(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(seed)
-    words = [" a", "a", "b ", "ü", "007", "7", "1e3", "x;y", "_", "NaN", "null", "", "True", '"q,r"', "'"]
-    rows = [f"{rng.choice('12')},{rng.choice(words)},{rng.random()}" for _ in range(rng.randint(1, 12))]
-    file = tmp_path / "a.csv"
-    file.write_bytes(("qid,word,x\n" + rng.choice(("\n", "\r\n")).join(rows) + "\n").encode())
-
-    def read() -> tuple[Any, ...]:
+def test_words_of_a_text_file(tmp_path: Path) -> None:
+    for seed in range(5):
+        rng = random.Random(seed)
+        words = [" a", "a", "b ", "ü", "007", "7", "1e3", "x;y", "_", "NaN", "null", "", "True", '"q,r"', "'"]
+        rows = [f"{rng.choice('12')},{rng.choice(words)},{rng.random()}" for _ in range(rng.randint(1, 12))]
+        file = tmp_path / "a.csv"
+        file.write_bytes(("qid,word,x\n" + rng.choice(("\n", "\r\n")).join(rows) + "\n").encode())
         with open_source(file, categories=["word"], missing="zero") as source:
             data = source.read()
             assert torch.equal(torch.cat([b.data.features for b in source.batches()]), data.features)
-        return data.categories, data.qids, data.in_caller_order(data.features).tolist()
-
-    fast = read()
-    monkeypatch.setattr(table, "find_spec", lambda name: None)
-    assert read() == fast
-    text = [word_of(row.split(",", 1)[1].rsplit(",", 1)[0].strip('"')) for row in rows]
-    known = sorted({word for word in text if word})
-    assert fast[0] == (tuple(known), None)
-    assert [row[0] for row in fast[2]] == [known.index(word) if word else OTHER for word in text]
+        text = [word_of(row.split(",", 1)[1].rsplit(",", 1)[0].strip('"')) for row in rows]
+        known = sorted({word for word in text if word})
+        assert data.categories == (tuple(known), None)
+        codes = data.in_caller_order(data.features)[:, 0].tolist()
+        assert codes == [known.index(word) if word else OTHER for word in text]
 
 
 def test_words_of_values() -> None:
     values = [1, 1.0, "1", None, math.nan, True, "nan", np.float64(2.0), 2.5]
     assert [word_of(value) for value in values] == ["1", "1", "1", None, None, "True", None, "2", "2.5"]
-    words, places = distinct(
-        pa.chunked_array([pa.array(["a", None]).dictionary_encode(), pa.array(["b"]).dictionary_encode()])
-    )
+    words, places = distinct(["a", None, "b"])
     assert codes_of(words, places, ("b",)).tolist()[::2] == [OTHER, 0.0]
-    unused = pd.Series(pd.Categorical(["a"], categories=["a", "never"]))
-    assert distinct(unused)[0] == ["a"]
+    chunks = pa.chunked_array([pa.array(["a", "c"]).dictionary_encode(), pa.array(["b"]).dictionary_encode()])
+    unused = pd.Series(pd.Categorical(["a", "c", "b"], categories=["never", "c", "b", "a"]))
+    for frame in (pa.table({"x": chunks}), pd.DataFrame({"x": unused})):
+        data = RankingData.from_arrays(frame, [0, 1, 2], qid=[1, 1, 1])
+        assert data.categories == (("a", "b", "c"),)
+        assert data.in_caller_order(data.features)[:, 0].tolist() == [0, 2, 1]
 
 
 def test_merged_pieces_share_a_vocabulary(tmp_path: Path) -> None:

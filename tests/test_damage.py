@@ -1,8 +1,7 @@
-"""Damage of every kind to every file that is trusted later: model, checkpoint and cache entry. All of it is noticed."""
+"""Damage of every kind to every file that is trusted later: model and checkpoint. All of it is noticed."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.checks import CheckpointError, DataWarning
-from lgmml_torch.data.cache import Cache
+from lgmml_torch.checks import CheckpointError
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION, load_checkpoint, read_model, write_checkpoint, write_model
 from lgmml_torch.training.module import LGMMLModule
 from tests.doors import small_model
 from tests.training import tiny
 
-KEY = {"what": "damage"}
 PAGE = 4096
 
 
@@ -28,21 +25,6 @@ class Kept(NamedTuple):
 
     file: Path
     read: Callable[[], object]
-
-
-def make_cache(folder: Path, arrays: dict[str, np.ndarray]) -> Kept:
-    cache = Cache(folder)
-    cache.get_or_build(KEY, lambda: arrays)
-
-    def read() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", DataWarning)
-            try:
-                assert cache.get(KEY) is not None
-            except DataWarning as told:
-                raise CheckpointError(str(told)) from told
-
-    return Kept(cache.path(KEY), read)
 
 
 def make_model(folder: Path, tensors: dict[str, torch.Tensor]) -> Kept:
@@ -61,8 +43,6 @@ def make_checkpoint(folder: Path, tensors: dict[str, torch.Tensor]) -> Kept:
 def make(kind: str, folder: Path, numbers: int) -> Kept:
     generator = np.random.default_rng(numbers)
     values = generator.normal(size=numbers).astype(np.float32)
-    if kind == "cache":
-        return make_cache(folder, {"x": values, "y": generator.integers(0, 9, 5)})
     tensors = {"x": torch.from_numpy(values), "y": torch.arange(5)}
     return make_model(folder, tensors) if kind == "model" else make_checkpoint(folder, tensors)
 
@@ -73,7 +53,7 @@ def noticed(kept: Kept, content: bytes) -> None:
         kept.read()
 
 
-@pytest.mark.parametrize("kind", ["cache", "model", "checkpoint"])
+@pytest.mark.parametrize("kind", ["model", "checkpoint"])
 def test_every_flipped_byte_and_every_cut_is_noticed(kind: str, tmp_path: Path) -> None:
     kept = make(kind, tmp_path, 20)
     good = kept.file.read_bytes()
@@ -108,7 +88,7 @@ def damages(good: bytes, generator: np.random.Generator) -> Iterator[bytes]:
         yield good[: int(generator.integers(len(good)))]
 
 
-@pytest.mark.parametrize("kind", ["cache", "model", "checkpoint"])
+@pytest.mark.parametrize("kind", ["model", "checkpoint"])
 def test_damage_to_large_files_is_noticed(kind: str, tmp_path: Path) -> None:
     kept = make(kind, tmp_path, 30_000)
     good = kept.file.read_bytes()
@@ -117,14 +97,6 @@ def test_damage_to_large_files_is_noticed(kind: str, tmp_path: Path) -> None:
         noticed(kept, bad)
     kept.file.write_bytes(good)
     kept.read()
-
-
-def test_two_values_that_change_places_within_a_block_are_noticed(tmp_path: Path) -> None:
-    """Sums do not depend on the order of what is summed; the digest does."""
-    kept = make("cache", tmp_path, 1000)
-    good = kept.file.read_bytes()
-    start = len(good) - 2048
-    noticed(kept, good[:start] + good[start + 8 : start + 16] + good[start : start + 8] + good[start + 16 :])
 
 
 def test_a_real_model_survives_the_way_and_no_flip(tmp_path: Path) -> None:
@@ -162,17 +134,3 @@ def test_lightning_itself_refuses_a_changed_checkpoint(runs: list[Path], tmp_pat
         LGMMLModule.load_from_checkpoint(file, weights_only=True)
     with pytest.raises(CheckpointError, match=r"last\.ckpt is not a checkpoint"):
         tiny.train(tmp_path, resume=True, epochs=2)
-
-
-def test_an_entry_of_another_key_and_a_folder_are_noticed(tmp_path: Path) -> None:
-    kept = make("cache", tmp_path, 20)
-    other = Cache(tmp_path)
-    other.get_or_build({"what": "else"}, lambda: {"x": np.arange(3)})
-    noticed(kept, other.path({"what": "else"}).read_bytes())
-    kept.file.unlink()
-    kept.file.mkdir()
-    with pytest.raises(CheckpointError, match=r"\.lgc is a folder; building it again"):
-        kept.read()
-    with pytest.warns(DataWarning, match="is a folder") as told:
-        assert other.get_or_build(KEY, lambda: {"x": np.arange(2)})["x"].tolist() == [0, 1]
-    assert len(told) == 2

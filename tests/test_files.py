@@ -192,7 +192,7 @@ def test_a_cache_on_a_full_disk(tmp_path: Path) -> None:
     asked: list[object] = []
     with (
         room_for(4000),
-        pytest.raises(NoSpaceError, match=r"no room for .*\.lgc \(File too large\): it needs 8"),
+        pytest.raises(NoSpaceError, match=r"no room for .*\.lgc/x\.npy \(File too large\): it needs 8"),
     ):
         cache.get_or_fill(key, {"x": (x.shape, x.dtype)}, asked.append)
     assert not asked

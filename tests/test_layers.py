@@ -16,7 +16,7 @@ LAYERS = (
     ("checks",),
     ("files", "progress", "segments"),
     ("distributed",),
-    ("canonical", "inputs", "rules"),
+    ("inputs", "rules"),
     ("categories",),
     ("ragged",),
     ("sharing",),

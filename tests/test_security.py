@@ -24,7 +24,7 @@ from lgmml_torch.app.compose import build
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import CheckpointError, ConfigError, DataError, DataWarning, LGMMLError
 from lgmml_torch.data import source as source_module
-from lgmml_torch.data.cache import Cache
+from lgmml_torch.data.cache import Cache, check_cache
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.fitting.boosted import fit_boosted
@@ -145,7 +145,9 @@ def test_an_entry_and_a_state_run_nothing(tmp_path: Path, trace: Path) -> None:
     cache = Cache(tmp_path)
     with pytest.raises(Exception, match=r"object|dtype"):
         cache.get_or_build({"a": 1}, lambda: {"x": np.array([Run(trace)])})
-    cache.path({"a": 1}).write_bytes(pickle.dumps(Run(trace)))
+    cache.get_or_build({"a": 1}, lambda: {"x": np.arange(3)})
+    array = cache.path({"a": 1}) / "x.npy"
+    array.write_bytes(pickle.dumps(Run(trace)).ljust(array.stat().st_size, b"."))
     with pytest.warns(DataWarning):
         assert cache.get({"a": 1}) is None
     kept = Unfinished(tmp_path, fit_boosted, small_data(), None, 0)
@@ -156,7 +158,7 @@ def test_an_entry_and_a_state_run_nothing(tmp_path: Path, trace: Path) -> None:
     assert not trace.exists()
 
 
-@claims("A model, checkpoint or cache entry whose")
+@claims("A model or checkpoint whose")
 @claims("The digest in a file")
 def test_the_digest_finds_accidents_and_no_more(tmp_path: Path) -> None:
     spec, tensors = _parts(tmp_path)
@@ -174,8 +176,12 @@ def test_the_digest_finds_accidents_and_no_more(tmp_path: Path) -> None:
         load_checkpoint(file)
     cache = Cache(tmp_path)
     cache.get_or_build({"a": 1}, lambda: {"x": np.arange(3)})
-    entry = cache.path({"a": 1})
-    entry.write_bytes(entry.read_bytes()[:-1])
+    array = cache.path({"a": 1}) / "x.npy"
+    content = array.read_bytes()
+    array.write_bytes(content[:-1] + b"\1")
+    (told,) = check_cache(tmp_path)
+    assert "does not match its checksum" in told
+    array.write_bytes(content[:-1])
     with pytest.warns(DataWarning):
         assert cache.get_or_build({"a": 1}, lambda: {"x": np.arange(3)})["x"].tolist() == [0, 1, 2]
 

@@ -8,27 +8,28 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.categories import Categories, WordColumns, coded_features, frame_values, with_words
 from lgmml_torch.checks import DataError, did_you_mean
+from lgmml_torch.data.columns import check_names, lay_out
 from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, check_unpacked
-from lgmml_torch.data.table import check_names, lay_out
 from lgmml_torch.inputs import (
+    as_frame,
     check_length,
     feature_names,
     float_vector,
-    frame_column,
-    frame_columns,
-    frame_library,
     is_missing,
     numeric_column,
     query_codes,
 )
 from lgmml_torch.ragged import RankingData
+
+if TYPE_CHECKING:
+    import narwhals as nw
 
 
 class ArraySource(Source):
@@ -158,32 +159,36 @@ def _check_zip(name: str, content: BytesIO | Path) -> None:
 
 
 class FrameSource(ArraySource):
-    """A frame of pandas or polars with a column for the query of each row."""
+    """A frame with a column for the query of each row."""
 
-    def __init__(self, frame: Any, options: ReadOptions, *, name: str = "frame") -> None:
-        self.frame, self.header = frame, [str(column) for column in frame_columns(frame)]
-        header = self.header
-        plan = lay_out(header, options, name, what="the frame")
+    def __init__(self, frame: nw.DataFrame[Any], options: ReadOptions, *, name: str = "frame") -> None:
+        self._frame, self.header = frame, [str(column) for column in frame.columns]
+        plan = lay_out(self.header, options, name, what="the frame")
+        labels = ids = None
         try:
             features, words = frame_values(frame, plan.features, plan.names, options.dtype, options.categories)
-            labels = None if plan.label is None else numeric_column(frame_column(frame, plan.label), header[plan.label])
+            if plan.label is not None:
+                labels = numeric_column(frame[:, plan.label], self.header[plan.label])
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
-        ids = None if plan.doc_id is None else self.column(header[plan.doc_id])
-        qid = frame_column(frame, plan.qid)
+        if plan.doc_id is not None:
+            ids = self.column(self.header[plan.doc_id])
+        qid = frame[:, plan.qid]
         coded = replace(options, categories=WordColumns())
         super().__init__(name, coded, features, labels, qid=qid, doc_ids=ids, names=plan.names, categories=words)
 
     def column(self, name: str) -> list[str]:
         """The text of one column, row by row; empty where it is missing."""
-        values = frame_column(self.frame, self.header.index(name))
-        return ["" if is_missing(value) else str(value) for value in values.to_list()]
+        values = self._frame[:, self.header.index(name)].to_list()
+        return ["" if is_missing(value) else str(value) for value in values]
 
 
 def open_frame(frame: Any, options: ReadOptions) -> Source:
-    """A frame of pandas or polars, or a table of pyarrow, which may also have a row per query."""
-    if frame_library(frame) == "pyarrow":
+    """A frame of any library; a table of pyarrow may also have a row per query."""
+    known = as_frame(frame)
+    assert known is not None
+    if known.implementation.is_pyarrow():
         from lgmml_torch.data.arrow import open_table
 
         return open_table(frame, options)
-    return FrameSource(frame, options)
+    return FrameSource(known, options)

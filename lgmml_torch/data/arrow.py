@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Vocabulary, codes_of, distinct, found_vocabulary, gathered
+from lgmml_torch.categories import Vocabulary, codes_of, found_vocabulary, gathered
 from lgmml_torch.checks import DataError, did_you_mean, require
+from lgmml_torch.data.arrow_types import distinct, inner, is_list, no_number, numbers
+from lgmml_torch.data.columns import check_names, lay_out
 from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, check_memory
-from lgmml_torch.data.table import check_names, lay_out
-from lgmml_torch.inputs import arrow_word, is_missing, numeric_column, refusal
+from lgmml_torch.inputs import is_missing, no_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,9 +35,9 @@ NAMES = b"feature_names"  # in the metadata: a JSON list
 Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, so many rows at a time
 
 
-def require_arrow() -> None:
+def require_arrow(purpose: str = "for Parquet and Arrow files") -> None:
     """Say which extra brings pyarrow where it is not installed."""
-    require("pyarrow", "for Parquet and Arrow files", "arrow")
+    require("pyarrow", purpose, "arrow")
 
 
 def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
@@ -67,17 +68,27 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
     with _readable(name, "Arrow"):
         mapped = pa.BufferReader(_content(path).read()) if name == "<stdin>" else pa.memory_map(str(path))
         reader = pa.ipc.open_file(mapped)
-        sizes = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
+        return ArrowSource(
+            name, "Arrow", options, reader.schema, batch_sizes(reader), batch_pieces(reader), mapped.close
+        )
+
+
+def batch_sizes(reader: pa.RecordBatchFileReader) -> list[int]:
+    """The rows of each batch of an Arrow IPC file."""
+    return [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
+
+
+def batch_pieces(reader: pa.RecordBatchFileReader) -> Pieces:
+    """Reads columns of an Arrow IPC file, see `ArrowSource`."""
 
     def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
-        for group in range(first, len(sizes)):
+        for group in range(first, reader.num_record_batches):
             batch = reader.get_batch(group).select(columns)
             batch.validate(full=True)  # its bytes are used as they are: lengths and places in them may be anything
             for start in range(0, len(batch), step):
                 yield batch.slice(start, step)
 
-    with _readable(name, "Arrow"):
-        return ArrowSource(name, "Arrow", options, reader.schema, sizes, pieces, mapped.close)
+    return pieces
 
 
 def open_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
@@ -101,6 +112,8 @@ class ArrowSource(Source):
         pieces: some columns from a group on.
         close: lets go of the file.
     """
+
+    what = "the schema"  # gives the names of the columns
 
     def __init__(
         self,
@@ -134,22 +147,25 @@ class ArrowSource(Source):
         options, header = self.options, list(self._schema.names)
         columns = options.columns
         rest = [name for name in header if name not in (columns.qid, columns.weight, columns.position, *columns.drop)]
-        lists = [name for name in rest if _is_list(self._type(name))]
+        lists = [name for name in rest if is_list(self._type(name))]
         others = [name for name in rest if name not in (columns.label, columns.doc_id)]
         # One column of lists may be one vector per document, or one list of vectors, or of numbers, per query.
         single = others[0] if len(others) == 1 and others == lists and len(rest) > 1 else None
         self._nested = bool(lists) and single is None
-        self._matrix = others[0] if len(others) == 1 and _is_list(_inner(self._type(others[0]))) else single
-        self._nested = self._nested or (single is not None and _is_list(_inner(self._type(single))))
+        self._matrix = others[0] if len(others) == 1 and is_list(inner(self._type(others[0]))) else single
+        self._nested = self._nested or (single is not None and is_list(inner(self._type(single))))
         if self._matrix is not None:
-            self.layout = lay_out(header, ReadOptions(columns=columns), self.name, what="the schema")
+            self.layout = lay_out(header, ReadOptions(columns=columns), self._head, what=self.what)
             self._arrange_matrix(self._matrix)
         else:
-            self.layout = lay_out(header, options, self.name, what="the schema")
+            self.layout = lay_out(header, options, self._head, what=self.what)
             self.feature_names = self.layout.names
             self._read_names, self._width = list(self.layout.names), len(self.layout.names)
             self.categories = gathered([self._take_column(name) for name in self._read_names])
         self.has_labels = self.layout.label is not None
+        if self.layout.label is not None:
+            dtype = self._type(columns.label)
+            self._check_type(columns.label, inner(dtype) if self._nested else dtype)
         flat = [name for name in rest if name not in lists]
         if self._nested and flat:
             raise DataError(
@@ -160,7 +176,7 @@ class ArrowSource(Source):
         """Check the type of a feature; its vocabulary, by a pass over the column, where it is a category."""
         import pyarrow as pa
 
-        dtype, known = _inner(self._type(name)) if self._nested else self._type(name), self.options.categories
+        dtype, known = inner(self._type(name)) if self._nested else self._type(name), self.options.categories
         if not known.holds(name, typed=pa.types.is_dictionary(dtype)):
             self._check_type(name, dtype)
             return None
@@ -177,8 +193,8 @@ class ArrowSource(Source):
         """All features in one column: their number and, where the metadata gives them, their names."""
         import pyarrow as pa
 
-        vector = _inner(self._type(column)) if self._nested else self._type(column)
-        self._check_type(column, _inner(vector))
+        vector = inner(self._type(column)) if self._nested else self._type(column)
+        self._check_type(column, inner(vector))
         self._read_names, names = [column], self._known_names()
         if pa.types.is_fixed_size_list(vector):
             width = vector.list_size
@@ -204,14 +220,19 @@ class ArrowSource(Source):
         return self._schema.types[self._schema.names.index(name)]  # names may come twice until that is refused
 
     def _check_type(self, name: str, dtype: Any) -> None:
-        word = arrow_word(dtype)
+        word = no_number(dtype)
         if word is not None:
-            raise DataError(f"{self.name}: {refusal(name, word, dtype)}")
+            raise DataError(f"{self.name}: {no_numbers(name, word, dtype)}")
+
+    @property
+    def _head(self) -> str:
+        """Where the names of the columns stand, for messages."""
+        return self.name
 
     def _unlabelled(self) -> str:
         label = self.options.columns.label
         hint = did_you_mean(label, self._schema.names)
-        return f"{self.name}: there is no column {label!r}, and training needs labels{hint}"
+        return f"{self._head}: {self.what} names no column {label!r}, and training needs labels{hint}"
 
     def _pieces(self, first: int, columns: list[str], step: int = STEP) -> Iterator[Any]:
         with _readable(self.name, self._word):
@@ -231,14 +252,8 @@ class ArrowSource(Source):
         """With a row per query: the number of documents of each."""
         import pyarrow.compute as pc
 
-        plan, names = self.layout, self._schema.names
-        column = (
-            names[plan.label]
-            if plan.label is not None
-            else names[plan.doc_id]
-            if plan.doc_id is not None
-            else self._read_names[0]
-        )
+        special = [place for place in (self.layout.label, self.layout.doc_id) if place is not None]
+        column = self._schema.names[special[0]] if special else self._read_names[0]
         found = [pc.list_value_length(piece.column(0)) for piece in self._pieces(0, [column])]
         row = 0
         for lengths in found:
@@ -339,30 +354,26 @@ class ArrowSource(Source):
             row += len(piece)
             labels = ids = None
             if plan.label is not None:
-                labels = self._numbers(columns[0], special[0]).astype(np.float32)
+                labels = numbers(columns[0]).astype(np.float32)
             if plan.doc_id is not None:
                 ids = ["" if value is None else str(value) for value in columns[len(special) - 1].to_pylist()]
             yield Rows(self._features(columns[len(special) :], document), labels, ids)
             document += len(columns[0])
 
-    def _numbers(self, column: Any, name: str) -> NDArray[Any]:
-        try:
-            return numeric_column(column, name)
-        except DataError as error:
-            raise DataError(f"{self.name}: {error}") from error
-
     def _features(self, columns: list[Any], document: int) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             if self._matrix is not None:
                 self._check_widths(columns[0], document)
-                values = self._numbers(columns[0].flatten(), self._matrix).astype(self.options.kind)
+                values = numbers(columns[0].flatten()).astype(self.options.kind)
                 whole: NDArray[Any] = values.reshape(-1, self._width)
                 return whole if self._order is None else whole[:, self._order]
             out = np.empty((len(columns[0]), len(columns)), self.options.kind)
             words = self.categories or (None,) * len(columns)
-            for position, (column, name, known) in enumerate(zip(columns, self._read_names, words, strict=True)):
-                numbers = self._numbers(column, name) if known is None else codes_of(*distinct(column), known)
-                out[:, position] = numbers
+            for position, (column, known) in enumerate(zip(columns, words, strict=True)):
+                if known is None:
+                    out[:, position] = numbers(column)
+                else:
+                    out[:, position] = codes_of(*distinct(column), known)
         return out
 
     def _check_widths(self, vectors: Any, document: int) -> None:
@@ -392,7 +403,7 @@ class ArrowSource(Source):
         words = ["" if value is None else str(value) for value in values]
         if not self._nested:
             return words
-        if _is_list(self._type(name)):
+        if is_list(self._type(name)):
             return ["" if value is None else str(value) for entries in values for value in entries or ()]
         return [word for word, length in zip(words, self._lengths.tolist(), strict=True) for _ in range(length)]
 
@@ -414,13 +425,3 @@ def _readable(name: str, word: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns that are no text
         raise DataError(f"{name}: not a readable {word} file: {str(error).partition(chr(10))[0]}") from error
-
-
-def _is_list(dtype: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype))
-
-
-def _inner(dtype: Any) -> Any:
-    return dtype.value_type if _is_list(dtype) else dtype

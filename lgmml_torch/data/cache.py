@@ -1,144 +1,41 @@
-"""A folder of arrays that were expensive to make: parsed files, local distances.
+"""A folder of arrays that take long to compute: parsed files, local distances.
 
-An entry is named by what it was made from (content and settings), written beside its place and moved there when
-complete, memory-mapped when read, and checked byte for byte before it is trusted. Nothing is pickled.
-
-Layout of a file: 8 bytes magic · 8 bytes length of the header · 32 bytes digest of the header · header · arrays. The
-arrays start at multiples of 64 bytes. The header holds the SHA-256 of all that follows it, in order, so any change is
-noticed: a flipped bit, pages that have changed places, a block that stands twice. Processors have instructions for
-this hash; it reads 1 to 1.5 GB/s with them and about 0.35 GB/s without.
+An entry is a folder: one ``.npy`` file per array, and ``key.json`` with the key, the sizes and the checksums. The last
+file to be written is ``key.json``, so an entry without it is incomplete. The arrays are memory-mapped. Opening an entry
+compares the key and the sizes of the files. `check_cache` also compares the checksums. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
+import math
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import CheckpointError, DataWarning
-from lgmml_torch.files import SUFFIX, replacing, write_text
+from lgmml_torch.files import replacing, write_text
 from lgmml_torch.ragged import RankingData
 
-VERSION = 2
-_MAGIC = b"LGMMLarr"
-_FIXED = 48
-_ALIGNMENT = 64
-_AT_ONCE = 1 << 20  # bytes hashed in one call
-
-
-class OtherVersionError(CheckpointError):
-    """The file is intact, but was written in another version of the format."""
-
-
-def write_arrays(
-    path: Path,
-    key: str,
-    spec: Mapping[str, tuple[tuple[int, ...], Any]],
-    fill: Callable[[dict[str, NDArray[Any]]], None],
-) -> None:
-    """Put a file with arrays of the given shapes and types in place when ``fill`` has written into them."""
-    arrays, size = [], 0
-    for name, (shape, dtype) in spec.items():
-        kind = np.dtype(dtype)
-        if kind.hasobject or kind.names:
-            raise CheckpointError(f"array {name!r} must hold plain numbers, got dtype {kind}")
-        arrays.append({"name": name, "dtype": kind.str, "shape": list(shape), "start": size})
-        size += -(-int(np.prod(shape, dtype=np.int64)) * kind.itemsize // _ALIGNMENT) * _ALIGNMENT
-    header = {"version": VERSION, "key": key, "arrays": arrays, "size": size, "sha256": "0" * 64}
-    start = _FIXED + len(_encode(header))
-    with replacing(path, size=start + size) as temporary:
-        with temporary.open("wb") as file:
-            # Reserved now, so that a full disk is an error here and not a fault while writing through the map.
-            os.posix_fallocate(file.fileno(), 0, start + size)
-        payload: NDArray[np.uint8] = np.empty(0, np.uint8)
-        if size:
-            payload = np.memmap(temporary, np.uint8, "r+", offset=start, shape=(size,))
-        fill(_views(payload, arrays))
-        header["sha256"] = _content_digest(payload)
-        if isinstance(payload, np.memmap):
-            payload.flush()
-        text = _encode(header)
-        with temporary.open("r+b") as file:
-            file.write(_MAGIC + len(text).to_bytes(8, "little") + _digest(text) + text)
-
-
-def read_arrays(path: Path, key: str) -> dict[str, NDArray[Any]]:
-    """Map the arrays of a file, copy-on-write.
-
-    Raises:
-        CheckpointError: if the file is not what `write_arrays` made of this key, down to the last byte.
-        OtherVersionError: if another version of this package wrote it.
-    """
-    if path.is_dir():
-        raise CheckpointError(f"cache file {path} is a folder")
-    with path.open("rb") as file:
-        fixed = file.read(_FIXED)
-        length = int.from_bytes(fixed[8:16], "little")
-        total = path.stat().st_size
-        if len(fixed) < _FIXED or fixed[:8] != _MAGIC or _FIXED + length > total:
-            raise CheckpointError(f"cache file {path} is damaged: no header")
-        text = file.read(length)
-    if _digest(text) != fixed[16:]:
-        raise CheckpointError(f"cache file {path} is damaged: the header does not match its checksum")
-    header = json.loads(text)
-    if header["version"] != VERSION:
-        raise OtherVersionError(f"cache file {path} has format {header['version']}, this is {VERSION}")
-    if header["key"] != key:
-        raise CheckpointError(f"cache file {path} was made for something else")
-    start = _FIXED + length
-    if total != start + header["size"]:
-        raise CheckpointError(f"cache file {path} is damaged: {total} bytes instead of {start + header['size']}")
-    payload: NDArray[np.uint8] = np.empty(0, np.uint8)
-    if header["size"]:
-        payload = np.memmap(path, np.uint8, "c", offset=start, shape=(header["size"],))
-    if _content_digest(payload) != header["sha256"]:
-        raise CheckpointError(f"cache file {path} is damaged: the arrays do not match their checksum")
-    return _views(payload, header["arrays"])
-
-
-def _views(payload: NDArray[np.uint8], arrays: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-    views = {}
-    plain = payload.view(np.ndarray)
-    for entry in arrays:
-        kind, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
-        end = entry["start"] + int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        views[entry["name"]] = plain[entry["start"] : end].view(kind).reshape(shape)
-    return views
-
-
-def _encode(header: Mapping[str, Any]) -> bytes:
-    text = json.dumps(header).encode()
-    return text + b" " * (-(_FIXED + len(text)) % _ALIGNMENT)
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=32).digest()
-
-
-def _content_digest(payload: NDArray[np.uint8]) -> str:
-    """Of what is mapped, so that what is checked is what is used; pages are read as they are needed."""
-    digest, content = hashlib.sha256(), payload.view(np.ndarray).data
-    for start in range(0, len(content), _AT_ONCE):
-        digest.update(content[start : start + _AT_ONCE])
-    return digest.hexdigest()
-
-
-logger = logging.getLogger(__name__)
-
 Arrays = dict[str, NDArray[Any]]
-_ABANDONED = 24 * 3600.0  # seconds after which a temporary file without a lock has lost its writer
-_SETTLED = 50_000_000  # nanoseconds: a file changed later than that before it was hashed may change unnoticed
+Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # shape and dtype of each array
+
+_VERSION = 3
+_KEY = "key.json"
+_SETTLED = 50_000_000  # nanoseconds: a file that was changed later than this before hashing may change unnoticed
+_TENSORS = ("features", "labels", "offsets", "order", "query_weights", "document_weights", "positions")
+_DESCRIPTIONS = ("feature_names", "categories")  # stored as JSON
 
 
 def default_folder() -> Path:
@@ -165,134 +62,220 @@ class Cache:
         self.folder = default_folder() if folder is None else Path(folder)
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """The file of an entry, whether it exists or not."""
+        """The folder of an entry, whether it exists or not."""
         return self.folder / f"{hashlib.blake2b(_text(key).encode(), digest_size=16).hexdigest()}.lgc"
 
     def get(self, key: Mapping[str, Any]) -> Arrays | None:
-        """The memory-mapped arrays of an entry; None if there is none, or after a warning, if it is damaged.
+        """The memory-mapped arrays of an entry. None if there is no entry, or with a warning if it cannot be used.
 
-        The arrays may be written to; that changes them in this process's memory only.
+        Writing to the arrays changes them in the memory of this process only.
         """
-        path = self.path(key)
-        try:
-            return read_arrays(path, _text(key))
-        except (FileNotFoundError, NotADirectoryError):
+        entry = self.path(key)
+        if entry.is_dir() and not (entry / _KEY).exists():  # being written, or its writer was killed
             return None
-        except OtherVersionError as error:
-            logger.info("%s; building it again", error)
+        try:
+            return _open(entry, _text(key))
         except (CheckpointError, OSError) as error:
-            warnings.warn(f"{error}; building it again", DataWarning, stacklevel=3)
+            if entry.exists():
+                warnings.warn(f"{error}; building it again", DataWarning, stacklevel=3)
         return None
 
     def get_or_build(self, key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]]]) -> Arrays:
-        """The arrays of an entry, built, stored and memory-mapped if they are not there.
+        """The arrays of an entry. If there is none, ``build`` is called and the result is stored.
 
-        If the folder cannot be written to, the built arrays are handed out as they are, after a warning.
+        If the folder cannot be written to, the built arrays are returned as they are, with a warning.
         """
-        found = self.get(key)
-        if found is not None:
-            return found
+        stored = self.get(key)
+        if stored is not None:
+            return stored
         built = {name: np.asarray(array) for name, array in build().items()}
-        spec = {name: (array.shape, array.dtype) for name, array in built.items()}
 
         def copy(targets: Arrays) -> None:
             for name, array in built.items():
                 targets[name][...] = array
 
         try:
-            self._write(key, spec, copy)
+            _write(
+                self.path(key), _text(key), {name: (array.shape, array.dtype) for name, array in built.items()}, copy
+            )
         except OSError as error:
             warnings.warn(f"cannot cache in {self.folder}: {error}", DataWarning, stacklevel=2)
             return built
-        return self.get(key) or built
+        stored = self.get(key)
+        return built if stored is None else stored
 
-    def get_or_fill(
-        self,
-        key: Mapping[str, Any],
-        spec: Mapping[str, tuple[tuple[int, ...], Any]],
-        fill: Callable[[Arrays], None],
-    ) -> Arrays:
-        """As `get_or_build`, for arrays that need not fit into memory: ``fill`` writes into the mapped file.
+    def get_or_fill(self, key: Mapping[str, Any], shapes: Shapes, fill: Callable[[Arrays], None]) -> Arrays:
+        """As `get_or_build`, for arrays that need not fit into memory: ``fill`` writes into the mapped files.
 
         Args:
             key: what the arrays depend on.
-            spec: shape and dtype of each array.
-            fill: called with zeroed arrays of these shapes.
+            shapes: shape and dtype of each array.
+            fill: called with arrays of zeros of these shapes.
         """
-        found = self.get(key)
-        if found is not None:
-            return found
-        self._write(key, spec, fill)
-        written = self.get(key)
-        if written is None:
-            raise CheckpointError(f"{self.path(key)} could not be read back after it was written")
-        return written
-
-    def _write(
-        self, key: Mapping[str, Any], spec: Mapping[str, tuple[tuple[int, ...], Any]], fill: Callable[[Arrays], None]
-    ) -> None:
-        self._sweep_unlocked()
-        write_arrays(self.path(key), _text(key), spec, fill)
-
-    def _sweep_unlocked(self) -> None:
-        """Release 0.1 wrote temporary files without a lock; only their age tells that nobody needs them."""
-        for old in self.folder.glob("*.tmp"):
-            with suppress(OSError):
-                if time.time() - old.stat().st_mtime > _ABANDONED:
-                    old.unlink()
+        stored = self.get(key)
+        if stored is not None:
+            return stored
+        _write(self.path(key), _text(key), shapes, fill)
+        return _open(self.path(key), _text(key))
 
     def content(self, path: str | os.PathLike[str]) -> str:
-        """A hash of a file's bytes, remembered for as long as the file is not touched."""
+        """The SHA-256 of a file. It is stored, and computed again only when the file was changed."""
         source = Path(path).resolve()
         note = self.folder / f"{hashlib.blake2b(str(source).encode(), digest_size=16).hexdigest()}.source"
         status = source.stat()
         seen = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         with suppress(OSError, ValueError, TypeError, KeyError):
             known = json.loads(note.read_text())
-            digest = str(known["sha256"])
-            if known["seen"] == seen and known["check"] == _check(seen, digest):
-                return digest
+            if known["seen"] == seen:
+                return str(known["sha256"])
         now = time.time_ns()
-        with source.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = _digest(source)
         if max(status.st_mtime_ns, status.st_ctime_ns) < now - _SETTLED:
-            # A note that cannot be written only costs hashing the file again.
-            with suppress(OSError):
-                write_text(note, json.dumps({"seen": seen, "sha256": digest, "check": _check(seen, digest)}))
+            with suppress(OSError):  # without a note the file is only hashed again
+                write_text(note, json.dumps({"seen": seen, "sha256": digest}))
         return digest
 
     def clear(self) -> int:
-        """Remove every entry and answer how many bytes that freed."""
+        """Remove all entries and return the number of bytes this freed."""
         freed = 0
-        for path in [each for end in (".lgc", ".source", ".tmp", SUFFIX) for each in self.folder.glob(f"*{end}")]:
-            with suppress(FileNotFoundError):
-                freed += path.stat().st_size
-                path.unlink()
+        for path in (*self.folder.glob("*.lgc"), *self.folder.glob("*.source")):
+            freed += sum(file.stat().st_size for file in (path, *path.glob("*")) if file.is_file())
+            _remove(path)
         return freed
 
 
+def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
+    """Compare the bytes of all entries of a cache with their checksums.
+
+    Args:
+        folder: of the cache; by default `default_folder`.
+
+    Returns:
+        A sentence for each entry that is damaged. It is safe to remove such an entry.
+    """
+    damage = []
+    for entry in sorted(Cache(folder).folder.glob("*.lgc")):
+        try:
+            about = _description(entry)
+            _open(entry, about["key"])
+            for name, facts in about["arrays"].items():
+                if _digest(entry / f"{name}.npy") != facts["sha256"]:
+                    raise CheckpointError(f"cache entry {entry} is damaged: {name!r} does not match its checksum")
+        except (CheckpointError, OSError) as error:
+            damage.append(str(error))
+    return damage
+
+
 def resolve(cache: bool | str | os.PathLike[str] | Cache) -> Cache | None:
-    """The cache a loader's argument means: True is the default folder, False is none."""
+    """The cache that a loader's argument means: True is the default folder, False is none."""
+    if isinstance(cache, Cache):
+        return cache
     if isinstance(cache, bool):
         return Cache() if cache else None
-    return cache if isinstance(cache, Cache) else Cache(cache)
+    return Cache(cache)
 
 
-def _check(seen: list[int], digest: str) -> str:
-    return hashlib.blake2b(json.dumps([seen, digest]).encode(), digest_size=8).hexdigest()
+def _write(entry: Path, key: str, shapes: Shapes, fill: Callable[[Arrays], None]) -> None:
+    """Write an entry. The files appear when all of them are complete, ``key.json`` last."""
+    if entry.is_file():  # of release 0.2
+        entry.unlink()
+    (entry / _KEY).unlink(missing_ok=True)
+    arrays: Arrays = {}
+    files: dict[str, Path] = {}
+    try:
+        with ExitStack() as stack:
+            for name, (shape, dtype) in shapes.items():
+                size = _plain_size(name, shape, dtype)
+                files[name] = stack.enter_context(replacing(entry / f"{name}.npy", size=size))
+                arrays[name] = _new_array(files[name], shape, dtype)
+            fill(arrays)
+            facts = {}
+            for name, file in files.items():
+                facts[name] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
+        write_text(entry / _KEY, json.dumps({"version": _VERSION, "key": key, "arrays": facts}))
+    finally:
+        with suppress(OSError):  # a folder that holds nothing after an error
+            entry.rmdir()
+
+
+def _plain_size(name: str, shape: tuple[int, ...], dtype: Any) -> int:
+    """The bytes of an array of plain numbers, with about 128 for the header of its file."""
+    kind = np.dtype(dtype)
+    if kind.hasobject or kind.names:
+        raise CheckpointError(f"array {name!r} must hold plain numbers, got dtype {kind}")
+    return math.prod(shape) * int(kind.itemsize) + 128
+
+
+def _new_array(file: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """An array of zeros in a new file. The disk space is reserved: a full disk is an error here, not a crash later."""
+    array: NDArray[Any] = open_memmap(file, "w+", np.dtype(dtype), shape)
+    with file.open("r+b") as stream:
+        os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
+    return array
+
+
+def _description(entry: Path) -> dict[str, Any]:
+    """The content of ``key.json``.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of another release.
+    """
+    try:
+        about: dict[str, Any] = json.loads((entry / _KEY).read_text())
+        version = about["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"cache entry {entry} is damaged or of an older release: {error}") from error
+    if version != _VERSION:
+        raise CheckpointError(f"cache entry {entry} has format {version}, this release reads format {_VERSION}")
+    return about
+
+
+def _open(entry: Path, key: str) -> Arrays:
+    """Map the arrays of an entry, copy-on-write.
+
+    Raises:
+        CheckpointError: the entry is damaged, of another release or of another key.
+    """
+    about = _description(entry)
+    if about["key"] != key:
+        raise CheckpointError(f"cache entry {entry} belongs to another key")
+    arrays: Arrays = {}
+    try:
+        for name, facts in about["arrays"].items():
+            file = entry / f"{name}.npy"
+            size = file.stat().st_size
+            if size != facts["bytes"]:
+                raise ValueError(f"{file.name} has {size} bytes instead of {facts['bytes']}")
+            arrays[name] = _mapped(file)
+    except Exception as error:  # numpy parses the header of a file: damage there raises any error
+        raise CheckpointError(f"cache entry {entry} is damaged: {error}") from error
+    return arrays
+
+
+def _mapped(file: Path) -> NDArray[Any]:
+    array: NDArray[Any] = np.load(file, mmap_mode="c", allow_pickle=False)
+    return array.view(np.ndarray)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _text(key: Mapping[str, Any]) -> str:
     return json.dumps(key, sort_keys=True, allow_nan=False)
 
 
-_TENSORS = ("features", "labels", "offsets", "order", "query_weights", "document_weights", "positions")
-_DESCRIPTIONS = ("feature_names", "categories")  # of each feature, as JSON
-
-
-def to_arrays(data: RankingData) -> dict[str, NDArray[Any]]:
+def to_arrays(data: RankingData) -> Arrays:
     """Arrays of numbers only; query ids must all be whole numbers or all be strings without a newline."""
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: Arrays = {}
     for name in _TENSORS:
         tensor = getattr(data, name)
         if tensor is not None:
@@ -304,22 +287,29 @@ def to_arrays(data: RankingData) -> dict[str, NDArray[Any]]:
     if data.doc_ids is not None:
         arrays["doc_text"] = _pack(data.doc_ids)
     for name in _DESCRIPTIONS:
-        if (value := getattr(data, name)) is not None:
+        value = getattr(data, name)
+        if value is not None:
             arrays[name] = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
     return arrays
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
     """The inverse of `to_arrays`; the tensors share the arrays' memory."""
-    tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in _TENSORS if name in arrays}
-    qids: Sequence[Any] = arrays["qids"].tolist() if "qids" in arrays else _unpack(arrays["qid_text"])
-    doc_ids = tuple(_unpack(arrays["doc_text"])) if "doc_text" in arrays else None
-    about: dict[str, Any] = {
-        name: tuple(tuple(entry) if isinstance(entry, list) else entry for entry in json.loads(arrays[name].tobytes()))
-        for name in _DESCRIPTIONS
-        if name in arrays
-    }
-    return RankingData(qids=tuple(qids), doc_ids=doc_ids, **tensors, **about)
+    parts: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in _TENSORS if name in arrays}
+    if "qids" in arrays:
+        parts["qids"] = tuple(arrays["qids"].tolist())
+    else:
+        parts["qids"] = tuple(_unpack(arrays["qid_text"]))
+    if "doc_text" in arrays:
+        parts["doc_ids"] = tuple(_unpack(arrays["doc_text"]))
+    for name in _DESCRIPTIONS:
+        if name in arrays:
+            parts[name] = tuple(_frozen(value) for value in json.loads(arrays[name].tobytes()))
+    return RankingData(**parts)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _pack(words: Sequence[str]) -> NDArray[np.uint8]:

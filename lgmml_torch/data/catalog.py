@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.cache import Cache
+from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
-from lgmml_torch.data.source import FORMATS, Columns, PathLike, ReadOptions, cached, kind_of, open_file, sizes_file
+from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, cached, kind_of, open_file, sizes_file
 from lgmml_torch.inputs import place_vector
 from lgmml_torch.ragged import RankingData
 

@@ -10,7 +10,8 @@ import re
 import warnings
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,37 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.data.source import PathLike, ReadOptions, Rows, cached, sizes_file
+from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, cached, sizes_file
 from lgmml_torch.data.svmlight import Block, Rules, parse, parse_block, parse_lines
-from lgmml_torch.data.text import Places, TextSource, query_ids
+from lgmml_torch.data.text import TextFile, query_ids
 from lgmml_torch.ragged import RankingData
 
 SPLITS = {"train": ("train",), "valid": ("vali", "valid", "validation"), "test": ("test",)}
 BLOCK_BYTES = 1 << 18  # temporary arrays of a block then fit into the processor's cache
+INDEX_BYTES = 1 << 20  # of text that is searched for lines at a time
 _DOC_ID = re.compile(rb"docid\s*=\s*(\S+)")
 _LAST_INDEX = re.compile(rb"([0-9]{1,9}):[^\s:]*\s*$")
 
 
-class LetorSource(TextSource):
+@dataclass
+class _Places:
+    """Where the documents of a file stand: an entry for each."""
+
+    qids: dict[bytes, int] = field(default_factory=dict)
+    codes: array[int] = field(default_factory=lambda: array("q"))
+    starts: array[int] = field(default_factory=lambda: array("q"))
+    ends: array[int] = field(default_factory=lambda: array("q"))
+    numbers: array[int] = field(default_factory=lambda: array("q"))  # of lines, from 1
+
+    def add(self, qid: bytes, start: int, end: int, number: int) -> None:
+        """Add one document."""
+        self.codes.append(self.qids.setdefault(qid, len(self.qids)))
+        self.starts.append(start)
+        self.ends.append(end)
+        self.numbers.append(number)
+
+
+class LetorSource(Source):
     """``label qid:7 1:0.5 …``, or lines without ``qid:`` and a file of sizes; no labels if the first line has none.
 
     Args:
@@ -49,7 +69,9 @@ class LetorSource(TextSource):
         if options.categories.known:
             names = ", ".join(options.categories.known)
             raise DataError(f"{path}: LETOR lines hold numbers only, but these columns are categories: {names}")
-        super().__init__(path, options)
+        self.text = TextFile(path)
+        super().__init__(self.text.name, options)
+        self._last_read = -1  # the row up to which `_texts` has read
         self.sizes, self.feature_names = sizes, options.feature_names
         self._absent = np.nan if options.absent == "missing" else 0.0
         self._told = False
@@ -87,9 +109,38 @@ class LetorSource(TextSource):
             asked = f"the highest feature index is {seen}, the model was trained on {width} features"
             warnings.warn(f"{self.name}: {asked}: {gone} as 0 everywhere", DataWarning, stacklevel=3)
 
+    def close(self) -> None:
+        """Close the file."""
+        self.text.close()
+
+    @cached_property
+    def _places(self) -> _Places:
+        """The place and the query of each line, by a pass over the file."""
+        places = _Places()
+        for line, place, block in self.text.blocks(INDEX_BYTES, progress=self.options.progress):
+            self._scan(block, line, place, places)
+        if not places.codes:
+            raise DataError(f"{self.name}:1: the file holds no documents")
+        return places
+
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
-        codes, qids = super()._index()
-        return self._grouped(len(codes)) if self.sizes is not None else (codes, qids)
+        places = self._places
+        if self.sizes is not None:
+            return self._grouped(len(places.codes))
+        return np.array(places.codes, np.int64), query_ids(list(places.qids))
+
+    def _texts(self, rows: NDArray[np.int64]) -> tuple[list[bytes], list[int]]:
+        """The lines of the given rows, and their numbers."""
+        places = self._places
+        if not self.in_order or rows[0] < self._last_read:  # going back would decompress all of it again
+            self.text.unzip()
+        self._last_read = int(rows[-1])
+        starts, ends, numbers = (np.frombuffer(item, np.int64) for item in (places.starts, places.ends, places.numbers))
+        return self.text.texts(starts[rows], ends[rows]), numbers[rows].tolist()
+
+    def place(self, row: int) -> str:
+        """``file:line``."""
+        return f"{self.name}:{self._places.numbers[row]}"
 
     def _grouped(self, rows: int) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         """Consecutive lists of the sizes that the second file gives."""
@@ -100,7 +151,7 @@ class LetorSource(TextSource):
             raise DataError(f"{where}: the sizes add up to {total}, but {self.name} has {rows} documents")
         return np.repeat(np.arange(len(sizes)), sizes), range(len(sizes))
 
-    def _scan(self, block: bytes, line: int, place: int, places: Places) -> None:
+    def _scan(self, block: bytes, line: int, place: int, places: _Places) -> None:
         start, rules = place, self.rules
         at = int(rules.labels)
         for number, raw in enumerate(block.splitlines(keepends=True) if b"\r" not in block else _lines(block), line):
@@ -143,7 +194,7 @@ class LetorSource(TextSource):
         """A single pass: every block is parsed straight into the array it stays in."""
         rows, rules, block = _Rows(self.rules, self._absent), self.rules, b""
         line = 1
-        for line, _, block in self._blocks(BLOCK_BYTES):
+        for line, _, block in self.text.blocks(BLOCK_BYTES, progress=self.options.progress):
             expected = None if self.text.zipped else self.text.size / len(block)
             rows.append(parse(block, rules, path=self.name, line=line), expected)
         line += block.count(b"\n")

@@ -21,6 +21,7 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
 from lgmml_torch.data.arrow import require_arrow
 from lgmml_torch.data.cache import Cache, resolve
+from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.manifest import (
     INDEX,
@@ -36,7 +37,7 @@ from lgmml_torch.data.manifest import (
     split_query,
     write_manifest,
 )
-from lgmml_torch.data.source import Columns, PathLike, Source
+from lgmml_torch.data.source import PathLike, Source
 from lgmml_torch.data.write import nested_table, save_parquet
 from lgmml_torch.distributed import Spread
 from lgmml_torch.distributed import place as own_place

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.canonical import canonical_ranks
 from lgmml_torch.categories import Asked, Categories, WordColumns, fill_words
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache, from_arrays, resolve, to_arrays
-from lgmml_torch.inputs import MISSING_HINT, POLICIES, fill_missing, first_bad, frame_library
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.inputs import MISSING_HINT, POLICIES, canonical_ranks, fill_missing, first_bad, is_frame
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
@@ -58,33 +58,12 @@ class Format:
 FORMATS = {
     "letor": Format("lgmml_torch.data.letor:LetorSource", (".txt",)),
     "lightgbm": Format("lgmml_torch.data.letor:open_lightgbm"),  # known by the file with the sizes beside it
-    "csv": Format("lgmml_torch.data.table:CsvSource", (".csv",)),
+    "csv": Format("lgmml_torch.data.table:open_csv", (".csv",)),
     "tsv": Format("lgmml_torch.data.table:open_tsv", (".tsv",)),
     "npz": Format("lgmml_torch.data.arrays:open_npz", (".npz",)),
     "parquet": Format("lgmml_torch.data.arrow:open_parquet", (".parquet",)),
     "arrow": Format("lgmml_torch.data.arrow:open_ipc", (".arrow", ".feather")),
 }
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns of a table that are no features.
-
-    Attributes:
-        qid: the query of each row.
-        label: its relevance; may be absent where nothing is trained.
-        doc_id: the id of the document; may be absent.
-        drop: columns to leave out.
-        weight: what the relevance of each row counts, see `RankingData.weighed`; may be absent.
-        position: where each row was shown; may be absent.
-    """
-
-    qid: str = "qid"
-    label: str = "label"
-    doc_id: str = "docid"
-    drop: tuple[str, ...] = ()
-    weight: str | None = None
-    position: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +87,7 @@ class ReadOptions:
     missing: str = "error"
     absent: str = "zero"
     dtype: torch.dtype = torch.float32
-    columns: Columns = Columns()
+    columns: Columns = field(default_factory=Columns)
     progress: bool = True
     model: bool = False
     categories: WordColumns = field(default_factory=WordColumns)
@@ -373,7 +352,7 @@ def open_source(
 
     if isinstance(what, RankingData):
         return arrays.from_data(what, options)
-    if frame_library(what) is not None and qid is None and group is None:
+    if is_frame(what) and qid is None and group is None:
         return arrays.open_frame(what, options)
     return arrays.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
 

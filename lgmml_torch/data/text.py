@@ -1,4 +1,4 @@
-"""Text files with one document per line, plain, gzipped or from standard input: read through, or by place."""
+"""Text files, plain, gzipped or from standard input: whole lines in order, or lines by their place."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from abc import abstractmethod
-from array import array
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -21,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.source import PathLike, ReadOptions, Source, check_unpacked
+from lgmml_torch.data.source import PathLike, check_unpacked
 from lgmml_torch.progress import progress_bar
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _WHOLE = re.compile(rb"0|-?[1-9][0-9]{0,17}")
 MOST_LINE = 1 << 24  # bytes of one line
-INDEX_BYTES = 1 << 20  # looked through at a time for the places of lines
 
 
 class TextFile:
@@ -62,7 +57,7 @@ class TextFile:
                 yield line, place + mark, block[mark:]
                 line += block.count(b"\n")
                 place += len(block)
-                self._seek(place)  # whoever takes the block may have read elsewhere
+                self._seek(place)  # the caller may have read elsewhere
                 report(self._file.tell())
 
     def _seek(self, place: int) -> None:
@@ -97,71 +92,6 @@ class TextFile:
             self.close()
             self._file = self._stream = copy
             self.zipped = False
-
-
-@dataclass
-class Places:
-    """Where the documents of a file stand: a list entry for each, which `TextSource._scan` appends to."""
-
-    qids: dict[bytes, int] = field(default_factory=dict)
-    codes: array[int] = field(default_factory=lambda: array("q"))
-    starts: array[int] = field(default_factory=lambda: array("q"))
-    ends: array[int] = field(default_factory=lambda: array("q"))
-    numbers: array[int] = field(default_factory=lambda: array("q"))  # of lines, from 1
-
-    def add(self, qid: bytes, start: int, end: int, number: int) -> None:
-        """Note one document."""
-        self.codes.append(self.qids.setdefault(qid, len(self.qids)))
-        self.starts.append(start)
-        self.ends.append(end)
-        self.numbers.append(number)
-
-
-class TextSource(Source):
-    """A text file; a first pass notes where each line stands and whose it is, unless the file is read whole."""
-
-    def __init__(self, path: PathLike, options: ReadOptions) -> None:
-        self.text = TextFile(path)
-        self._last_read = -1  # the row up to which `_texts` has come
-        super().__init__(self.text.name, options)
-
-    def close(self) -> None:
-        """Close the file."""
-        self.text.close()
-
-    @abstractmethod
-    def _scan(self, block: bytes, line: int, place: int, places: Places) -> None:
-        """Note the documents of some whole lines; the first of them is number ``line`` and starts at ``place``."""
-
-    def _blocks(self, size: int) -> Iterator[tuple[int, int, bytes]]:
-        """Whole lines that may hold documents, see `TextFile.blocks`."""
-        yield from self.text.blocks(size, progress=self.options.progress)
-
-    @cached_property
-    def _places(self) -> Places:
-        places = Places()
-        for line, place, block in self._blocks(INDEX_BYTES):
-            self._scan(block, line, place, places)
-        if not places.codes:
-            raise DataError(f"{self.name}:1: the file holds no documents")
-        return places
-
-    def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
-        places = self._places
-        return np.array(places.codes, np.int64), query_ids(list(places.qids))
-
-    def _texts(self, rows: NDArray[np.int64]) -> tuple[list[bytes], list[int]]:
-        """The lines of the given rows, and their numbers."""
-        places = self._places
-        if not self.in_order or rows[0] < self._last_read:  # going back would decompress all of it again
-            self.text.unzip()
-        self._last_read = int(rows[-1])
-        starts, ends, numbers = (np.frombuffer(item, np.int64) for item in (places.starts, places.ends, places.numbers))
-        return self.text.texts(starts[rows], ends[rows]), numbers[rows].tolist()
-
-    def place(self, row: int) -> str:
-        """``file:line``."""
-        return f"{self.name}:{self._places.numbers[row]}"
 
 
 def query_ids(words: Sequence[bytes]) -> list[Hashable]:

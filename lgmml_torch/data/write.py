@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from lgmml_torch.categories import Categories, Vocabulary
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import NAMES, require_arrow
-from lgmml_torch.data.source import Columns, PathLike, sizes_file
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import PathLike, sizes_file
 from lgmml_torch.files import replacing, write_text
 from lgmml_torch.ragged import RankingData
 

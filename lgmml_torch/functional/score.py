@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lgmml_torch.canonical import fingerprint
 from lgmml_torch.checks import (
     DegenerateScoresWarning,
     LGMMLError,
@@ -20,6 +19,7 @@ from lgmml_torch.checks import (
     check_positive,
     check_shape,
 )
+from lgmml_torch.inputs import fingerprint
 from lgmml_torch.segments import argsort_segments, segment_ids, segment_max, segment_min, segment_sum
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -14,7 +14,8 @@ import torch
 
 from lgmml_torch.checks import DataError, MissingDependencyError
 from lgmml_torch.data import arrow
-from lgmml_torch.data.source import Columns, open_source
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_letor import assert_same
@@ -31,9 +32,8 @@ def parquet(folder: Path, columns: Any, **options: Any) -> Path:
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
+def test_bad_tables(tmp_path: Path, way: Any) -> None:
+    for columns, message in [
         ({"q": [1], "x": [1.0]}, r"the schema must name a column 'qid'; there are 'q', 'x'"),
         ({"qidd": [1], "x": [1.0]}, r"the schema must name a column 'qid'; did you mean 'qidd'\?"),
         ({"qid": [1], "x": ["a"]}, r"column 'x' must hold numbers, got text \(string\); leave it out"),
@@ -55,13 +55,11 @@ def parquet(folder: Path, columns: Any, **options: Any) -> Path:
         ({"qid": [1, 2], "label": [[1.0], None], "x": [[1.0], [2.0]]}, r"row 2 .*: the list in column 'label' is miss"),
         ({"qid": [1], "label": [[1, 0]], "features": [[[1.0, 2.0], [3.0]]]}, r"row 2 .* has 1 features, elsewhere 2"),
         ({"qid": [1], "label": [["a"]], "x": [[1.0]]}, r"column 'label' must hold numbers, got text"),
-    ],
-)
-def test_bad_tables(tmp_path: Path, columns: dict[str, Any], message: str, way: Any) -> None:
-    file = parquet(tmp_path, columns)
-    with pytest.raises(DataError, match=rf"t.parquet: {message}") as caught, open_source(file) as source:
-        way(source)
-    assert "\n" not in str(caught.value)
+    ]:
+        file = parquet(tmp_path, columns)
+        with pytest.raises(DataError, match=rf"t.parquet: {message}") as caught, open_source(file) as source:
+            way(source)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
@@ -90,34 +88,18 @@ def test_a_page_that_is_damaged_is_no_traceback(tmp_path: Path) -> None:
         source.read()
 
 
-@pytest.mark.parametrize("step", [1, 3, 8192])
-@pytest.mark.parametrize("group", [1, 4, 1000])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_row_groups_of_any_size(
-    tmp_path: Path, step: int, group: int, shuffled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrow, "STEP", step)
-    data = small_data(shuffled=shuffled)
-    with open_source(parquet(tmp_path, table_of(data), row_group_size=group)) as source:
-        for documents in (5, 1, 1000):
-            for batch in source.batches(documents):
-                rows = np.isin(in_order(data)[2], batch.data.qids)
-                assert np.array_equal(in_order(batch.data)[0], in_order(data)[0][rows])
-        assert_same(source.read(), data)
-
-
-def test_only_what_is_asked_for_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queries = np.repeat(np.arange(100), 10)
-    file = parquet(tmp_path, {"qid": queries, "x": np.arange(1000.0)}, row_group_size=100)
-    with open_source(file) as source:
-        assert source.num_rows == 1000
-        seen: list[int] = []
-        pieces = source._all_pieces  # type: ignore[attr-defined]
-        monkeypatch.setattr(source, "_all_pieces", lambda first, *rest: seen.append(first) or pieces(first, *rest))
-        assert sorted(source.only("95").features[:, 0].tolist()) == list(range(950, 960))
-        assert source.only("97").num_documents == 10  # further on in the same piece
-        assert source.only("3").features.min() == 30
-        assert seen == [9, 0]
+def test_row_groups_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in [1, 3, 8192]:
+        for group in [1, 4, 1000]:
+            for shuffled in [False, True]:
+                monkeypatch.setattr(arrow, "STEP", step)
+                data = small_data(shuffled=shuffled)
+                with open_source(parquet(tmp_path, table_of(data), row_group_size=group)) as source:
+                    for documents in (5, 1, 1000):
+                        for batch in source.batches(documents):
+                            rows = np.isin(in_order(data)[2], batch.data.qids)
+                            assert np.array_equal(in_order(batch.data)[0], in_order(data)[0][rows])
+                    assert_same(source.read(), data)
 
 
 def test_types_and_layouts(tmp_path: Path) -> None:
@@ -157,17 +139,17 @@ def test_nulls_follow_the_rule(tmp_path: Path) -> None:
         assert source.feature_names == ("n",)
 
 
-@pytest.mark.parametrize("name", ["t.parquet", "t.arrow", "t.feather", "t.csv", "t.tsv.gz"])
-@pytest.mark.parametrize("ids", [True, False])
-@pytest.mark.parametrize("named", [True, False])
-def test_saved_tables_come_back(tmp_path: Path, name: str, ids: bool, named: bool) -> None:
-    data = small_data(ids=ids).replace(feature_names=("a", "b.c", 'd"e', "f,g", "ü") if named else None)
-    save_table(data, tmp_path / name)
-    with open_source(tmp_path / name) as source:
-        back = source.read(labelled=True)
-    assert_same(back, data)
-    text = name.startswith(("t.csv", "t.tsv"))
-    assert back.feature_names == (data.feature_names or (("f1", "f2", "f3", "f4", "f5") if text else None))
+def test_saved_tables_come_back(tmp_path: Path) -> None:
+    for name in ["t.parquet", "t.arrow", "t.feather", "t.csv", "t.tsv.gz"]:
+        for ids in [True, False]:
+            for named in [True, False]:
+                data = small_data(ids=ids).replace(feature_names=("a", "b.c", 'd"e', "f,g", "ü") if named else None)
+                save_table(data, tmp_path / name)
+                with open_source(tmp_path / name) as source:
+                    back = source.read(labelled=True)
+                assert_same(back, data)
+                text = name.startswith(("t.csv", "t.tsv"))
+                assert back.feature_names == (data.feature_names or (("f1", "f2", "f3", "f4", "f5") if text else None))
 
 
 def test_what_saving_keeps_and_refuses(tmp_path: Path) -> None:
@@ -210,17 +192,3 @@ def test_a_closed_source_holds_nothing(tmp_path: Path) -> None:
         assert pa.total_allocated_bytes() == before
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
-def test_long_lists_are_decoded_in_pieces_of_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    data = small_data(queries=200)
-    save_table(data, tmp_path / name)
-    monkeypatch.setattr(arrow, "STEP", 50)
-    with open_source(tmp_path / name) as source:
-        assert isinstance(source, arrow.ArrowSource)
-        sizes = [len(piece.features) for piece in source._decoded(0)]
-    assert sum(sizes) == data.num_documents
-    assert max(sizes) < 100

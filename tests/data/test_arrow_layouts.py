@@ -16,7 +16,8 @@ import torch
 from lgmml_torch.checks import DataError
 from lgmml_torch.data import arrow
 from lgmml_torch.data.arrow import ArrowSource, open_table
-from lgmml_torch.data.source import Columns, ReadOptions, open_source
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import ReadOptions, open_source
 from tests.data.test_source import in_order
 
 pa = pytest.importorskip("pyarrow")
@@ -91,47 +92,45 @@ WAYS = pytest.mark.parametrize("way", ["parquet", "arrow", "table"])
 
 
 @WAYS
-@pytest.mark.parametrize(("kind", "without"), CASES)
-@pytest.mark.parametrize("step", [1, 3, 8192])
-def test_every_layout_in_any_order(
-    tmp_path: Path, way: str, kind: str, without: tuple[str, ...], step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrow, "STEP", step)
-    columns = {name: values for name, values in columns_of(kind).items() if name not in without}
-    with open_source(stored(tmp_path, columns, way)) as source:
-        assert isinstance(source, ArrowSource)
-        assert source.has_labels is ("label" not in without)
-        assert (source.num_rows, list(source.qids)) == (8, QUERIES)
-        X, y, queries, ids = in_order(source.read())
-        assert X.tolist() == [row[3] for row in ROWS]
-        assert y.tolist() == [0.0 if "label" in without else row[1] for row in ROWS]
-        assert queries == [row[0] for row in ROWS]
-        assert ids == (None if "docid" in without else [row[2] for row in ROWS])
-        asked = QUERIES * 3
-        random.Random(step).shuffle(asked)
-        for query in asked:
-            own = [row for row in ROWS if row[0] == query]
-            X, y, _, ids = in_order(source.only(query))
-            assert X.tolist() == [row[3] for row in own]
-            assert y.tolist() == [0.0 if "label" in without else row[1] for row in own]
-            assert ids == (None if "docid" in without else [row[2] for row in own])
-        assert [batch.rows.tolist() for batch in source.batches(4)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        assert source.feature_names == (("x", "y") if "x" in columns else None)
+def test_every_layout_in_any_order(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, without in CASES:
+        for step in [1, 3, 8192]:
+            monkeypatch.setattr(arrow, "STEP", step)
+            columns = {name: values for name, values in columns_of(kind).items() if name not in without}
+            with open_source(stored(tmp_path, columns, way)) as source:
+                assert isinstance(source, ArrowSource)
+                assert source.has_labels is ("label" not in without)
+                assert (source.num_rows, list(source.qids)) == (8, QUERIES)
+                X, y, queries, ids = in_order(source.read())
+                assert X.tolist() == [row[3] for row in ROWS]
+                assert y.tolist() == [0.0 if "label" in without else row[1] for row in ROWS]
+                assert queries == [row[0] for row in ROWS]
+                assert ids == (None if "docid" in without else [row[2] for row in ROWS])
+                asked = QUERIES * 3
+                random.Random(step).shuffle(asked)
+                for query in asked:
+                    own = [row for row in ROWS if row[0] == query]
+                    X, y, _, ids = in_order(source.only(query))
+                    assert X.tolist() == [row[3] for row in own]
+                    assert y.tolist() == [0.0 if "label" in without else row[1] for row in own]
+                    assert ids == (None if "docid" in without else [row[2] for row in own])
+                assert [batch.rows.tolist() for batch in source.batches(4)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+                assert source.feature_names == (("x", "y") if "x" in columns else None)
 
 
 @WAYS
-@pytest.mark.parametrize("kind", ["flat", "lists", "vectors"])
-@pytest.mark.parametrize("query", QUERIES)
-def test_the_first_query_that_is_asked_for(tmp_path: Path, way: str, kind: str, query: str) -> None:
-    for group in (1, 3, 100):
-        with open_source(stored(tmp_path, columns_of(kind), way, group)) as source:
-            own = [row for row in ROWS if row[0] == query]
-            X, y, _, ids = in_order(source.only(query))
-        assert (X.tolist(), y.tolist(), ids) == (
-            [row[3] for row in own],
-            [row[1] for row in own],
-            [row[2] for row in own],
-        )
+def test_the_first_query_that_is_asked_for(tmp_path: Path, way: str) -> None:
+    for kind in ["flat", "lists", "vectors"]:
+        for query in QUERIES:
+            for group in (1, 3, 100):
+                with open_source(stored(tmp_path, columns_of(kind), way, group)) as source:
+                    own = [row for row in ROWS if row[0] == query]
+                    X, y, _, ids = in_order(source.only(query))
+                assert (X.tolist(), y.tolist(), ids) == (
+                    [row[3] for row in own],
+                    [row[1] for row in own],
+                    [row[2] for row in own],
+                )
 
 
 @WAYS
@@ -179,69 +178,61 @@ def test_columns_that_do_not_count_decide_nothing() -> None:
         assert source.column("w") == ["1.0", "1.0", "2.0"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
+def test_schemas_that_are_refused() -> None:
+    for columns, message in [
         ({"qid": [1], "label": [0.0], "v": [[[1.0]]]}, r"column 'label' must hold lists like 'v', got double"),
         ({"qid": [1], "x": [[1.0]], "y": [1.0]}, r"column 'y' must hold lists like 'x', got double"),
         ({"qid": [1], "x": [["a"]]}, r"column 'x' must hold numbers, got text"),
         ({"qid": [1], "label": [0.0], "v": [["a"]]}, r"column 'v' must hold numbers, got text"),
         ({"qid": [1], "v": [[["a"]]]}, r"column 'v' must hold numbers, got text"),
         ({"qid": [1], "label": ["a"], "x": [1.0]}, r"column 'label' must hold numbers, got text"),
-    ],
-)
-def test_schemas_that_are_refused(columns: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=rf"^table: {message}"):
-        open_source(pa.table(columns)).read()
+    ]:
+        with pytest.raises(DataError, match=rf"^table: {message}"):
+            open_source(pa.table(columns)).read()
 
 
-@pytest.mark.parametrize("step", [1, 2, 8192])
 @WAYS
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"qid": ["a", "b", "b", None], "x": [1.0] * 4}, r"row 4 \(from 1\): column 'qid' must not be empty"),
-        ({"qid": [1.0, 2.0, np.nan, 3.0], "x": [1.0] * 4}, r"row 3 \(from 1\): column 'qid' must not be empty"),
-        (
-            {"qid": [1, 2, 3, 4], "label": [0.0] * 4, "v": [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [3.0]]},
-            r"row 4 \(from 1\): column 'v' has 1 features, elsewhere 2",
-        ),
-        (
-            {"qid": [1, 2, 3, 4], "label": [0.0] * 4, "v": [[1.0, 2.0], [1.0, 2.0], None, [3.0, 1.0]]},
-            r"row 3 \(from 1\): column 'v' has 0 features, elsewhere 2",
-        ),
-        (
-            {"qid": [1, 2, 3, 4], "label": [[0.0]] * 3 + [[1.0, 2.0]], "x": [[1.0]] * 4},
-            r"row 4 \(from 1\): column 'x' has 1 entries for 2 documents",
-        ),
-        (
-            {"qid": [1, 2, 3, 4], "label": [[0.0]] * 4, "x": [[1.0]] * 2 + [None, [1.0]]},
-            r"row 3 \(from 1\): column 'x' has 0 entries for 1 documents",
-        ),
-        (
-            {"qid": [1, 2, 3, 4], "label": [[0.0]] * 3 + [None], "x": [[1.0]] * 4},
-            r"row 4 \(from 1\): the list in column 'label' is missing",
-        ),
-        (
-            {"qid": [1, 2, 3, 4], "docid": [["a"], None, ["b"], ["c"]], "x": [[1.0]] * 4},
-            r"row 2 \(from 1\): the list in column 'docid' is missing",
-        ),
-        (
-            {"qid": [1, 2, 3, 4], "x": [[1.0], [1.0], [2.0], None]},
-            r"row 4 \(from 1\): the list in column 'x' is missing",
-        ),
-        (
-            {"qid": [1, 2, 3], "label": [[0, 0], [0], [0]], "v": [[[1.0], [2.0]], [[1.0]], [[1.0, 2.0]]]},
-            r"row 4 \(from 1\): column 'v' has 2 features, elsewhere 1",
-        ),
-    ],
-)
-def test_rows_that_are_refused(
-    tmp_path: Path, columns: dict[str, Any], message: str, way: str, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrow, "STEP", step)
-    with pytest.raises(DataError, match=message), open_source(stored(tmp_path, columns, way)) as source:
-        source.read()
+def test_rows_that_are_refused(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in [1, 2, 8192]:
+        for columns, message in [
+            ({"qid": ["a", "b", "b", None], "x": [1.0] * 4}, r"row 4 \(from 1\): column 'qid' must not be empty"),
+            ({"qid": [1.0, 2.0, np.nan, 3.0], "x": [1.0] * 4}, r"row 3 \(from 1\): column 'qid' must not be empty"),
+            (
+                {"qid": [1, 2, 3, 4], "label": [0.0] * 4, "v": [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [3.0]]},
+                r"row 4 \(from 1\): column 'v' has 1 features, elsewhere 2",
+            ),
+            (
+                {"qid": [1, 2, 3, 4], "label": [0.0] * 4, "v": [[1.0, 2.0], [1.0, 2.0], None, [3.0, 1.0]]},
+                r"row 3 \(from 1\): column 'v' has 0 features, elsewhere 2",
+            ),
+            (
+                {"qid": [1, 2, 3, 4], "label": [[0.0]] * 3 + [[1.0, 2.0]], "x": [[1.0]] * 4},
+                r"row 4 \(from 1\): column 'x' has 1 entries for 2 documents",
+            ),
+            (
+                {"qid": [1, 2, 3, 4], "label": [[0.0]] * 4, "x": [[1.0]] * 2 + [None, [1.0]]},
+                r"row 3 \(from 1\): column 'x' has 0 entries for 1 documents",
+            ),
+            (
+                {"qid": [1, 2, 3, 4], "label": [[0.0]] * 3 + [None], "x": [[1.0]] * 4},
+                r"row 4 \(from 1\): the list in column 'label' is missing",
+            ),
+            (
+                {"qid": [1, 2, 3, 4], "docid": [["a"], None, ["b"], ["c"]], "x": [[1.0]] * 4},
+                r"row 2 \(from 1\): the list in column 'docid' is missing",
+            ),
+            (
+                {"qid": [1, 2, 3, 4], "x": [[1.0], [1.0], [2.0], None]},
+                r"row 4 \(from 1\): the list in column 'x' is missing",
+            ),
+            (
+                {"qid": [1, 2, 3], "label": [[0, 0], [0], [0]], "v": [[[1.0], [2.0]], [[1.0]], [[1.0, 2.0]]]},
+                r"row 4 \(from 1\): column 'v' has 2 features, elsewhere 1",
+            ),
+        ]:
+            monkeypatch.setattr(arrow, "STEP", step)
+            with pytest.raises(DataError, match=message), open_source(stored(tmp_path, columns, way)) as source:
+                source.read()
 
 
 def named(names: list[str] | None, table: dict[str, Any]) -> Any:
@@ -295,7 +286,7 @@ def test_the_first_vector_that_is_there_gives_the_width() -> None:
 
 def test_labels_that_are_missing_are_named(tmp_path: Path) -> None:
     table = pa.table({"qid": [1], "labels": [1.0], "x": [2.0]})
-    message = r"^table: there is no column 'label', and training needs labels; did you mean 'labels'\?$"
+    message = r"^table: the schema names no column 'label', and training needs labels; did you mean 'labels'\?$"
     with pytest.raises(DataError, match=message):
         open_source(table).read(labelled=True)
 
@@ -329,30 +320,6 @@ def test_files_that_promise_more_rows_than_they_have() -> None:
 
     with pytest.raises(DataError, match=r"^t: the file is damaged: it has fewer rows than it says$"):
         source_of(table, [8], lambda: None, fewer).read()
-
-
-def test_rows_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(arrow, "check_memory", lambda *words: asked.append(words))
-    for kind, dtype, size in (("flat", torch.float32, 4), ("lists", torch.float64, 8)):
-        asked.clear()
-        open_source(pa.table(columns_of(kind)), dtype=dtype).read()
-        assert asked == [("table", 8, 2, size)]
-
-
-def test_pieces_hold_about_so_many_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a row per query fewer rows are decoded at a time, by the mean length of the lists."""
-    monkeypatch.setattr(arrow, "STEP", 4)
-    for kind, wanted in (("flat", 4), ("lists", 2), ("lists of vectors", 2)):
-        with open_source(stored(tmp_path, columns_of(kind), "parquet", group=100)) as source:
-            assert isinstance(source, ArrowSource)
-            steps: list[int] = []
-            pieces = source._all_pieces
-            monkeypatch.setattr(
-                source, "_all_pieces", lambda *words, p=pieces, s=steps: s.append(words[2]) or p(*words)
-            )
-            list(source._decoded(0))
-            assert steps[-1] == wanted
 
 
 def test_standard_input_may_be_arrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

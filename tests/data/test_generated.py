@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import cache
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data import generated
-from lgmml_torch.data.generated import LABEL_SHARES, LetorLike, letor_like
+from lgmml_torch.data.generated import LetorLike, letor_like
 
 
 class PlainWorld:
@@ -103,29 +102,16 @@ def plain(name: str) -> PlainWorld:
     return PlainWorld(SPECS[name])
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_lists_are_those_of_the_rules(name: str) -> None:
-    spec = SPECS[name]
-    np.testing.assert_allclose(spec._world.thresholds, plain(name).thresholds, rtol=1e-9)
-    for index in range(spec.num_queries):
-        found, (features, labels, utility) = spec.query(index), plain(name).list(index)
-        np.testing.assert_allclose(found.features, features, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found.utility, utility, rtol=1e-9, atol=1e-9)
-        assert found.labels.tolist() == labels
-        assert (found.features.dtype, found.labels.dtype) == (np.float32, np.float32)
-
-
-def test_defaults() -> None:
-    assert LetorLike() == LetorLike(200, 136, None, None, 6, 0.5, 0)
-    assert LetorLike.web30k() == LetorLike(18_919, 136, 2_270_296, None, 6, 0.5, 0)
-    assert LetorLike.web30k(seed=3).seed == 3
-    assert sum(LABEL_SHARES) == pytest.approx(1)
-
-
-def test_a_third_of_the_features_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated, "_PILOT_LISTS", 5)
-    counts = {3: 2, 8: 2, 9: 3, 12: 4, 47: 15, 48: 16, 60: 16}
-    assert {width: LetorLike(2, width)._world.informative for width in counts} == counts
+def test_lists_are_those_of_the_rules() -> None:
+    for name in SPECS:
+        spec = SPECS[name]
+        np.testing.assert_allclose(spec._world.thresholds, plain(name).thresholds, rtol=1e-9)
+        for index in range(spec.num_queries):
+            found, (features, labels, utility) = spec.query(index), plain(name).list(index)
+            np.testing.assert_allclose(found.features, features, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found.utility, utility, rtol=1e-9, atol=1e-9)
+            assert found.labels.tolist() == labels
+            assert (found.features.dtype, found.labels.dtype) == (np.float32, np.float32)
 
 
 @pytest.mark.parametrize(("mean", "most"), [(120, 1250), (2, 5)])
@@ -144,16 +130,16 @@ def test_sizes_are_log_normal(mean: int, most: int, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(np.diff(offsets), sizes)
 
 
-@pytest.mark.parametrize("total", [50, 51, 97, 1234, 100_000])
-def test_an_exact_total_is_shared_by_largest_remainders(total: int) -> None:
-    drawn = np.random.default_rng([1, 0]).lognormal(math.log(120) - 0.28, 0.75, 50).clip(1, 1250)
-    shares = [(total - 50) * size / drawn.sum() for size in drawn]
-    wanted = [1 + math.floor(share) for share in shares]
-    rest = sorted(range(50), key=lambda i: math.floor(shares[i]) - shares[i])
-    for i in rest[: total - sum(wanted)]:
-        wanted[i] += 1
-    assert LetorLike(50, 3, num_documents=total, seed=1).sizes.tolist() == wanted
-    assert sum(wanted) == total
+def test_an_exact_total_is_shared_by_largest_remainders() -> None:
+    for total in [50, 51, 97, 1234, 100_000]:
+        drawn = np.random.default_rng([1, 0]).lognormal(math.log(120) - 0.28, 0.75, 50).clip(1, 1250)
+        shares = [(total - 50) * size / drawn.sum() for size in drawn]
+        wanted = [1 + math.floor(share) for share in shares]
+        rest = sorted(range(50), key=lambda i: math.floor(shares[i]) - shares[i])
+        for i in rest[: total - sum(wanted)]:
+            wanted[i] += 1
+        assert LetorLike(50, 3, num_documents=total, seed=1).sizes.tolist() == wanted
+        assert sum(wanted) == total
 
 
 def with_sizes(*sizes: int) -> LetorLike:
@@ -163,26 +149,19 @@ def with_sizes(*sizes: int) -> LetorLike:
     return spec
 
 
-@pytest.mark.parametrize(
-    ("max_rows", "wanted"),
-    [
+def test_blocks_hold_as_many_lists_as_fit() -> None:
+    for max_rows, wanted in [
         (1, [[3], [2], [1], [4]]),
         (3, [[3], [2, 1], [4]]),
         (5, [[3, 2], [1, 4]]),
         (10, [[3, 2, 1, 4]]),
         (9, [[3, 2, 1], [4]]),
-    ],
-)
-def test_blocks_hold_as_many_lists_as_fit(max_rows: int, wanted: list[list[int]]) -> None:
-    blocks = list(with_sizes(3, 2, 1, 4).blocks(max_rows))
-    assert [block.sizes.tolist() for block in blocks] == wanted
-    assert [block.first_query for block in blocks] == np.cumsum([0, *map(len, wanted)])[:-1].tolist()
-    assert [block.first_row for block in blocks] == np.cumsum([0, *map(sum, wanted)])[:-1].tolist()
-    assert {(block.features.dtype, block.labels.dtype) for block in blocks} == {(np.dtype("f4"), np.dtype("f4"))}
-
-
-def test_blocks_by_default() -> None:
-    assert [block.sizes.tolist() for block in with_sizes(65_535, 1, 1).blocks()] == [[65_535, 1], [1]]
+    ]:
+        blocks = list(with_sizes(3, 2, 1, 4).blocks(max_rows))
+        assert [block.sizes.tolist() for block in blocks] == wanted
+        assert [block.first_query for block in blocks] == np.cumsum([0, *map(len, wanted)])[:-1].tolist()
+        assert [block.first_row for block in blocks] == np.cumsum([0, *map(sum, wanted)])[:-1].tolist()
+        assert {(block.features.dtype, block.labels.dtype) for block in blocks} == {(np.dtype("f4"), np.dtype("f4"))}
 
 
 def test_a_set_in_memory() -> None:
@@ -198,17 +177,8 @@ def test_a_set_in_memory() -> None:
     assert not torch.equal(letor_like(3, 4, num_documents=12, seed=1).features, data.features.float())
 
 
-def test_a_set_in_memory_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated, "MEAN_DOCUMENTS", 2)
-    monkeypatch.setattr(generated, "_PILOT_LISTS", 5)
-    data = letor_like()
-    assert (data.num_queries, data.num_features, data.features.dtype) == (200, 136, torch.float32)
-    assert data.sizes.tolist() == LetorLike(seed=0).sizes.tolist()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_settings_are_whole_numbers() -> None:
+    for arguments, message in [
         ({"num_queries": 2.5}, "`num_queries` must be a whole number"),
         ({"num_features": 3.5}, "`num_features` must be a whole number"),
         ({"num_documents": 300.5}, "`num_documents` must be a whole number"),
@@ -218,11 +188,9 @@ def test_a_set_in_memory_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"noise": math.nan}, "`noise` must be"),
         ({"num_queries": None}, "`num_queries` must be a number"),
         ({"seed": None}, "`seed` must be a number"),
-    ],
-)
-def test_settings_are_whole_numbers(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(LGMMLError, match=message):
-        LetorLike(**arguments)
+    ]:
+        with pytest.raises(LGMMLError, match=message):
+            LetorLike(**arguments)
 
 
 def test_smallest_settings_are_allowed() -> None:
@@ -255,14 +223,3 @@ def test_targets_must_fit() -> None:
     spec.fill(features, labels)
     assert np.isfinite(features).all()
     assert np.isfinite(labels).all()
-
-
-def test_regions_that_are_far_away_count_nothing() -> None:
-    """However far: no weight is a number divided by none."""
-    world = SPECS["smallest"]._world
-    near, far = (
-        dataclasses.replace(world, centres=np.array([[0.0], [distance]] + [[distance]] * 4)) for distance in (30.0, 1e4)
-    )
-    one, other = (made.make_list(np.random.default_rng(1), 5)[2] for made in (near, far))
-    assert np.isfinite(other).all()
-    np.testing.assert_allclose(one, other, rtol=1e-9)

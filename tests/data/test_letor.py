@@ -58,9 +58,8 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     assert data.in_caller_order(data.labels).tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_other_ways_to_write_the_same(tmp_path: Path, monkeypatch) -> None:
+    for change in [
         lambda good: good.replace(b"\n", b"\r\n"),
         lambda good: good.removesuffix(b"\n"),
         lambda good: good.replace(b"\n", b"\r\n").removesuffix(b"\n"),
@@ -71,12 +70,10 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
         lambda good: b"\xef\xbb\xbf" + good,
         lambda good: good.replace(b" #", b"   #").replace(b"2 qid", b" 2.0 qid"),
         gzip.compress,
-    ],
-)
-@pytest.mark.parametrize("block_bytes", [1, 50, 1 << 19])
-def test_other_ways_to_write_the_same(change, block_bytes: int, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
-    assert_same(load(tmp_path, change(GOOD)), load(tmp_path, GOOD))
+    ]:
+        for block_bytes in [1, 50, 1 << 19]:
+            monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
+            assert_same(load(tmp_path, change(GOOD)), load(tmp_path, GOOD))
 
 
 def test_what_comments_become(tmp_path: Path) -> None:
@@ -129,23 +126,22 @@ def test_every_value_is_the_one_python_reads(kind: torch.dtype, tmp_path: Path) 
     assert torch.equal(got.signbit(), want.signbit())
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_blocks_and_lines_and_the_oracle_agree(seed: int, tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    save_letor(random_data(seed, doc_ids=bool(seed % 2)), path, sparse=bool(seed % 3))
-    text = path.read_bytes()
-    fast, slow, want = parse_block(text, Rules()), parse_lines(text, Rules(), path=path), oracle.read(text)
-    assert fast is not None
-    for name in ("labels", "counts", "index", "values"):
-        assert np.array_equal(getattr(fast, name), getattr(slow, name))
-    assert fast.qids == slow.qids == [qid.encode() for qid in want.qids]
-    assert fast.comments == slow.comments
-    assert fast.values.tolist() == [value for row in want.features for value in row.values()]
+def test_blocks_and_lines_and_the_oracle_agree(tmp_path: Path) -> None:
+    for seed in range(5):
+        path = tmp_path / "a.txt"
+        save_letor(random_data(seed, doc_ids=bool(seed % 2)), path, sparse=bool(seed % 3))
+        text = path.read_bytes()
+        fast, slow, want = parse_block(text, Rules()), parse_lines(text, Rules(), path=path), oracle.read(text)
+        assert fast is not None
+        for name in ("labels", "counts", "index", "values"):
+            assert np.array_equal(getattr(fast, name), getattr(slow, name))
+        assert fast.qids == slow.qids == [qid.encode() for qid in want.qids]
+        assert fast.comments == slow.comments
+        assert fast.values.tolist() == [value for row in want.features for value in row.values()]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_bad_lines(tmp_path: Path, monkeypatch) -> None:
+    for text, message in [
         ("x qid:1 1:1", "the label must be a finite number, got 'x'"),
         ("nan qid:1 1:1", "the label must be a finite number, got 'nan'"),
         ("1e39 qid:1 1:1", "the label must be a finite number, got '1e39'"),
@@ -183,16 +179,14 @@ def test_blocks_and_lines_and_the_oracle_agree(seed: int, tmp_path: Path) -> Non
         ("1 qid:1\x0b1:1", "not plain text, found byte 0x0b at column 8"),
         ("1 qid:1 1:1\r 2:2", "not plain text, found byte 0x0d at column 12"),
         ("1 qid:é 1:1", "not plain text, found byte 0xc3 at column 7"),
-    ],
-)
-@pytest.mark.parametrize("block_bytes", [1, 1 << 19])
-def test_bad_lines(text: str, message: str, block_bytes: int, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
-    path = write(tmp_path, GOOD + text.encode() + b"\n" + GOOD)
-    cache = tmp_path / "cache"
-    with pytest.raises(DataError, match=rf"file\.txt:4: .*{message}"):
-        load_letor(path, cache=cache)
-    assert [file.suffix for file in cache.glob("*")] in ([], [".source"])
+    ]:
+        for block_bytes in [1, 1 << 19]:
+            monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
+            path = write(tmp_path, GOOD + text.encode() + b"\n" + GOOD)
+            cache = tmp_path / "cache"
+            with pytest.raises(DataError, match=rf"file\.txt:4: .*{message}"):
+                load_letor(path, cache=cache)
+            assert [file.suffix for file in cache.glob("*")] in ([], [".source"])
 
 
 def test_more_features_than_in_training(tmp_path: Path) -> None:
@@ -201,10 +195,10 @@ def test_more_features_than_in_training(tmp_path: Path) -> None:
     assert load(tmp_path, GOOD, num_features=5).features[:, 3:].abs().sum() == 0
 
 
-@pytest.mark.parametrize("text", [b"", b"\n\n", b"# only\n", b"  \t\n"])
-def test_empty_files(text: bytes, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"file\.txt:1: the file holds no documents"):
-        load(tmp_path, text)
+def test_empty_files(tmp_path: Path) -> None:
+    for text in [b"", b"\n\n", b"# only\n", b"  \t\n"]:
+        with pytest.raises(DataError, match=r"file\.txt:1: the file holds no documents"):
+            load(tmp_path, text)
 
 
 def test_files_without_features_or_that_do_not_exist(tmp_path: Path) -> None:
@@ -278,13 +272,13 @@ def test_indices_that_keep_rising(tmp_path: Path, monkeypatch) -> None:
     assert torch.equal(zipped.features, torch.diag(torch.arange(1.0, 60)))
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_saved_letor_files_come_back_bit_for_bit(name: str, sparse: bool, tmp_path: Path) -> None:
-    for seed in range(4):
-        data = random_data(seed, doc_ids=bool(seed % 2))
-        save_letor(data, tmp_path / name, sparse=sparse)
-        assert_same(load_letor(tmp_path / name, cache=False), data)
+def test_saved_letor_files_come_back_bit_for_bit(tmp_path: Path) -> None:
+    for name in ["a.txt", "a.txt.gz"]:
+        for sparse in [False, True]:
+            for seed in range(4):
+                data = random_data(seed, doc_ids=bool(seed % 2))
+                save_letor(data, tmp_path / name, sparse=sparse)
+                assert_same(load_letor(tmp_path / name, cache=False), data)
 
 
 def test_saved_lightgbm_files_come_back_bit_for_bit(tmp_path: Path) -> None:

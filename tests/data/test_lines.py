@@ -1,4 +1,4 @@
-"""Lines of text: the places of documents, ends that are cut, room for rows, and how CSV is read fast or not."""
+"""Lines of text: blocks, lines by their place, ends that are cut, and LETOR and LightGBM files by hand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from lgmml_torch.checks import DataError, DataWarning
-from lgmml_torch.data import letor, table, text
+from lgmml_torch.data import letor, text
 from lgmml_torch.data.letor import (
     LetorSource,
-    _Rows,
     check_last,
     find_file,
     load_letor,
@@ -24,10 +22,8 @@ from lgmml_torch.data.letor import (
     load_lightgbm,
     read_sizes,
 )
-from lgmml_torch.data.source import Columns, ReadOptions, Source, open_source
-from lgmml_torch.data.svmlight import Rules, parse_lines
-from lgmml_torch.data.table import CsvSource, check_names, lay_out
-from lgmml_torch.data.text import Places, TextFile, query_ids
+from lgmml_torch.data.source import ReadOptions, Source, open_source
+from lgmml_torch.data.text import TextFile, query_ids
 from tests.data.test_source import in_order
 
 
@@ -44,30 +40,27 @@ def both_ways(source: Source, documents: int = 1) -> tuple[list[Any], list[Any]]
 
 
 class TestTextFile:
-    @pytest.mark.parametrize("zipped", [False, True])
-    @pytest.mark.parametrize(
-        ("size", "wanted"),
-        [
-            (1, [(1, 0, b"ab\n"), (2, 3, b"\n"), (3, 4, b"cde\n"), (4, 8, b"f")]),
-            (4, [(1, 0, b"ab\n\n"), (3, 4, b"cde\n"), (4, 8, b"f")]),
-            (5, [(1, 0, b"ab\n\ncde\n"), (4, 8, b"f")]),
-            (100, [(1, 0, b"ab\n\ncde\nf")]),
-        ],
-    )
-    def test_blocks_are_whole_lines(self, tmp_path: Path, size: int, wanted: list[Any], zipped: bool) -> None:
-        content = b"ab\n\ncde\nf"
-        (tmp_path / "a").write_bytes(gzip.compress(content) if zipped else content)
-        file = TextFile(tmp_path / "a")
-        assert file.zipped is zipped
-        assert file.size == (tmp_path / "a").stat().st_size
-        found = []
-        for block in file.blocks(size):
-            if not zipped:
-                file._stream.seek(1)  # whoever takes the block may read elsewhere
-            found.append(block)
-        assert found == wanted
-        assert list(file.blocks(100)) == [(1, 0, content)]  # once more from the start
-        file.close()
+    def test_blocks_are_whole_lines(self, tmp_path: Path) -> None:
+        for zipped in [False, True]:
+            for size, wanted in [
+                (1, [(1, 0, b"ab\n"), (2, 3, b"\n"), (3, 4, b"cde\n"), (4, 8, b"f")]),
+                (4, [(1, 0, b"ab\n\n"), (3, 4, b"cde\n"), (4, 8, b"f")]),
+                (5, [(1, 0, b"ab\n\ncde\n"), (4, 8, b"f")]),
+                (100, [(1, 0, b"ab\n\ncde\nf")]),
+            ]:
+                content = b"ab\n\ncde\nf"
+                (tmp_path / "a").write_bytes(gzip.compress(content) if zipped else content)
+                file = TextFile(tmp_path / "a")
+                assert file.zipped is zipped
+                assert file.size == (tmp_path / "a").stat().st_size
+                found = []
+                for block in file.blocks(size):
+                    if not zipped:
+                        file.texts(np.array([1]), np.array([2]))  # the caller may read elsewhere
+                    found.append(block)
+                assert found == wanted
+                assert list(file.blocks(100)) == [(1, 0, content)]  # once more from the start
+                file.close()
 
     def test_a_mark_of_the_byte_order_is_no_text(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"\xef\xbb\xbfab\n\xef\xbb\xbfc\n")
@@ -76,19 +69,19 @@ class TestTextFile:
         assert list(file.blocks(100)) == [(1, 3, b"ab\n\xef\xbb\xbfc\n")]
         file.close()
 
-    @pytest.mark.parametrize("length", [7, 8, 9, 10, 20])
-    def test_lines_end_somewhere(self, tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(text, "MOST_LINE", 8)
-        (tmp_path / "a").write_bytes(b"x\n" + b"y" * length + b"\n")
-        file = TextFile(tmp_path / "a")
-        if length < 9:
-            assert [number for number, *_ in file.blocks(1)] == [1, 2]
-        else:
-            with pytest.raises(DataError, match=r"a:2: a line must have at most 8 bytes, got a longer one"):
-                list(file.blocks(1))
-            with pytest.raises(DataError, match=r"a:2: a line must have at most 8 bytes, got a longer one"):
-                list(file.blocks(3)) if length > 10 else list(file.blocks(1))
-        file.close()
+    def test_lines_end_somewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for length in [7, 8, 9, 10, 20]:
+            monkeypatch.setattr(text, "MOST_LINE", 8)
+            (tmp_path / "a").write_bytes(b"x\n" + b"y" * length + b"\n")
+            file = TextFile(tmp_path / "a")
+            if length < 9:
+                assert [number for number, *_ in file.blocks(1)] == [1, 2]
+            else:
+                with pytest.raises(DataError, match=r"a:2: a line must have at most 8 bytes, got a longer one"):
+                    list(file.blocks(1))
+                with pytest.raises(DataError, match=r"a:2: a line must have at most 8 bytes, got a longer one"):
+                    list(file.blocks(3)) if length > 10 else list(file.blocks(1))
+            file.close()
 
     @pytest.mark.parametrize("zipped", [False, True])
     def test_lines_by_their_places(self, tmp_path: Path, zipped: bool) -> None:
@@ -100,10 +93,8 @@ class TestTextFile:
         for rows in ([0], [3], [0, 1], [0, 2], [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2, 3]):
             assert file.texts(starts[rows], ends[rows]) == [lines[row] for row in rows]
         assert file.zipped is zipped
-        packed = file._file
         file.unzip()
         assert not file.zipped
-        assert packed.closed is zipped
         assert file.texts(starts, ends) == lines
         file.unzip()
         assert file.texts(starts[2:], ends[2:]) == lines[2:]
@@ -145,13 +136,7 @@ class TestTextFile:
             assert source.only("2").features.item() == 2
             assert not source.text.zipped  # type: ignore[attr-defined]
 
-    def test_places_and_ids(self) -> None:
-        places = Places()
-        for row, qid in enumerate((b"b", b"a", b"b")):
-            places.add(qid, row, row + 1, row + 10)
-        assert (list(places.codes), list(places.qids)) == ([0, 1, 0], [b"b", b"a"])
-        assert (list(places.starts), list(places.ends), list(places.numbers)) == ([0, 1, 2], [1, 2, 3], [10, 11, 12])
-        assert Places().qids == {}
+    def test_ids(self) -> None:
         assert query_ids([b"1", b"-20", b"0"]) == [1, -20, 0]
         for word in (b"01", b"-0", b"+1", b"1.0", b"a", b"9" * 19):
             assert query_ids([b"1", word]) == ["1", word.decode()]
@@ -165,36 +150,34 @@ class TestTextFile:
 
 
 class TestLetor:
-    @pytest.mark.parametrize("block", [1, 30, 1 << 18])
-    @pytest.mark.parametrize(
-        ("content", "wanted"),
-        [
-            (
-                b"1 qid:b 1:1\n\n0 qid:a 2:2\n2 qid:b 1:3 2:4\n",
-                [([1, 0], 1, "b", ""), ([0, 2], 0, "a", ""), ([3, 4], 2, "b", "")],
-            ),
-            (
-                b"1 qid:1 1:1 #x\n0 qid:1 2:2\n2 qid:2 1:9",
-                [([1, 0], 1, 1, "x"), ([0, 2], 0, 1, ""), ([9, 0], 2, 2, "")],
-            ),
-            (b"1 qid:1 1:1\r\n0 qid:1 2:2 #docid=y\r\n", [([1, 0], 1, 1, ""), ([0, 2], 0, 1, "y")]),
-            (b"1 qid:1 1:1\r\n0 qid:1 2:2 #docid=y", [([1, 0], 1, 1, ""), ([0, 2], 0, 1, "y")]),
-            (b"1\tqid:3\t1:1\t2:5\n# c\n 0 qid:3 1:7 2:8 # z", [([1, 5], 1, 3, ""), ([7, 8], 0, 3, "z")]),
-            (b"1 qid:1\n1 qid:2 1:1\n1 qid:3 1:2 2:3\n", [([0, 0], 1, 1, ""), ([1, 0], 1, 2, ""), ([2, 3], 1, 3, "")]),
-        ],
-    )
-    def test_files_by_hand(
-        self, tmp_path: Path, content: bytes, wanted: list[Any], block: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(letor, "BLOCK_BYTES", block)
-        monkeypatch.setattr(text, "INDEX_BYTES", block)
-        for raw in (content, gzip.compress(content)):
-            (tmp_path / "a.txt").write_bytes(raw)
-            for options in (ReadOptions(), ReadOptions(num_features=2)):
-                with LetorSource(tmp_path / "a.txt", options) as source:
-                    whole, lists = both_ways(source)
-                assert whole == wanted
-                assert lists == wanted
+    def test_files_by_hand(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for block in [1, 30, 1 << 18]:
+            for content, wanted in [
+                (
+                    b"1 qid:b 1:1\n\n0 qid:a 2:2\n2 qid:b 1:3 2:4\n",
+                    [([1, 0], 1, "b", ""), ([0, 2], 0, "a", ""), ([3, 4], 2, "b", "")],
+                ),
+                (
+                    b"1 qid:1 1:1 #x\n0 qid:1 2:2\n2 qid:2 1:9",
+                    [([1, 0], 1, 1, "x"), ([0, 2], 0, 1, ""), ([9, 0], 2, 2, "")],
+                ),
+                (b"1 qid:1 1:1\r\n0 qid:1 2:2 #docid=y\r\n", [([1, 0], 1, 1, ""), ([0, 2], 0, 1, "y")]),
+                (b"1 qid:1 1:1\r\n0 qid:1 2:2 #docid=y", [([1, 0], 1, 1, ""), ([0, 2], 0, 1, "y")]),
+                (b"1\tqid:3\t1:1\t2:5\n# c\n 0 qid:3 1:7 2:8 # z", [([1, 5], 1, 3, ""), ([7, 8], 0, 3, "z")]),
+                (
+                    b"1 qid:1\n1 qid:2 1:1\n1 qid:3 1:2 2:3\n",
+                    [([0, 0], 1, 1, ""), ([1, 0], 1, 2, ""), ([2, 3], 1, 3, "")],
+                ),
+            ]:
+                monkeypatch.setattr(letor, "BLOCK_BYTES", block)
+                monkeypatch.setattr(letor, "INDEX_BYTES", block)
+                for raw in (content, gzip.compress(content)):
+                    (tmp_path / "a.txt").write_bytes(raw)
+                    for options in (ReadOptions(), ReadOptions(num_features=2)):
+                        with LetorSource(tmp_path / "a.txt", options) as source:
+                            whole, lists = both_ways(source)
+                        assert whole == wanted
+                        assert lists == wanted
 
     @pytest.mark.parametrize("first", [0, 1])
     def test_sizes_beside_the_lines(self, tmp_path: Path, first: int) -> None:
@@ -228,25 +211,29 @@ class TestLetor:
         with pytest.raises(DataError, match=r"q: no such file"):
             load_lightgbm(tmp_path / "a", query=tmp_path / "q", cache=False)
 
-    @pytest.mark.parametrize(
-        ("content", "sizes"), [(b"1\n2\n", [1, 2]), (b" 3 \r\n\n4", [3, 4]), (b"9" * 18, [10**18 - 1]), (b"007\n", [7])]
-    )
-    def test_sizes(self, tmp_path: Path, content: bytes, sizes: list[int]) -> None:
-        (tmp_path / "q").write_bytes(content)
-        assert read_sizes(tmp_path / "q").tolist() == sizes
+    def test_sizes(self, tmp_path: Path) -> None:
+        for content, sizes in [
+            (b"1\n2\n", [1, 2]),
+            (b" 3 \r\n\n4", [3, 4]),
+            (b"9" * 18, [10**18 - 1]),
+            (b"007\n", [7]),
+        ]:
+            (tmp_path / "q").write_bytes(content)
+            assert read_sizes(tmp_path / "q").tolist() == sizes
 
-    @pytest.mark.parametrize("word", ["0", "-1", "1.5", "9" * 19, "x", "1 2", "00"])
-    def test_bad_sizes(self, tmp_path: Path, word: str) -> None:
-        (tmp_path / "q").write_text(f"1\n\n{word}\n")
-        with pytest.raises(DataError, match=rf"q:3: the size of a query must be a positive whole number, got '{word}'"):
-            read_sizes(tmp_path / "q")
-        (tmp_path / "q").write_text("y" * 60)
-        with pytest.raises(DataError, match=rf"got '{'y' * 40}'$"):
-            read_sizes(tmp_path / "q")
+    def test_bad_sizes(self, tmp_path: Path) -> None:
+        for word in ["0", "-1", "1.5", "9" * 19, "x", "1 2", "00"]:
+            (tmp_path / "q").write_text(f"1\n\n{word}\n")
+            with pytest.raises(
+                DataError, match=rf"q:3: the size of a query must be a positive whole number, got '{word}'"
+            ):
+                read_sizes(tmp_path / "q")
+            (tmp_path / "q").write_text("y" * 60)
+            with pytest.raises(DataError, match=rf"got '{'y' * 40}'$"):
+                read_sizes(tmp_path / "q")
 
-    @pytest.mark.parametrize(
-        ("counts", "noted", "message"),
-        [
+    def test_last_lines(self) -> None:
+        for counts, noted, message in [
             ([3, 2], [True, False], None),
             ([3, 3, 2], [False] * 3, "it has 2 features, all others 3"),
             ([3, 3, 3], [False] * 3, None),
@@ -258,14 +245,12 @@ class TestLetor:
             ([1, 2, 3], [True, True, True], None),
             ([1, 2, 3], [True, False, False], None),
             ([1, 2, 3], [False, True, False], None),
-        ],
-    )
-    def test_last_lines(self, counts: list[int], noted: list[bool], message: str | None) -> None:
-        if message is None:
-            check_last(np.array(counts), np.array(noted), "f:9")
-            return
-        with pytest.raises(DataError, match=rf"^f:9: the last line is cut: {message}$"):
-            check_last(np.array(counts), np.array(noted), "f:9")
+        ]:
+            if message is None:
+                check_last(np.array(counts), np.array(noted), "f:9")
+                continue
+            with pytest.raises(DataError, match=rf"^f:9: the last line is cut: {message}$"):
+                check_last(np.array(counts), np.array(noted), "f:9")
 
     def test_a_cut_line_is_told_by_whoever_reads_it(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("1 qid:1 1:1 2:1\n1 qid:1 1:1 2:1\n1 qid:2 1:1 2:1\n1 qid:3 1:1")
@@ -279,19 +264,16 @@ class TestLetor:
             assert source.only("3").num_documents == 1
             assert source.read().num_documents == 4
 
-    @pytest.mark.parametrize(
-        ("content", "labelled"),
-        [
+    def test_labels_by_the_first_line(self, tmp_path: Path) -> None:
+        for content, labelled in [
             ("1 qid:1 1:1\n", True),
             ("qid:1 1:1\n", False),
             ("# qid:1\n\nqid:1 1:1 #x\n", False),
             ("0qid: qid:1 1:1\n", True),
-        ],
-    )
-    def test_labels_by_the_first_line(self, tmp_path: Path, content: str, labelled: bool) -> None:
-        (tmp_path / "a.txt").write_text(content)
-        with LetorSource(tmp_path / "a.txt", ReadOptions()) as source:
-            assert source.has_labels is labelled
+        ]:
+            (tmp_path / "a.txt").write_text(content)
+            with LetorSource(tmp_path / "a.txt", ReadOptions()) as source:
+                assert source.has_labels is labelled
 
     def test_an_empty_first_line_counts(self, tmp_path: Path) -> None:
         for head in ("\n", "\n\n", "# c\n"):
@@ -324,51 +306,6 @@ class TestLetor:
                     with pytest.raises(DataError, match=r"a.txt:2: feature index 100001 is beyond"):
                         list(source.batches(1))
 
-    def test_room_for_rows_comes_from_the_size_of_the_file(self) -> None:
-        rules = Rules()
-        lines = parse_lines(b"1 qid:1 1:1 4:2\n" * 10, rules, path="f")
-        rows = _Rows(rules, 0.0)
-        rows.append(lines, expected=20.0)
-        assert rows.data.shape == (int(10 * 20 * 1.02) + 10, 4)
-        wider = parse_lines(b"1 qid:2 5:1\n", rules, path="f")
-        rows.append(wider, expected=None)
-        assert rows.data.shape == (214, 5)
-        rows.append(parse_lines(b"1 qid:2 40:1\n" * 203, rules, path="f"), expected=None)
-        assert rows.data.shape == (214, 40)
-        rows.append(parse_lines(b"1 qid:2 41:1\n", rules, path="f"), expected=None)
-        assert rows.data.shape == (214 + 1 + 214 // 4, 50)  # a quarter more, because it may go on
-        found = rows.rows()
-        assert found.features.shape == (215, 41)
-        assert found.features[9].nonzero()[0].tolist() == [0, 3]
-        assert found.features[214].nonzero()[0].tolist() == [40]
-        assert found.features.sum() == 10 * 3 + 1 + 203 + 1
-        empty = _Rows(rules, 0.0)
-        empty.append(parse_lines(b"", rules, path="f"), expected=3.0)
-        assert (empty.count, empty.data.shape) == (0, (0, 0))
-        zipped = _Rows(Rules(num_features=6), 0.0)
-        zipped.append(lines, expected=None)
-        assert zipped.data.shape == (10, 6)
-        zipped.append(lines, expected=None)
-        assert zipped.data.shape == (10 + 10 + 10 // 4, 6)
-
-    def test_room_is_asked_for_by_what_a_plain_file_may_hold(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked: list[float | None] = []
-        real = _Rows.append
-        monkeypatch.setattr(
-            _Rows, "append", lambda rows, block, expected: asked.append(expected) or real(rows, block, expected)
-        )
-        lines = b"1 qid:1 1:1\n" * 10
-        (tmp_path / "a.txt").write_bytes(lines)
-        load_letor(tmp_path / "a.txt", cache=False)
-        monkeypatch.setattr(letor, "BLOCK_BYTES", 13)
-        load_letor(tmp_path / "a.txt", cache=False)
-        assert asked == [1.0] + [5.0] * 5
-        (tmp_path / "a.txt").write_bytes(gzip.compress(lines))
-        load_letor(tmp_path / "a.txt", cache=False)
-        assert asked[6:] == [None] * 5
-
     def test_no_feature_at_all_for_a_model(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("1 qid:1\n")
         message = r"the highest feature index is 0, .* 2 features: features 1 to 2 count as 0"
@@ -383,21 +320,6 @@ class TestLetor:
         assert in_order(data)[0].tolist() == [[8, 4, 2], [6, 4, 2], [7, 4, 2]]
         assert in_order(load_letor(tmp_path / "a.txt", cache=False))[0].tolist() == [[8, 0, 0], [6, 0, 2], [0, 4, 0]]
 
-    @pytest.mark.parametrize(
-        ("first", "second"),
-        [
-            ({}, {"num_features": 3}),
-            ({}, {"missing": "zero"}),
-            ({}, {"absent": "missing", "missing": "zero"}),
-            ({}, {"dtype": torch.float64}),
-        ],
-    )
-    def test_settings_are_part_of_the_key(self, tmp_path: Path, first: dict[str, Any], second: dict[str, Any]) -> None:
-        (tmp_path / "a.txt").write_text("1 qid:1 1:8\n")
-        for options in (first, second, first):
-            load_letor(tmp_path / "a.txt", cache=tmp_path / "cache", **options)
-        assert len(list((tmp_path / "cache").glob("*.lgc"))) == 2
-
     def test_sizes_and_the_first_index_are_part_of_the_key(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text("1 1:8\n")
         (tmp_path / "a.query").write_text("1\n")
@@ -406,15 +328,6 @@ class TestLetor:
         assert load_lightgbm(tmp_path / "a", cache=cache, zero_based=True).num_features == 2
         assert load_lightgbm(tmp_path / "a", cache=cache).num_features == 1
         assert len(list(cache.glob("*.lgc"))) == 2
-
-    def test_defaults_of_the_loaders(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("LGMML_CACHE", str(tmp_path / "cache"))
-        (tmp_path / "a.txt").write_text("1 qid:1 2:8\n")
-        (tmp_path / "b").write_text("1 2:8\n")
-        (tmp_path / "b.query").write_text("1\n")
-        for data in (load_letor(tmp_path / "a.txt"), load_lightgbm(tmp_path / "b")):
-            assert (data.features.tolist(), data.features.dtype) == ([[0, 8]], torch.float32)
-        assert len(list((tmp_path / "cache").glob("*.lgc"))) == 2
 
     def test_files_of_a_folder(self, tmp_path: Path) -> None:
         for name in ("vali.txt.gz", "valid.txt", "train.txt.gz", "train.txt"):
@@ -425,203 +338,3 @@ class TestLetor:
         assert find_file(tmp_path, ["train"], ".csv") is None
         parts = load_letor_splits(tmp_path, num_features=4, cache=False)
         assert {name: part.num_features for name, part in parts.items()} == {"train": 4, "valid": 4}
-
-
-PLAIN = "qid,label,docid,x,y\na,1,d1,1.5,2\nb,0,d2,-3,4e2\na,2,d3,5,6\n"
-WANTED = [([1.5, 2], 1, "a", "d1"), ([-3, 400], 0, "b", "d2"), ([5, 6], 2, "a", "d3")]
-
-
-class TestCsv:
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda plain: plain,
-            lambda plain: plain.replace("\n", "\r\n"),
-            lambda plain: plain.removesuffix("\n"),
-            lambda plain: plain.replace("\n", "\n\n"),
-            lambda plain: "\n" + plain,
-            lambda plain: "\ufeff" + plain,
-        ],
-    )
-    @pytest.mark.parametrize("block", [1, 20, 1 << 20])
-    def test_plain_lines_are_read_fast(
-        self, tmp_path: Path, change: Any, block: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Python's own reader, nine times slower, sees the header only."""
-        pytest.importorskip("pyarrow")
-        monkeypatch.setattr(table, "BLOCK_BYTES", block)
-        monkeypatch.setattr(text, "INDEX_BYTES", block)
-        slow = CsvSource._slow
-
-        def never(source: CsvSource, texts: list[bytes], numbers: list[int]) -> Any:
-            assert not texts
-            return slow(source, texts, numbers)
-
-        monkeypatch.setattr(CsvSource, "_slow", never)
-        monkeypatch.setattr(CsvSource, "_checked", None)
-        (tmp_path / "a.csv").write_text(change(PLAIN))
-        with open_source(tmp_path / "a.csv") as source:
-            whole, lists = both_ways(source)
-            assert source.column("docid") == ["d1", "d2", "d3"]  # type: ignore[attr-defined]
-        assert whole == WANTED
-        assert lists == WANTED
-
-    @pytest.mark.parametrize("columns", [["qid", "x", "y"], ["qid", "label", "x", "y"], ["qid", "docid", "x", "y"]])
-    @pytest.mark.parametrize("fast", [True, False])
-    def test_columns_that_may_be_absent(
-        self, tmp_path: Path, columns: list[str], fast: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(*((CsvSource, "_slow", None) if fast else (table, "find_spec", lambda name: None)))
-        cells = [dict(zip(PLAIN.split("\n")[0].split(","), line.split(","), strict=True)) for line in PLAIN.split()[1:]]
-        lines = [",".join(columns), *(",".join(row[name] for name in columns) for row in cells)]
-        (tmp_path / "a.csv").write_text("\n".join(lines))
-        with open_source(tmp_path / "a.csv") as source:
-            whole, lists = both_ways(source)
-            assert source.has_labels is ("label" in columns)
-        wanted = [
-            (X, y if "label" in columns else 0, query, name if "docid" in columns else "")
-            for X, y, query, name in WANTED
-        ]
-        assert whole == wanted
-        assert lists == wanted
-
-    @pytest.mark.parametrize("policy", ["zero", "query-min"])
-    def test_gaps_are_read_fast(self, tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("pyarrow")
-        monkeypatch.setattr(CsvSource, "_slow", None)
-        (tmp_path / "a.csv").write_text("qid,x,y\n1,,NULL\n1,nan,2\n2,5,null\n")
-        with open_source(tmp_path / "a.csv", missing=policy) as source:
-            whole, lists = both_ways(source)
-        two = 0 if policy == "zero" else 2
-        assert [row for row, *_ in whole] == [row for row, *_ in lists] == [[0, two], [0, 2], [5, 0]]
-
-    @pytest.mark.parametrize(
-        "line",
-        [
-            '1,"2",3',
-            "1,2,x",
-            "1,2,1e39",
-            ",2,3",
-            "1,2",
-            "1,2,3,4",
-            "1,2,3\r4",
-            "1,2,1_0",
-            "1,2,true",
-            "1,2,٣",
-            "1,inf,3",
-        ],
-    )
-    def test_both_readers_say_the_same_of_odd_lines(
-        self, tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "a.csv").write_bytes(f"qid,x,y\n7,8,9\n{line}\n7,8,9\n".encode())
-
-        def outcome(way: Any) -> object:
-            try:
-                with open_source(tmp_path / "a.csv") as source:
-                    return way(source)
-            except DataError as error:
-                return str(error)
-
-        ways = (
-            lambda source: both_ways(source)[0],
-            lambda source: both_ways(source)[1],
-            lambda source: source.codes.tolist(),
-        )
-        fast = [outcome(way) for way in ways]
-        monkeypatch.setattr(table, "find_spec", lambda name: None)
-        assert [outcome(way) for way in ways] == fast
-        assert fast[0] == fast[1]
-
-    @pytest.mark.parametrize("fast", [True, False])
-    def test_cells_by_hand(self, tmp_path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        if not fast:
-            monkeypatch.setattr(table, "find_spec", lambda name: None)
-        (tmp_path / "a.csv").write_text('qid , label,"x"\n"a,b",1,"2"\n\nb, 0 , 3 \nc,2,True\nd,1,FALSE\n')
-        with open_source(tmp_path / "a.csv") as source:
-            whole, lists = both_ways(source)
-            assert source.feature_names == ("x",)
-            assert source.column("qid") == ["a,b", "b", "c", "d"]  # type: ignore[attr-defined]
-        assert whole == lists == [([2], 1, "a,b", ""), ([3], 0, "b", ""), ([1], 2, "c", ""), ([0], 1, "d", "")]
-
-    @pytest.mark.parametrize("fast", [True, False])
-    @pytest.mark.parametrize(
-        ("cell", "label", "message"),
-        [
-            (
-                "x",
-                "1",
-                r"a.csv:3: column 'x' must be a finite number, got 'x'; if its words are categories, name it in",
-            ),
-            ("inf", "1", r"a.csv:3: column 'x' must be a finite number, got 'inf'; if its words"),
-            ("1e39", "1", r"a.csv:3: column 'x' must be a finite number, got '1e39'$"),
-            ("", "1", r"a.csv:3: column 'x' is missing; `missing=`"),
-            ("1", "x", r"a.csv:3: column 'label' must be a finite number, got 'x'$"),
-            ("1", "", r"a.csv:3: column 'label' must be a finite number, got ''$"),
-            ("1", "1e39", r"a.csv:3: column 'label' must be a finite number, got '1e39'$"),
-        ],
-    )
-    def test_what_is_said_of_a_cell(
-        self, tmp_path: Path, cell: str, label: str, message: str, fast: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        if not fast:
-            monkeypatch.setattr(table, "find_spec", lambda name: None)
-        (tmp_path / "a.csv").write_text(f"qid,label,x\n1,1,1\n1,{label},{cell}\n")
-        for way in (lambda source: source.read(), lambda source: list(source.batches())):
-            with pytest.raises(DataError, match=message), open_source(tmp_path / "a.csv") as source:
-                way(source)
-        if label == "":
-            with pytest.raises(DataError, match=message), open_source(tmp_path / "a.csv", missing="zero") as source:
-                source.read()
-
-    def test_values_of_double_precision(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "a.csv").write_text("qid,label,x\n1,1,1e39\n1,0,0.1\n")
-        for _ in range(2):
-            with open_source(tmp_path / "a.csv", dtype=torch.float64) as source:
-                data = source.read()
-            assert (in_order(data)[0].tolist(), data.features.dtype) == ([[1e39], [0.1]], torch.float64)
-            monkeypatch.setattr(table, "find_spec", lambda name: None)
-
-    def test_a_header_that_is_not_first(self, tmp_path: Path) -> None:
-        (tmp_path / "a.csv").write_text("\n  \nqid,x\n1,2\n\n2,3\n2,y\n")
-        message = r"a.csv:7: column 'x' must be a finite number"
-        for way in (lambda source: source.read(), lambda source: source.only("2")):
-            with pytest.raises(DataError, match=message), open_source(tmp_path / "a.csv") as source:
-                way(source)
-        with open_source(tmp_path / "a.csv") as source:
-            assert source.only("1").features.tolist() == [[2]]
-        (tmp_path / "a.csv").write_text("\n\n")
-        with pytest.raises(DataError, match=r"a.csv:1: the file holds no documents"):
-            open_source(tmp_path / "a.csv")
-
-    def test_names_of_columns_in_messages(self) -> None:
-        many = [f"c{i}" for i in range(7)]
-        with pytest.raises(DataError, match=r"there are 'c0', 'c1', 'c2', 'c3', 'c4', 'c5', …$"):
-            lay_out(many, ReadOptions(), "f")
-        with pytest.raises(DataError, match=r"there are 'c0', 'c1', 'c2', 'c3', 'c4', 'c5'$"):
-            lay_out(many[:6], ReadOptions(), "f")
-        with pytest.raises(DataError, match=r"^f: column 'b' is named twice$"):
-            lay_out(["qid", "a", "b", "b"], ReadOptions(), "f")
-        plan = lay_out(["x", "qid", "w", "p"], ReadOptions(columns=Columns(weight="w", position="p")), "f")
-        assert (plan.names, plan.features, plan.label, plan.doc_id) == (("x",), (0,), None, None)
-
-    @pytest.mark.parametrize(
-        ("found", "wanted", "model", "message"),
-        [
-            ("ab", "ab", True, None),
-            ("ab", "ba", True, None),
-            ("a", "ab", True, "column 'b' is missing"),
-            ("a", "abc", True, "columns 'b', 'c' are missing"),
-            ("abc", "a", False, "there should be no column 'b', 'c'"),
-            ("ac", "ab", False, "column 'b' is missing, and there should be no column 'c'"),
-            ("ac", "ab", True, "column 'b' is missing, and the model was trained on no column 'c'"),
-        ],
-    )
-    def test_names_that_are_missing_or_unknown(self, found: str, wanted: str, model: bool, message: str | None) -> None:
-        if message is None:
-            check_names(found, wanted, "f", model=model)
-            return
-        with pytest.raises(DataError, match=rf"^f: {message}$"):
-            check_names(found, wanted, "f", model=model)
-        with pytest.raises(DataError, match=r"no column 'prices'; did you mean 'price'\?"):
-            check_names(["prices"], ["price"], "f", model=model)

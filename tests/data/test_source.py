@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
+from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.letor import load_letor
-from lgmml_torch.data.source import FORMATS, Columns, Format, ReadOptions, Rows, Source, kind_of, open_source
+from lgmml_torch.data.source import FORMATS, Format, ReadOptions, Rows, Source, kind_of, open_source
 from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.ragged import RankingData
 from tests.doors import FEATURES, small_data
@@ -118,34 +119,41 @@ def bits(values: Any) -> bytes:
     return np.ascontiguousarray(values).tobytes()
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize("kind", [*FILES, *OBJECTS])
-def test_every_format_gives_the_same_data(tmp_path: Path, kind: str, shuffled: bool) -> None:
-    if kind == "lightgbm" and shuffled:
-        pytest.skip("its rows follow one another by definition")
-    data = small_data(shuffled=shuffled)
-    what, more = offered(data, tmp_path, kind)
-    with open_source(what, **more) as source:
-        whole = source.read(labelled=True)
-    grouped = kind.startswith(GROUPED)
-    for name in ("features", "labels", "offsets", *(() if grouped else ("order",))):
-        assert bits(getattr(whole, name)) == bits(getattr(data, name)), name
-    assert whole.doc_ids == data.doc_ids
-    assert whole.qids == (tuple(range(12)) if kind == "lightgbm" else data.qids)
-    named = kind.startswith(("csv", "tsv", "parquet", "lists", "arrow", "feather", "pandas", "polars", "pyarrow"))
-    assert whole.feature_names == (NAMES if named or kind == "nested pyarrow" else None)
-    sizes = dict(zip(whole.qids, whole.sizes.tolist(), strict=True))
-    for documents in (1, 7, 10_000):
-        with open_source(what, **more, num_features=FEATURES) as source:
-            assert source.in_order is (not shuffled or grouped)
-            assert source.has_labels
-            X, y, queries, ids = gathered(source, documents)
-            assert (bits(X), y.tolist(), queries, ids) == (bits(in_order(whole)[0]), *map(list, in_order(whole)[1:]))
-            for batch in source.batches(documents):
-                assert all(sizes[q] == n for q, n in zip(batch.data.qids, batch.data.sizes.tolist(), strict=True))
-                assert batch.data.feature_names == whole.feature_names
-    for field in ("features", "labels", "offsets", "order"):
-        assert torch.equal(getattr(batch.data, field), getattr(whole, field)), field
+def test_every_format_gives_the_same_data(tmp_path: Path) -> None:
+    for shuffled in [False, True]:
+        for kind in [*FILES, *OBJECTS]:
+            if kind == "lightgbm" and shuffled:
+                continue  # its rows follow one another by definition
+            data = small_data(shuffled=shuffled)
+            what, more = offered(data, tmp_path, kind)
+            with open_source(what, **more) as source:
+                whole = source.read(labelled=True)
+            grouped = kind.startswith(GROUPED)
+            for name in ("features", "labels", "offsets", *(() if grouped else ("order",))):
+                assert bits(getattr(whole, name)) == bits(getattr(data, name)), name
+            assert whole.doc_ids == data.doc_ids
+            assert whole.qids == (tuple(range(12)) if kind == "lightgbm" else data.qids)
+            named = kind.startswith(
+                ("csv", "tsv", "parquet", "lists", "arrow", "feather", "pandas", "polars", "pyarrow")
+            )
+            assert whole.feature_names == (NAMES if named or kind == "nested pyarrow" else None)
+            sizes = dict(zip(whole.qids, whole.sizes.tolist(), strict=True))
+            for documents in (1, 7, 10_000):
+                with open_source(what, **more, num_features=FEATURES) as source:
+                    assert source.in_order is (not shuffled or grouped)
+                    assert source.has_labels
+                    X, y, queries, ids = gathered(source, documents)
+                    assert (bits(X), y.tolist(), queries, ids) == (
+                        bits(in_order(whole)[0]),
+                        *map(list, in_order(whole)[1:]),
+                    )
+                    for batch in source.batches(documents):
+                        assert all(
+                            sizes[q] == n for q, n in zip(batch.data.qids, batch.data.sizes.tolist(), strict=True)
+                        )
+                        assert batch.data.feature_names == whole.feature_names
+            for field in ("features", "labels", "offsets", "order"):
+                assert torch.equal(getattr(batch.data, field), getattr(whole, field)), field
 
 
 @pytest.mark.parametrize("kind", [*FILES, *OBJECTS])
@@ -194,16 +202,16 @@ def test_agrees_with_the_loader(tmp_path: Path) -> None:
     assert (batch.data.qids, batch.data.doc_ids) == (whole.qids, whole.doc_ids)
 
 
-@pytest.mark.parametrize("kind", ["txt.gz", "csv.gz", "parquet", "nested.parquet", "arrow", "npz", "pandas"])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_one_query(tmp_path: Path, kind: str, shuffled: bool) -> None:
-    data = small_data(shuffled=shuffled)
-    what, _ = offered(data, tmp_path, kind)
-    with open_source(what, num_features=FEATURES) as source:
-        for query in (3, 9, 1):  # forwards and back
-            torch.testing.assert_close(source.only(str(10 + query)).features, data.select([query]).features)
-        with pytest.raises(DataError, match=r": there is no query '99'; there are \d+, "):
-            source.only("99")
+def test_one_query(tmp_path: Path) -> None:
+    for kind in ["txt.gz", "csv.gz", "parquet", "nested.parquet", "arrow", "npz", "pandas"]:
+        for shuffled in [False, True]:
+            data = small_data(shuffled=shuffled)
+            what, _ = offered(data, tmp_path, kind)
+            with open_source(what, num_features=FEATURES) as source:
+                for query in (3, 9, 1):  # forwards and back
+                    torch.testing.assert_close(source.only(str(10 + query)).features, data.select([query]).features)
+                with pytest.raises(DataError, match=r": there is no query '99'; there are \d+, "):
+                    source.only("99")
 
 
 def read_whole(source: Source) -> None:
@@ -254,9 +262,9 @@ def test_letor_without_labels(tmp_path: Path, way: Any) -> None:
         load_letor(file, cache=False)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+@BOTH_WAYS
+def test_bad_letor_is_named_by_line(tmp_path: Path, way: Any) -> None:
+    for text, message in [
         ("1 qid:1 1:1\n\n1 qid:2 6:1\n", r"bad.txt:3: feature index 6 is .* 5; the model was trained on 5 features"),
         ("1 qid:1 1:1\n1 1:1\n", r"bad.txt:2: missing qid"),
         ("1 qid:1 1:1\n1 qid:2 1:x\n1 qid:1 1:1\n", r"bad.txt:2: the value of feature 1 must be a number, got 'x'"),
@@ -266,15 +274,12 @@ def test_letor_without_labels(tmp_path: Path, way: Any) -> None:
         ("1 qid:1 1:1\n\x0b\n", r"bad.txt:2: not plain text, found byte 0x0b"),
         ("1 qid: 1:1\n", r"bad.txt:1: `qid:` must be followed by the id of the query"),
         ("# nothing\n\n", r"bad.txt:1: the file holds no documents"),
-    ],
-)
-@BOTH_WAYS
-def test_bad_letor_is_named_by_line(tmp_path: Path, text: str, message: str, way: Any) -> None:
-    file = tmp_path / "bad.txt"
-    for content in (text.encode(), gzip.compress(text.encode())):
-        file.write_bytes(content)
-        with pytest.raises(DataError, match=message), open_source(file, num_features=FEATURES) as source:
-            way(source)
+    ]:
+        file = tmp_path / "bad.txt"
+        for content in (text.encode(), gzip.compress(text.encode())):
+            file.write_bytes(content)
+            with pytest.raises(DataError, match=message), open_source(file, num_features=FEATURES) as source:
+                way(source)
 
 
 @BOTH_WAYS
@@ -427,33 +432,35 @@ def test_a_new_format_is_two_methods_and_one_line(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["txt", "csv", "parquet"])
-@pytest.mark.parametrize("scattered", [False, True])
-def test_memory_stays_below_the_file(tmp_path: Path, kind: str, scattered: bool) -> None:
+def test_memory_stays_below_the_file(tmp_path: Path) -> None:
     """A file of tens of MB, also with its queries scattered, is read in batches with less than half of that."""
-    import tracemalloc
+    for kind in ["txt", "csv", "parquet"]:
+        for scattered in [False, True]:
+            import tracemalloc
 
-    file, width, rows = tmp_path / f"big.{kind}", 60, 60_000
-    queries = [row % 500 if scattered else row // 120 for row in range(rows)]
-    if kind == "parquet":
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        values = np.random.default_rng(0).random((width, rows))
-        pq.write_table(pa.table({"qid": queries, **{f"f{j}": values[j] for j in range(width)}}), file)
-    else:
-        numbers = [f"0.123456{j}" for j in range(width)]
-        letor = " ".join(f"{j + 1}:{number}" for j, number in enumerate(numbers))
-        with file.open("w") as stream:
-            if kind == "csv":
-                stream.write(",".join(["qid", *(f"f{j}" for j in range(width))]) + "\n")
-            for row, query in enumerate(queries):
-                stream.write(f"{row % 3} qid:{query} {letor}\n" if kind == "txt" else f"{query},{','.join(numbers)}\n")
-    tracemalloc.start()
-    with open_source(file, num_features=width) as source:
-        count = sum(batch.data.num_documents for batch in source.batches(2_000))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert count == rows
-    assert peak < file.stat().st_size / 2
+            file, width, rows = tmp_path / f"big.{kind}", 60, 60_000
+            queries = [row % 500 if scattered else row // 120 for row in range(rows)]
+            if kind == "parquet":
+                pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+                values = np.random.default_rng(0).random((width, rows))
+                pq.write_table(pa.table({"qid": queries, **{f"f{j}": values[j] for j in range(width)}}), file)
+            else:
+                numbers = [f"0.123456{j}" for j in range(width)]
+                letor = " ".join(f"{j + 1}:{number}" for j, number in enumerate(numbers))
+                with file.open("w") as stream:
+                    if kind == "csv":
+                        stream.write(",".join(["qid", *(f"f{j}" for j in range(width))]) + "\n")
+                    for row, query in enumerate(queries):
+                        stream.write(
+                            f"{row % 3} qid:{query} {letor}\n" if kind == "txt" else f"{query},{','.join(numbers)}\n"
+                        )
+            tracemalloc.start()
+            with open_source(file, num_features=width) as source:
+                count = sum(batch.data.num_documents for batch in source.batches(2_000))
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert count == rows
+            assert peak < file.stat().st_size / 2
 
 
 @pytest.mark.parametrize("kind", ["pandas", "pyarrow", "parquet"])

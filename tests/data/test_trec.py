@@ -28,7 +28,7 @@ from lgmml_torch.data.trec import (
     write_qrels,
     write_run,
 )
-from lgmml_torch.evaluation.trec import evaluate_run
+from lgmml_torch.evaluation.evaluate import evaluate_run
 from lgmml_torch.functional.ranking.measures import rank_metrics
 from lgmml_torch.functional.ranking.presets import PRESETS
 from lgmml_torch.ragged import RankingData
@@ -59,21 +59,21 @@ NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_figures_are_those_of_trec_eval(seed: int) -> None:
-    ir_measures = pytest.importorskip("ir_measures")
-    run, qrels = random_files(seed)
-    with pytest.warns(DataWarning, match="1 of 11 queries of 'run' were not judged and are left out, e.g. q5"):
-        found = evaluate_run(run, qrels, metrics=list(NAMES))
-    measures = {name: ir_measures.parse_measure(other) for name, other in NAMES.items()}
-    theirs = {(str(m.measure), m.query_id): m.value for m in ir_measures.iter_calc(measures.values(), qrels, run)}
-    for name, measure in measures.items():
-        values = [theirs.get((str(measure), qid), 0.0) for qid in found.qids]
-        assert found.per_query[name].tolist() == pytest.approx(values, abs=1e-12), name
-    assert found.means["ndcg@5"] == pytest.approx(
-        ir_measures.calc_aggregate([measures["ndcg@5"]], qrels, run)[measures["ndcg@5"]], abs=1e-12
-    )
-    assert found.counted["map"] == len(qrels)
+def test_figures_are_those_of_trec_eval() -> None:
+    for seed in range(6):
+        ir_measures = pytest.importorskip("ir_measures")
+        run, qrels = random_files(seed)
+        with pytest.warns(DataWarning, match="1 of 11 queries of 'run' were not judged and are left out, e.g. q5"):
+            found = evaluate_run(run, qrels, metrics=list(NAMES))
+        measures = {name: ir_measures.parse_measure(other) for name, other in NAMES.items()}
+        theirs = {(str(m.measure), m.query_id): m.value for m in ir_measures.iter_calc(measures.values(), qrels, run)}
+        for name, measure in measures.items():
+            values = [theirs.get((str(measure), qid), 0.0) for qid in found.qids]
+            assert found.per_query[name].tolist() == pytest.approx(values, abs=1e-12), name
+        assert found.means["ndcg@5"] == pytest.approx(
+            ir_measures.calc_aggregate([measures["ndcg@5"]], qrels, run)[measures["ndcg@5"]], abs=1e-12
+        )
+        assert found.counted["map"] == len(qrels)
 
 
 def test_scores_that_single_precision_cannot_tell_apart_are_ties() -> None:
@@ -85,22 +85,22 @@ def test_scores_that_single_precision_cannot_tell_apart_are_ties() -> None:
     assert "ties: falling document id" in found.definitions["mrr"]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_documents_that_were_not_ranked_change_nothing_but_totals(preset: str) -> None:
+def test_documents_that_were_not_ranked_change_nothing_but_totals() -> None:
     """With irrelevant missing documents every figure is that of the ranked ones alone."""
-    g = torch.Generator().manual_seed(3)
-    sizes = torch.tensor([4, 7, 1])
-    offsets = torch.tensor([0, 4, 11, 12])
-    scores, labels = torch.randint(0, 3, (12,), generator=g).float(), torch.randint(0, 3, (12,), generator=g)
-    more = torch.cat([torch.tensor([True] * int(n) + [False] * 3) for n in sizes])
-    wide_scores, wide_labels = torch.full((len(more),), 9.0), torch.zeros(len(more), dtype=torch.long)
-    wide_scores[more], wide_labels[more] = scores, labels
-    names = ["ndcg@3", "ndcg@10", "map", "mrr", "precision@5", "recall@2", "err"]
-    plain = rank_metrics(scores, labels, offsets, metrics=names, preset=preset, max_grade=4)
-    wide = torch.tensor([0, 7, 17, 21])
-    found = rank_metrics(wide_scores, wide_labels, wide, metrics=names, preset=preset, max_grade=4, retrieved=more)
-    for name in names:
-        torch.testing.assert_close(found[name], plain[name], equal_nan=True, rtol=0, atol=1e-12, msg=name)
+    for preset in PRESETS:
+        g = torch.Generator().manual_seed(3)
+        sizes = torch.tensor([4, 7, 1])
+        offsets = torch.tensor([0, 4, 11, 12])
+        scores, labels = torch.randint(0, 3, (12,), generator=g).float(), torch.randint(0, 3, (12,), generator=g)
+        more = torch.cat([torch.tensor([True] * int(n) + [False] * 3) for n in sizes])
+        wide_scores, wide_labels = torch.full((len(more),), 9.0), torch.zeros(len(more), dtype=torch.long)
+        wide_scores[more], wide_labels[more] = scores, labels
+        names = ["ndcg@3", "ndcg@10", "map", "mrr", "precision@5", "recall@2", "err"]
+        plain = rank_metrics(scores, labels, offsets, metrics=names, preset=preset, max_grade=4)
+        wide = torch.tensor([0, 7, 17, 21])
+        found = rank_metrics(wide_scores, wide_labels, wide, metrics=names, preset=preset, max_grade=4, retrieved=more)
+        for name in names:
+            torch.testing.assert_close(found[name], plain[name], equal_nan=True, rtol=0, atol=1e-12, msg=name)
 
 
 def test_retrieved_is_checked() -> None:
@@ -124,22 +124,19 @@ def test_files_come_back_as_they_were(tmp_path: Path, name: str) -> None:
         write_qrels({"1": {"two words": 1}}, io.BytesIO())
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_a_bad_run_is_refused_with_its_line(tmp_path: Path) -> None:
+    for line, message in [
         ("1 Q0 b 2 x t", "file:2: the score must be a number, got 'x'"),
         ("1 Q0 b 2 nan t", "file:2: the score must be a number, got 'nan'"),
         ("1 Q0 b 2.5 1 t", "file:2: the rank must be a whole number, got '2.5'"),
         ("1 Q0 b 2 1", "file:2: a line must read `qid Q0 docid rank score tag`, got 5 words"),
         ("1 Q0 a 2 1 t", "file:2: query 1 has document a twice"),
         ("1 Q0 \udcff 2 1 t", "file:2: the line is not UTF-8: invalid start byte"),
-    ],
-)
-def test_a_bad_run_is_refused_with_its_line(tmp_path: Path, line: str, message: str) -> None:
-    (tmp_path / "file").write_bytes(f"1 Q0 a 1 3 t\n{line}\n".encode(errors="surrogateescape"))
-    with pytest.raises(DataError) as error:
-        read_run(tmp_path / "file")
-    assert str(error.value).endswith(message)
+    ]:
+        (tmp_path / "file").write_bytes(f"1 Q0 a 1 3 t\n{line}\n".encode(errors="surrogateescape"))
+        with pytest.raises(DataError) as error:
+            read_run(tmp_path / "file")
+        assert str(error.value).endswith(message)
 
 
 def test_bad_qrels_are_refused_with_their_line(tmp_path: Path) -> None:
@@ -171,9 +168,8 @@ def test_a_model_and_its_run_get_the_same_figures(tmp_path: Path, capsys: pytest
     assert not any(math.isnan(float(cell)) for cell in figures[0][:3])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_words_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in [
         ([], "say what to evaluate: MODEL DATA, or --run FILE --qrels FILE"),
         (["m.safetensors"], "say what to evaluate"),
         (["--run", "x"], "`--run` and `--qrels` go together"),
@@ -181,11 +177,9 @@ def test_a_model_and_its_run_get_the_same_figures(tmp_path: Path, capsys: pytest
         (["m", "d", "--run", "x", "--qrels", "y"], "`--run` is a ranking already"),
         (["--run", "x", "--run", "y", "--qrels", "z", "--json", "j"], "`--json` takes the figures of one run"),
         (["--run", "x", "--qrels", "nowhere"], "x: no such file"),
-    ],
-)
-def test_words_that_do_not_go_together(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["evaluate", *words]) == 2
-    assert message in capsys.readouterr().err
+    ]:
+        assert cli.main(["evaluate", *words]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_fractions_are_no_judgements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,12 +249,12 @@ def test_a_run_is_written_best_first() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["two words", "", " a", "a\n"])
-def test_ids_are_one_word(name: str) -> None:
-    with pytest.raises(DataError, match="an id must be one word to stand in a TREC file"):
-        write_qrels({"1": {name: 1}}, io.BytesIO())
-    with pytest.raises(DataError, match="an id must be one word to stand in a TREC file"):
-        write_run({name: {"a": 1.0}}, io.BytesIO())
+def test_ids_are_one_word() -> None:
+    for name in ["two words", "", " a", "a\n"]:
+        with pytest.raises(DataError, match="an id must be one word to stand in a TREC file"):
+            write_qrels({"1": {name: 1}}, io.BytesIO())
+        with pytest.raises(DataError, match="an id must be one word to stand in a TREC file"):
+            write_run({name: {"a": 1.0}}, io.BytesIO())
 
 
 def test_arrays_of_a_run_by_hand() -> None:

@@ -12,11 +12,11 @@ import torch
 
 from lgmml_torch.categories import OTHER
 from lgmml_torch.checks import DataError
-from lgmml_torch.data import table
 from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.cache import Cache, from_arrays, to_arrays
 from lgmml_torch.data.catalog import load_file, load_parts, open_table
-from lgmml_torch.data.source import Columns, open_source
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_source import in_order
@@ -35,7 +35,7 @@ ROWS = [
 NAMES = ("colour", "size", "brand")
 CODES = [[2, 0.5, 1], [0, 1.5, 0], [2, 2.5, 2], [1, 3.5, 0], [0, 4.5, 1]]
 WORDS = (("blue", "green", "red"), None, ("x1", "x2", "x3"))
-FORMATS = ["csv", "csv.gz", "slow.csv", "tsv", "parquet", "typed.parquet", "lists.parquet", "lists.arrow", "feather"]
+FORMATS = ["csv", "csv.gz", "tsv", "parquet", "typed.parquet", "lists.parquet", "lists.arrow", "feather"]
 FORMATS += ["pandas", "typed pandas", "polars", "pyarrow", "data"]
 
 
@@ -53,10 +53,8 @@ def data() -> RankingData:
     return RankingData.from_arrays(typed(rows[list(NAMES)]), rows["label"], qid=list(rows["qid"]), doc_ids=ids)
 
 
-def offered(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    rows, file = frame(), folder / f"t.{kind}"
-    if kind.startswith("slow"):
-        monkeypatch.setattr(table, "find_spec", lambda name: None)
+def offered(folder: Path, kind: str, rows: Any = None) -> Any:
+    rows, file = frame() if rows is None else rows, folder / f"t.{kind}"
     if kind.endswith(("csv", "tsv")):
         rows.to_csv(file, index=False, sep="\t" if kind == "tsv" else ",")
     elif kind == "csv.gz":
@@ -79,97 +77,96 @@ def offered(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return file
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_codes_are_places_among_the_sorted_words(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    what = offered(tmp_path, kind, monkeypatch)
-    asked = None if kind == "data" else ["colour", "brand"]
-    with open_source(what, categories=asked) as source:
-        assert source.categories == WORDS
-        whole = source.read(labelled=True)
-        parts = [batch.data for batch in source.batches(2)]
-    assert whole.categories == WORDS
-    assert whole.feature_names == NAMES
-    X, y, queries, ids = in_order(whole)
-    assert X.tolist() == CODES
-    assert y.tolist() == [row[1] for row in ROWS]
-    assert (queries, ids) == ([row[0] for row in ROWS], [row[-1] for row in ROWS])
-    assert len(parts) == 3
-    assert {part.categories for part in parts} == {WORDS}
-    assert np.concatenate([in_order(part)[0] for part in parts]).tolist() == CODES
+def test_codes_are_places_among_the_sorted_words(tmp_path: Path) -> None:
+    for kind in FORMATS:
+        what = offered(tmp_path, kind)
+        asked = None if kind == "data" else ["colour", "brand"]
+        with open_source(what, categories=asked) as source:
+            assert source.categories == WORDS
+            whole = source.read(labelled=True)
+            parts = [batch.data for batch in source.batches(2)]
+        assert whole.categories == WORDS
+        assert whole.feature_names == NAMES
+        X, y, queries, ids = in_order(whole)
+        assert X.tolist() == CODES
+        assert y.tolist() == [row[1] for row in ROWS]
+        assert (queries, ids) == ([row[0] for row in ROWS], [row[-1] for row in ROWS])
+        assert len(parts) == 3
+        assert {part.categories for part in parts} == {WORDS}
+        assert np.concatenate([in_order(part)[0] for part in parts]).tolist() == CODES
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_known_vocabulary_decides(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_vocabulary_decides(tmp_path: Path) -> None:
     """Words that it lacks are others, whatever the order of the columns."""
-    what = offered(tmp_path, kind, monkeypatch)
-    known = {"brand": ["x3", "x2"], "colour": ["red"]}
-    with open_source(what, categories=known, feature_names=("brand", "colour", "size")) as source:
-        assert source.categories == (("x3", "x2"), ("red",), None)
-        found = source.read()
-        assert source.feature_names == found.feature_names == ("brand", "colour", "size")
-    wanted = [[1, 0, 0.5], [OTHER, OTHER, 1.5], [0, 0, 2.5], [OTHER, OTHER, 3.5], [1, OTHER, 4.5]]
-    assert in_order(found)[0].tolist() == wanted
-    with (
-        pytest.raises(DataError, match=r"(there must be a column 'price'|the data must have the categories)"),
-        open_source(what, categories={**known, "price": ["1"]}),
-    ):
-        pass
+    for kind in FORMATS:
+        what = offered(tmp_path, kind)
+        known = {"brand": ["x3", "x2"], "colour": ["red"]}
+        with open_source(what, categories=known, feature_names=("brand", "colour", "size")) as source:
+            assert source.categories == (("x3", "x2"), ("red",), None)
+            found = source.read()
+            assert source.feature_names == found.feature_names == ("brand", "colour", "size")
+        wanted = [[1, 0, 0.5], [OTHER, OTHER, 1.5], [0, 0, 2.5], [OTHER, OTHER, 3.5], [1, OTHER, 4.5]]
+        assert in_order(found)[0].tolist() == wanted
+        with (
+            pytest.raises(DataError, match=r"(there must be a column 'price'|the data must have the categories)"),
+            open_source(what, categories={**known, "price": ["1"]}),
+        ):
+            pass
 
 
-@pytest.mark.parametrize("kind", ["csv", "slow.csv", "parquet", "pandas", "polars", "pyarrow"])
-def test_text_that_nobody_named_is_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    what = offered(tmp_path, kind, monkeypatch)
-    with pytest.raises(DataError, match=r"column 'colour' must .*`categories`"), open_source(what) as source:
-        source.read()
-    with pytest.raises(DataError, match=r"column 'brand' must"), open_source(what, categories=["colour"]) as source:
-        source.read()
+def test_text_that_nobody_named_is_refused(tmp_path: Path) -> None:
+    for kind in ["csv", "parquet", "pandas", "polars", "pyarrow"]:
+        what = offered(tmp_path, kind)
+        with pytest.raises(DataError, match=r"column 'colour' must .*`categories`"), open_source(what) as source:
+            source.read()
+        with pytest.raises(DataError, match=r"column 'brand' must"), open_source(what, categories=["colour"]) as source:
+            source.read()
 
 
-@pytest.mark.parametrize("kind", ["typed.parquet", "lists.parquet", "feather", "typed pandas", "data"])
-def test_a_type_may_say_it_too(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_source(offered(tmp_path, kind, monkeypatch)) as source:
-        assert source.categories == WORDS
-        assert in_order(source.read())[0].tolist() == CODES
+def test_a_type_may_say_it_too(tmp_path: Path) -> None:
+    for kind in ["typed.parquet", "lists.parquet", "feather", "typed pandas", "data"]:
+        with open_source(offered(tmp_path, kind)) as source:
+            assert source.categories == WORDS
+            assert in_order(source.read())[0].tolist() == CODES
 
 
-@pytest.mark.parametrize("kind", ["csv", "slow.csv", "parquet", "typed.parquet", "pandas"])
-@pytest.mark.parametrize("policy", ["zero", "query-min", "query-mean"])
-def test_missing_words_are_others(tmp_path: Path, kind: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        rows = frame()
-        rows.loc[3, "colour"] = None
-        rows.loc[2, "size"] = None
-        patch.setattr(f"{__name__}.frame", lambda: rows)
-        what = offered(tmp_path, kind, monkeypatch)
-    options: dict[str, Any] = {"categories": ["colour", "brand"]}
-    with open_source(what, missing=policy, **options) as source:
-        X = in_order(source.read())[0].tolist()
-    assert X[3] == [OTHER, 3.5, 0]
-    assert X[2] == [1, 0.0 if policy == "zero" else 3.5, 2]  # green is gone, so red is the second word
-    with pytest.raises(DataError, match=r"column '(size|colour)' is missing"), open_source(what, **options) as source:
-        source.read()
+def test_missing_words_are_others(tmp_path: Path) -> None:
+    for kind in ["csv", "parquet", "typed.parquet", "pandas"]:
+        for policy in ["zero", "query-min", "query-mean"]:
+            rows = frame()
+            rows.loc[3, "colour"] = None
+            rows.loc[2, "size"] = None
+            what = offered(tmp_path, kind, rows)
+            options: dict[str, Any] = {"categories": ["colour", "brand"]}
+            with open_source(what, missing=policy, **options) as source:
+                X = in_order(source.read())[0].tolist()
+            assert X[3] == [OTHER, 3.5, 0]
+            assert X[2] == [1, 0.0 if policy == "zero" else 3.5, 2]  # green is gone, so red is the second word
+            with (
+                pytest.raises(DataError, match=r"column '(size|colour)' is missing"),
+                open_source(what, **options) as source,
+            ):
+                source.read()
 
 
-def test_features_that_are_all_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_that_are_all_words(tmp_path: Path) -> None:
     frame()[["qid", "label", "colour"]].to_csv(tmp_path / "t.csv", index=False)
-    for _ in range(2):
-        found = load_file(tmp_path / "t.csv", categories=["colour"], cache=False)
-        assert in_order(found)[0].tolist() == [[2], [0], [2], [1], [0]]
-        monkeypatch.setattr(table, "find_spec", lambda name: None)
+    found = load_file(tmp_path / "t.csv", categories=["colour"], cache=False)
+    assert in_order(found)[0].tolist() == [[2], [0], [2], [1], [0]]
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.tsv.gz", "t.parquet", "t.arrow", "t.feather"])
-def test_words_are_written_as_words(tmp_path: Path, name: str) -> None:
-    given = data()
-    given.features[given.features[:, 1] == 3.5, 0] = OTHER
-    save_table(given, tmp_path / name)
-    with open_source(tmp_path / name, categories=["colour", "brand"], missing="zero") as source:
-        back = source.read(labelled=True)
-    assert back.feature_names == NAMES
-    assert back.categories == (("blue", "red"), None, WORDS[2])
-    wanted = [[1, 0.5, 1], [0, 1.5, 0], [1, 2.5, 2], [OTHER, 3.5, 0], [0, 4.5, 1]]
-    assert in_order(back)[0].tolist() == wanted
-    assert back.doc_ids == given.doc_ids
+def test_words_are_written_as_words(tmp_path: Path) -> None:
+    for name in ["t.csv", "t.tsv.gz", "t.parquet", "t.arrow", "t.feather"]:
+        given = data()
+        given.features[given.features[:, 1] == 3.5, 0] = OTHER
+        save_table(given, tmp_path / name)
+        with open_source(tmp_path / name, categories=["colour", "brand"], missing="zero") as source:
+            back = source.read(labelled=True)
+        assert back.feature_names == NAMES
+        assert back.categories == (("blue", "red"), None, WORDS[2])
+        wanted = [[1, 0.5, 1], [0, 1.5, 0], [1, 2.5, 2], [OTHER, 3.5, 0], [0, 4.5, 1]]
+        assert in_order(back)[0].tolist() == wanted
+        assert back.doc_ids == given.doc_ids
 
 
 def test_the_text_of_a_table_with_words(tmp_path: Path) -> None:
@@ -245,7 +242,7 @@ def test_pieces_of_a_table_share_all_words(tmp_path: Path) -> None:
 
 def test_too_many_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("typed.parquet", "lists.parquet"):
-        file = offered(tmp_path, kind, monkeypatch)
+        file = offered(tmp_path, kind)
         with monkeypatch.context() as patch:
             patch.setattr("lgmml_torch.categories.MOST_WORDS", 2)
             with pytest.raises(DataError, match=rf"{file.name}: column 'colour' must have at most 2 different words"):
@@ -259,9 +256,9 @@ def test_dates_are_no_words(tmp_path: Path) -> None:
         open_source(tmp_path / "t.parquet", categories=["colour", "brand"])
 
 
-def test_columns_of_a_table_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("csv", "slow.csv", "parquet", "lists.parquet", "pandas"):
-        with open_source(offered(tmp_path, kind, monkeypatch), categories=["colour", "brand"]) as source:
+def test_columns_of_a_table_as_text(tmp_path: Path) -> None:
+    for kind in ("csv", "parquet", "lists.parquet", "pandas"):
+        with open_source(offered(tmp_path, kind), categories=["colour", "brand"]) as source:
             assert source.column("docid") == [row[-1] for row in ROWS]  # type: ignore[attr-defined]
             assert source.column("qid") == [row[0] for row in ROWS]  # type: ignore[attr-defined]
     rows = frame()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +18,8 @@ DATA = RankingData.from_arrays(
 )
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_numbers() -> None:
+    for value, text in [
         (0.0, "0"),
         (-0.0, "-0"),
         (1.0, "1"),
@@ -31,12 +29,10 @@ DATA = RankingData.from_arrays(
         (-2.25, "-2.25"),
         (1e-30, "1e-30"),
         (16777216.0, "16777216"),
-    ],
-)
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_numbers(value: float, text: str, kind: Any) -> None:
-    assert _number(kind(value)) == text
-    assert kind(float(text)) == kind(value)
+    ]:
+        for kind in [np.float32, np.float64]:
+            assert _number(kind(value)) == text
+            assert kind(float(text)) == kind(value)
 
 
 def test_numbers_at_the_bound_of_whole_ones() -> None:
@@ -75,12 +71,12 @@ def test_the_same_data_gives_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.txt").read_bytes().startswith(b"1 qid:7")
 
 
-@pytest.mark.parametrize("qid", ["a b", "", "a#", "a:b", "é", "a\t", "\x7f"])
-def test_queries_that_no_line_can_hold(tmp_path: Path, qid: str) -> None:
-    data = RankingData.from_arrays(np.eye(2), [0, 1], qid=[qid, "ok"])
-    with pytest.raises(DataError, match="a query id must be printable ASCII without blanks"):
-        save_letor(data, tmp_path / "a.txt")
-    assert not list(tmp_path.iterdir())
+def test_queries_that_no_line_can_hold(tmp_path: Path) -> None:
+    for qid in ["a b", "", "a#", "a:b", "é", "a\t", "\x7f"]:
+        data = RankingData.from_arrays(np.eye(2), [0, 1], qid=[qid, "ok"])
+        with pytest.raises(DataError, match="a query id must be printable ASCII without blanks"):
+            save_letor(data, tmp_path / "a.txt")
+        assert not list(tmp_path.iterdir())
     save_letor(RankingData.from_arrays(np.eye(2), [0, 1], qid=["a-b_~!", "ok"]), tmp_path / "a.txt")
 
 

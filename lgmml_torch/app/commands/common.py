@@ -13,7 +13,8 @@ import torch
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive
 from lgmml_torch.data.catalog import CATALOG, open_dataset
-from lgmml_torch.data.source import Columns, Source, open_source
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import Source, open_source
 from lgmml_torch.files import replacing
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML

@@ -12,9 +12,8 @@ from lgmml_torch.app.commands.common import load_model, open_data, output
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.source import Source
 from lgmml_torch.data.trec import qrels_lines, read_qrels, read_run
-from lgmml_torch.evaluation.evaluate import Evaluation, evaluate
+from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_run
 from lgmml_torch.evaluation.tables import print_evaluations
-from lgmml_torch.evaluation.trec import evaluate_run
 from lgmml_torch.ragged import RankingData
 
 

@@ -1,0 +1,105 @@
+"""Which columns of a table are the query, the label, the document id and the features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lgmml_torch.checks import DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from lgmml_torch.data.source import ReadOptions
+
+_SHOWN = 6  # names in a message
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of a table that are no features.
+
+    Attributes:
+        qid: the query of each row.
+        label: its relevance; may be absent where nothing is trained.
+        doc_id: the id of the document; may be absent.
+        drop: columns to leave out.
+        weight: what the relevance of each row counts, see `RankingData.weighed`; may be absent.
+        position: where each row was shown; may be absent.
+    """
+
+    qid: str = "qid"
+    label: str = "label"
+    doc_id: str = "docid"
+    drop: tuple[str, ...] = ()
+    weight: str | None = None
+    position: str | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions of the columns of a table.
+
+    Attributes:
+        qid: the query.
+        label: the relevance, None where there is none.
+        doc_id: the document's id, None where there is none.
+        features: the features, in the order in which they are wanted.
+        names: and their names.
+    """
+
+    qid: int
+    label: int | None
+    doc_id: int | None
+    features: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: str = "the header") -> Layout:
+    """Find the columns; every one that is not the query, label or document id and is not dropped is a feature.
+
+    Raises:
+        DataError: for a name that comes twice, a query column that is not there, or other features than asked for.
+    """
+    columns = options.columns
+    place = {name: position for position, name in enumerate(header)}
+    if len(place) < len(header):
+        twice = next(name for position, name in enumerate(header) if place[name] != position)
+        raise DataError(f"{where}: column {twice!r} is named twice")
+    for name in (columns.qid, *columns.drop):
+        if name not in place:
+            hint = did_you_mean(name, list(header)) or f"; there are {_listed(header)}"
+            raise DataError(f"{where}: {what} must name a column {name!r}{hint}")
+    special = {columns.qid, columns.label, columns.doc_id, columns.weight, columns.position, *columns.drop}
+    found = tuple(name for name in header if name not in special)
+    wanted = options.feature_names
+    if wanted is not None:
+        check_names(found, wanted, where, model=options.model)
+        found = wanted
+    options.categories.check_present(found, where)
+    options.check_width(len(found), where, f"{what} names")
+    if not found:
+        raise DataError(f"{where}: {what} names no feature")
+    features = tuple(place[name] for name in found)
+    return Layout(place[columns.qid], place.get(columns.label), place.get(columns.doc_id), features, found)
+
+
+def check_names(found: Sequence[str], wanted: Sequence[str], where: str, *, model: bool) -> None:
+    """Require the same names, in any order; the error lists those that are missing and those that are unknown."""
+    gone = [name for name in wanted if name not in set(found)]
+    new = [name for name in found if name not in set(wanted)]
+    if not gone and not new:
+        return
+    parts = []
+    if len(gone) == 1:
+        parts.append(f"column {_listed(gone)} is missing")
+    elif gone:
+        parts.append(f"columns {_listed(gone)} are missing")
+    if new:
+        known = "the model was trained on" if model else "there should be"
+        parts.append(f"{known} no column {_listed(new)}{did_you_mean(new[0], gone)}")
+    raise DataError(f"{where}: {', and '.join(parts)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    text = ", ".join(repr(name) for name in names[:_SHOWN])
+    return f"{text}, …" if len(names) > _SHOWN else text
