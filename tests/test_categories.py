@@ -300,9 +300,6 @@ def test_models_with_words(ranker: LGMMLRanker, tmp_path: Path) -> None:
     model, data = ranker.model_, lists_of(frame(6, seed=5))
     scores = model.score(data)
     torch.testing.assert_close(merge_models([model, model], [0.5, 0.5]).score(data), scores)
-    small = model.compress(0.3, data).model
-    assert small.encoder == model.encoder
-    assert small.score(data).shape == scores.shape
     found = explain(model, data, qid=0, document=0, over=1)
     named = {found.called(column) for column in range(len(found.columns))}
     assert any(name.startswith("colour=red") for name in named)

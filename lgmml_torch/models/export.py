@@ -55,7 +55,7 @@ def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | Non
         require(package, "to export a model", "onnx")
     size = sum(tensor.numel() * tensor.element_size() for tensor in scorer.state_dict().values())
     if size >= 2**31:
-        raise LGMMLError(f"`model` must be smaller than 2 GiB for one ONNX file, got {size} bytes; compress it first")
+        raise LGMMLError(f"`model` must be smaller than 2 GiB for one ONNX file, got {size} bytes; fit fewer metrics")
     with _quiet():
         program = torch.onnx.export(
             scorer,

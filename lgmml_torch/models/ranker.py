@@ -23,7 +23,6 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
 if TYPE_CHECKING:
-    from lgmml_torch.models.compress import Compressed
     from lgmml_torch.models.explain import Explanation
     from lgmml_torch.models.tree_base import TreeBase
 
@@ -286,15 +285,6 @@ class LGMML(nn.Module):
         from lgmml_torch.models.explain import explain
 
         return explain(self, data, qid=qid, document=document, over=over)
-
-    def compress(self, tol: float, data: RankingData) -> Compressed:
-        """A cheaper model whose scores differ by about ``tol`` of their spread within the lists of ``data``.
-
-        See `lgmml_torch.models.compress.compress`, which also says what the result reports.
-        """
-        from lgmml_torch.models.compress import compress  # it needs this module
-
-        return compress(self, tol, data)
 
     def spec(self) -> dict[str, Any]:
         """All that is needed, besides the tensors, to build the model again: primitives only."""
