@@ -47,7 +47,7 @@ from lgmml_torch.functional.combine import combination_weights
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
-from lgmml_torch.models.tree_base import TreeBase
+from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import bank_curve
 from lgmml_torch.training.distances import compute_distances

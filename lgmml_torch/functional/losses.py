@@ -29,7 +29,7 @@ def ideal_dcg(
     """
     place = positions(offsets)
     gains = torch.exp2(labels[argsort_segments(labels, offsets, descending=True)]) - 1
-    return segment_sum(torch.where(place < truncation, gains * discounts_of(place), 0.0), offsets)
+    return segment_sum(torch.where(place < truncation, gains * discounts_of(place).to(gains), 0.0), offsets)
 
 
 def lambda_gradients(
@@ -138,8 +138,8 @@ def _sums_over_pairs(
 def discounts_of(
     places: Tensor,  # (N,) from 0
 ) -> Tensor:  # (N,)
-    """What a gain counts for at each place, ``1 / log2(place + 2)``."""
-    return 1 / torch.log2(places + 2.0)
+    """What a gain counts for at each place, ``1 / log2(place + 2)``, in float64."""
+    return 1 / torch.log2(places.double() + 2)
 
 
 def softmax_loss(

@@ -124,15 +124,17 @@ def explain(
         squares.append(square[:, 0])
         shares.append(empty.scatter_add(1, support, share[:, 0]))
         anchors.append((empty + torch.nan).scatter_(1, support, block.anchors.double().cpu()))
-    distances = torch.cat(squares).sqrt().T  # (2, K)
-    kappa = kernel(distances, model.kernel)
+    # One document after the other: equal documents get equal scores, to the last bit.
+    distances = [side.sqrt() for side in torch.cat(squares).unbind(1)]
+    kappa = [kernel(side, model.kernel) for side in distances]
+    own = torch.stack([(side * phi).sum() for side in kappa])
     return Explanation(
         qid=qid,
         document=document_label(part, rows[0]),
         over=document_label(part, rows[1]),
-        scores=trees[rows] - (kappa * phi).sum(1),
+        scores=trees[rows] - own,
         phi=phi,
-        distances=distances,
+        distances=torch.stack(distances),
         quality=model.metrics.quality.double().cpu(),
         metrics=phi * (kappa[1] - kappa[0]),
         features=phi[:, None] * torch.cat(shares),

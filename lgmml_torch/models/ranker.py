@@ -24,7 +24,7 @@ from lgmml_torch.segments import list_blocks
 
 if TYPE_CHECKING:
     from lgmml_torch.models.explain import Explanation
-    from lgmml_torch.models.tree_base import TreeBase
+    from lgmml_torch.models.trees import TreeBase
 
 
 class LGMML(nn.Module):
@@ -347,7 +347,7 @@ class LGMML(nn.Module):
 
 
 def _read_base(spec: dict[str, Any]) -> TreeBase:
-    from lgmml_torch.models.tree_base import TreeBase  # models without one do not need it
+    from lgmml_torch.models.trees import TreeBase  # models without one do not need it
 
     return TreeBase.from_spec(spec)
 

@@ -182,7 +182,7 @@ def test_writes_into_a_memory_mapped_array(tmp_path: Path, dtype: str) -> None:
     stored.flush()
     again = np.memmap(tmp_path / "dists", dtype=dtype, mode="r", shape=(50, 4))
     expected = local_distances(x, a, F).to(getattr(torch, dtype)).numpy()
-    np.testing.assert_array_equal(again, expected)
+    np.testing.assert_allclose(again, expected, rtol={"float32": 1e-5, "float16": 2e-3}[dtype])
 
 
 def test_out_is_returned_and_features_are_left_alone() -> None:

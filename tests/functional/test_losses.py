@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.losses import ideal_dcg, lambda_gradients
+from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.segments import offsets_from_sizes, segment_sum
 from tests.reference import lambdarank as naive
 
@@ -42,7 +42,7 @@ def test_lists_do_not_depend_on_each_other() -> None:
     together = lambda_gradients(scores, labels, offsets)
     alone = lambda_gradients(scores[9:], labels[9:], torch.tensor([0, 14]))
     for a, b in zip(together, alone, strict=True):
-        torch.testing.assert_close(a[9:], b, atol=0, rtol=1e-13)
+        torch.testing.assert_close(a[9:], b, atol=1e-14, rtol=1e-12)
 
 
 def test_lists_without_a_pair_have_no_gradient() -> None:
@@ -60,14 +60,6 @@ def test_extreme_scores_stay_finite(spread: float) -> None:
     g, h = lambda_gradients(scores.float() * spread, labels.float(), offsets)
     assert torch.isfinite(g).all()
     assert torch.isfinite(h).all()
-
-
-def test_given_ideal_is_used() -> None:
-    scores, labels, offsets = lists(6, [8, 8])
-    ideal = ideal_dcg(labels, offsets, truncation=4)
-    want = lambda_gradients(scores, labels, offsets, truncation=4)
-    got = lambda_gradients(scores, labels, offsets, truncation=4, ideal=ideal)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_a_list_of_50_000_documents_is_handled_in_bounded_memory() -> None:

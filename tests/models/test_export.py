@@ -182,7 +182,5 @@ def test_errors_name_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_models_too_large_for_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ranker(lists(), Chain([Standardize()]))
     monkeypatch.setattr(torch.Tensor, "element_size", lambda tensor: 2**40)
-    with pytest.raises(
-        LGMMLError, match=r"`model` must be smaller than 2 GiB for one ONNX file, got .* fewer metrics"
-    ):
+    with pytest.raises(LGMMLError, match=r"`model` must be smaller than 2 GiB for one ONNX file, got .* fewer metrics"):
         export_onnx(model, tmp_path / "model.onnx")

@@ -23,11 +23,11 @@ from lgmml_torch.models.importance import (
 )
 from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
 from lgmml_torch.models.preprocess.steps import PCA, ListRank, Quantile, RemoveConstant, Standardize
-from lgmml_torch.models.tree_base import TreeBase
+from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.plots import differences_picture, effect_picture, importance_picture
 from lgmml_torch.ragged import RankingData
 from tests.doors import FEATURES, small_data, small_model
-from tests.models.test_tree_base import lightgbm_booster
+from tests.models.test_trees import lightgbm_booster
 
 
 class OneFeature:

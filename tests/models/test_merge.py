@@ -12,7 +12,7 @@ from lgmml_torch.models.merge import merge_models
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import all_views, list_rank_features
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.models.tree_base import TreeBase
+from lgmml_torch.models.trees import TreeBase
 from tests.doors import plain_chain, small_data, small_model
 from tests.models.test_encode import lists, words_model
 
