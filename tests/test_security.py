@@ -34,7 +34,6 @@ from lgmml_torch.models.storage import (
     VERSION,
     load_checkpoint,
     read_model,
-    sealed,
     write_checkpoint,
     write_model,
 )
@@ -124,14 +123,10 @@ def _parts(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 @claims("A checkpoint (")
-@pytest.mark.parametrize("with_digest", [True, False])
-def test_a_checkpoint_that_would_run_something(tmp_path: Path, trace: Path, with_digest: bool) -> None:
+def test_a_checkpoint_that_would_run_something(tmp_path: Path, trace: Path) -> None:
     content = {FORMAT: {"version": VERSION, "spec": {}}, "state_dict": {"x": Run(trace)}}
     file = tmp_path / "last.ckpt"
-    if with_digest:
-        file.write_bytes(b"".join(sealed(content)))
-    else:
-        torch.save(content, file)
+    torch.save(content, file)
     for read in (load_checkpoint, read_model, LGMML.load):
         with pytest.raises(CheckpointError):
             read(file)
@@ -163,14 +158,14 @@ def test_the_digest_finds_accidents_and_no_more(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     good = file.read_bytes()
     file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="do not match their checksum"):
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
         LGMML.load(file)
     tensors["phi.table.weight"] = tensors["phi.table.weight"] * 2
     write_model(file, spec, tensors)  # on purpose, with a new digest
     LGMML.load(file)
     write_checkpoint(file, {FORMAT: {"version": VERSION, "spec": {}}})
     file.write_bytes(file.read_bytes().replace(b"version", b"persion"))
-    with pytest.raises(CheckpointError, match="bytes were changed"):
+    with pytest.raises(CheckpointError, match="or it is damaged"):
         load_checkpoint(file)
     cache = Cache(tmp_path)
     cache.get_or_build({"a": 1}, lambda: {"x": np.arange(3)})

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -194,8 +195,8 @@ class TreeBase(nn.Module):
         if self._kept is None or self._kept[0] != state:
             library = _library(self.kind)
             content = self.content.cpu().numpy().tobytes()
-            read = {"lightgbm": _LightGBM, "xgboost": _XGBoost}[self.kind]
-            self._kept = (state, read(library, content), self.content)
+            readers: dict[str, Callable[[Any, bytes], _Trees]] = {"lightgbm": _LightGBM, "xgboost": _XGBoost}
+            self._kept = (state, readers[self.kind](library, content), self.content)
         return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_the_scorer_that_is_exported_equals_the_model(mode: str, policy: str, no
     with torch.no_grad():
         model.phi.table.weight[:, 3] = 0
         found = by_list(data, ListScorer(model, policy))
-    torch.testing.assert_close(found, model.score(data, policy=policy), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, model.score(data, policy=policy), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

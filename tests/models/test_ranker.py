@@ -235,9 +235,9 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         file.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match="damaged"):
             LGMML.load(file)
-    for version in (b"2", b"9", b"x"):
-        file.write_bytes(whole.replace(b'"version":"1"', b'"version":"' + version + b'"'))
-        with pytest.raises(CheckpointError, match=f"has format version {version.decode()}; this release reads up to 1"):
+    for version in (b"3", b"9", b"x"):
+        file.write_bytes(whole.replace(b'"version":"2"', b'"version":"' + version + b'"'))
+        with pytest.raises(CheckpointError, match=f"has format version {version.decode()}; this release reads up to 2"):
             LGMML.load(file)
 
 

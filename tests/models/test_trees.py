@@ -115,9 +115,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     assert kinds == ["xgboost"] * 4 + ["xgboost-ubj"]
 
 
-def test_a_file_the_library_cannot_read_is_refused(
-    lightgbm_file: Path, xgboost_file: Path, tmp_path: Path
-) -> None:
+def test_a_file_the_library_cannot_read_is_refused(lightgbm_file: Path, xgboost_file: Path, tmp_path: Path) -> None:
     text, whole = lightgbm_file.read_bytes(), xgboost_file.read_bytes()
     cases = [
         (text[: text.index(b"end of trees")], "it is cut short, the end of its trees is missing"),
