@@ -25,7 +25,7 @@ from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, MeanLabel, OneHot, mean_labels
 from lgmml_torch.models.explain import explain
-from lgmml_torch.models.merge import merge_models
+from lgmml_torch.models.combine import merge_models
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 

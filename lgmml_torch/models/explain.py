@@ -194,7 +194,7 @@ def _list_at_hand(
     model: LGMML, part: RankingData, *, policy: str | None, known_queries: bool
 ) -> tuple[Tensor, Tensor, Tensor]:  # (N, D'), (K,), (N,)
     """Of one list: its preprocessed features, the weights it gets, and what trees add to its scores."""
-    device, dtype = model.metrics.scales.device, model.metrics.scales.dtype
+    device, dtype = model.device, model.dtype
     features, offsets = part.features.to(device=device, dtype=dtype), part.offsets.to(device)
     prepared = model.preprocess(features, offsets)
     known = model.known_rows(part.qids).to(device) if known_queries else None

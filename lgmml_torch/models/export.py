@@ -122,7 +122,7 @@ def compare_exported(
         MissingDependencyError: for an ONNX file, when ``onnxruntime`` is not installed.
     """
     run, engine = _open_exported(Path(path))
-    features = data.features.to(model.metrics.scales.dtype)
+    features = data.features.to(model.dtype)
     if batch:
         found = run(features, data.offsets)
     else:
@@ -163,7 +163,7 @@ def _to_export(
     name = policy or model.phi.policy
     check_choice("policy", name, POLICIES[model.phi.mode])
     scorer = ListScorer(deepcopy(model).cpu(), name).eval().requires_grad_(False)
-    features = torch.zeros(7, model.num_features, dtype=model.metrics.scales.dtype)
+    features = torch.zeros(7, model.num_features, dtype=model.dtype)
     documents = {0: torch.export.Dim("documents", min=1)}
     if not batch:
         return scorer, (features,), (documents,)

@@ -24,7 +24,7 @@ from lgmml_torch.models.local_metrics import LocalMetrics
 from lgmml_torch.models.phi import RULES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import argsort_segments, segment_sum
+from lgmml_torch.segments import argsort_segments, segment_std
 
 WITHIN = ("lists", "all")
 
@@ -331,11 +331,6 @@ def partial_effect(
         )
         for row in changes
     ]
-    return PartialEffect(feature, tuple(values.tolist()), tuple(intervals), score_spread(own, data))
-
-
-def score_spread(scores: Tensor, data: RankingData) -> float:
-    """Mean over the lists of the standard deviation of the scores in each."""
-    counts = data.sizes.clamp_min(1)
-    gaps = scores.double() - (segment_sum(scores.double(), data.offsets) / counts)[data.query_index]
-    return float((segment_sum(gaps.square(), data.offsets) / counts).sqrt().mean())
+    return PartialEffect(
+        feature, tuple(values.tolist()), tuple(intervals), float(segment_std(own, data.offsets).mean())
+    )

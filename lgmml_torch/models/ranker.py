@@ -73,6 +73,34 @@ class LGMML(nn.Module):
         self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The precision the model computes in."""
+        return self.metrics.scales.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device the model computes on."""
+        return self.metrics.scales.device
+
+    def replace(self, **changes: Any) -> LGMML:
+        """A model with other parts, which shares all parts that are not named; `about` is not kept.
+
+        Args:
+            changes: arguments of `LGMML` by name.
+        """
+        parts = {
+            "preprocess": self.preprocess,
+            "metrics": self.metrics,
+            "phi": self.phi,
+            "kernel": self.kernel,
+            "qids": self.qids,
+            "feature_names": self.feature_names,
+            "encoder": self.encoder,
+            "base": self.base,
+        }
+        return LGMML(**{**parts, **changes})
+
+    @property
     def num_features(self) -> int:
         """Features a raw document must have."""
         return self.preprocess.num_features_in
@@ -163,7 +191,7 @@ class LGMML(nn.Module):
         check_shape("features", data.features, (None, self.num_features))
         check_offsets(data.offsets, data.num_documents)
         self._check_names(data)
-        device, dtype = self.metrics.scales.device, self.metrics.scales.dtype
+        device, dtype = self.device, self.dtype
         rows = self.known_rows(data.qids).to(device) if known_queries else None
         scores = torch.empty(data.num_documents, dtype=dtype, device="cpu")
         policy = policy or self.phi.policy
@@ -225,17 +253,7 @@ class LGMML(nn.Module):
         parts = [*self.phi.parameters(), *self.metrics.parameters(), *self.metrics.buffers()]
         state = (self.preprocess, self.kernel, self.base, tensor_state(parts))
         if self._trimmed is None or self._trimmed[0] != state:  # kept: large sets come in many calls
-            phi = self.phi.select(used)
-            small = LGMML(
-                self.preprocess,
-                self.metrics.select(used),
-                phi,
-                kernel=self.kernel,
-                qids=self.qids,
-                feature_names=self.feature_names,
-                encoder=self.encoder,
-                base=self.base,
-            )
+            small = self.replace(metrics=self.metrics.select(used), phi=self.phi.select(used))
             self._trimmed = (state, small, parts)
         return self._trimmed[1]
 
@@ -265,7 +283,7 @@ class LGMML(nn.Module):
         blocks = [self.metrics.scales.new_zeros(0, 2 * self.phi.num_metrics)]
         for first, last in list_blocks(offsets, 32_768):
             start, stop = int(offsets[first]), int(offsets[last])
-            kappa = kernel(dists[start:stop].to(self.metrics.scales.dtype), self.kernel)
+            kappa = kernel(dists[start:stop].to(self.dtype), self.kernel)
             blocks.append(list_summary(kappa, offsets[first : last + 1] - start))
         summaries = torch.cat(blocks)
         self.phi.set_summaries(summaries, None if moments is None else moments(summaries))
@@ -293,7 +311,7 @@ class LGMML(nn.Module):
             "metrics": self.metrics.spec(),
             "phi": self.phi.spec(),
             "kernel": self.kernel,
-            "dtype": str(self.metrics.scales.dtype).removeprefix("torch."),
+            "dtype": str(self.dtype).removeprefix("torch."),
             "feature_names": None if self.feature_names is None else list(self.feature_names),
             "qids": [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids],
             **({} if self.encoder is None else {"categories": self.encoder.spec()}),

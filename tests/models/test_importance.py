@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from lgmml_torch.models.importance import (
     partial_effect,
     permutation_importance,
     sample_lists,
-    score_spread,
     structural_importance,
 )
 from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
@@ -191,11 +189,6 @@ def test_small_helpers() -> None:
     assert drawn.num_queries == 5
     assert list(drawn.qids) == sorted(drawn.qids)
     assert (feature_label(None, 2), feature_label(("a", "b"), 1)) == ("feature 3", "b")
-    expected = [
-        float(data.labels[a:b].double().std(correction=0))
-        for a, b in zip(data.offsets.tolist(), data.offsets.tolist()[1:], strict=False)
-    ]
-    assert score_spread(data.labels, data) == pytest.approx(math.fsum(expected) / len(expected))
 
 
 def test_pictures() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,11 @@ from lgmml_torch.models.importance import (
     partial_effect,
     permutation_importance,
     sample_lists,
-    score_spread,
     structural_importance,
 )
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import segment_std
 from tests.doors import FEATURES, small_data, small_model
 from tests.models.test_explain_rules import Added
 
@@ -243,7 +242,7 @@ class TestEffects:
         for place, call in enumerate(asked.calls):
             assert call["values"].tolist() == pytest.approx(expected[place].tolist(), abs=1e-5)
         assert asked.settings() == {(6, 0.5, 9)}
-        assert found.spread == pytest.approx(score_spread(Curved().score(data), data))
+        assert found.spread == pytest.approx(float(segment_std(Curved().score(data), data.offsets).mean()))
 
     def test_settings_that_are_not_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked, data, scored = Asked(monkeypatch), small_data(20), []
@@ -286,11 +285,3 @@ class TestEffects:
         for feature in (-1, FEATURES):
             with pytest.raises(LGMMLError, match=rf"`feature` must lie in \[0, 4\], got {feature}"):
                 partial_effect(Curved(), small_data(), feature)
-
-
-def test_the_spread_of_scores_is_the_mean_deviation_within_lists() -> None:
-    data = RankingData.from_arrays(torch.zeros(6, 1), torch.zeros(6), qid=[1, 1, 1, 2, 2, 3])
-    scores = torch.tensor([1.0, 2.0, 6.0, 4.0, 4.0, 9.0])
-    assert score_spread(scores, data) == pytest.approx(math.sqrt(14 / 3) / 3)
-    holes = data.replace(offsets=torch.tensor([0, 3, 3, 5, 6]), qids=(1, 7, 2, 3))
-    assert score_spread(scores, holes) == pytest.approx(math.sqrt(14 / 3) / 4)

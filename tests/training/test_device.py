@@ -308,5 +308,5 @@ def test_an_estimator_predicts_where_it_was_fitted(epochs: int, monkeypatch: pyt
     monkeypatch.setitem(QUIET, "strategy", SingleDeviceStrategy(device=DEVICE))
     with pretend():
         ranker.set_params(device="cuda").fit(y=data.labels.numpy(), **given)
-        assert ranker.model_.metrics.scales.device == DEVICE
+        assert ranker.model_.device == DEVICE
         assert ranker.predict(**given) == pytest.approx(expected, rel=1e-5)

@@ -1,26 +1,144 @@
-"""One model from several scores what the weighted sum of them scores."""
+"""Weights for a sum of scores rank as well as they can, and one model scores what the weighted sum of several does."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError
-from lgmml_torch.models.merge import merge_models
+from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.models.combine import combination_weights, merge_models
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import all_views, list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase
+from lgmml_torch.segments import offsets_from_sizes, segment_std
 from tests.doors import plain_chain, small_data, small_model
 from tests.models.test_encode import lists, words_model
 
 PREPROCESSINGS = {"the same": (list_rank_features, list_rank_features), "different": (list_rank_features, all_views)}
 
 
+# Two lists of three; each system ranks one of them well and is decided there, and errs narrowly in the other.
+OFFSETS = torch.tensor([0, 3, 6])
+LABELS = torch.tensor([2, 1, 0, 2, 1, 0])
+FIRST = torch.tensor([9.0, 6.0, 0.0, 0.0, 0.5, 1.0])
+SECOND = torch.tensor([0.0, 0.5, 1.0, 9.0, 6.0, 0.0])
+
+
+def quality(weights: Tensor, scores: Tensor, labels: Tensor = LABELS, offsets: Tensor = OFFSETS) -> float:
+    return float(ndcg((weights[:, None] * scores.double()).sum(0), labels, offsets, k=10))
+
+
+def random_case(seed: int, systems: int, queries: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    offsets = offsets_from_sizes(torch.randint(1, 9, (queries,), generator=g))
+    labels = torch.randint(0, 3, (int(offsets[-1]),), generator=g)
+    scales = torch.tensor([1.0, 50.0, 0.01])[:systems, None]
+    return scales * (labels + 1.5 * torch.randn(systems, len(labels), generator=g)), labels, offsets
+
+
+def by_counting(scores: Tensor, labels: Tensor, offsets: Tensor, steps: int) -> Tensor:
+    """The definition, with lists and loops."""
+    bounds = offsets.tolist()
+    lists = list(itertools.pairwise(bounds))
+    deviations = [sum(float(row[a:b].std(correction=0)) for a, b in lists) / len(lists) for row in scores.double()]
+    count = len(deviations)
+
+    def weights(chosen: list[int]) -> Tensor:
+        shares = [chosen.count(m) / len(chosen) / deviations[m] for m in range(count)]
+        return torch.tensor(shares, dtype=torch.float64)
+
+    chosen: list[int] = []
+    prefixes: list[tuple[float, list[int]]] = []
+    for _ in range(steps):
+        values = [quality(weights([*chosen, m]), scores, labels, offsets) for m in range(count)]
+        chosen = [*chosen, values.index(max(values))]
+        prefixes.append((max(values), chosen))
+    best = max(value for value, _ in prefixes)
+    return weights(next(prefix for value, prefix in prefixes if value == best))
+
+
+def test_a_sum_that_is_better_than_either_is_found() -> None:
+    scores = torch.stack([FIRST, SECOND])
+    found = combination_weights(scores, LABELS, OFFSETS)
+    assert quality(found, scores) == 1.0
+    for alone in torch.eye(2, dtype=torch.float64):
+        assert quality(alone, scores) < 1.0
+    torch.testing.assert_close(found, 0.5 / segment_std(scores.double().T, OFFSETS).mean(0))
+
+
+def test_a_system_that_does_not_help_gets_nothing() -> None:
+    found = combination_weights(torch.stack([-LABELS.double(), LABELS.double()]), LABELS, OFFSETS)
+    assert found.tolist() == [0.0, pytest.approx(1.5**0.5)]
+    twice = combination_weights(torch.stack([FIRST, FIRST]), LABELS, OFFSETS)
+    assert twice[0] > 0
+    assert twice[1] == 0
+
+
+@pytest.mark.parametrize(("systems", "seed"), [(1, 0), (2, 1), (3, 2)])
+def test_the_choice_is_the_definition(systems: int, seed: int) -> None:
+    scores, labels, offsets = random_case(seed, systems)
+    found = combination_weights(scores, labels, offsets, steps=7)
+    torch.testing.assert_close(found, by_counting(scores, labels, offsets, 7), rtol=1e-9, atol=0)
+    assert torch.equal(found, combination_weights(scores, labels, offsets, steps=7))
+
+
+def test_the_choice_lies_between_the_best_alone_and_the_best_of_all() -> None:
+    for seed, systems in enumerate((2, 3, 3)):
+        scores, labels, offsets = random_case(100 + seed, systems, queries=5)
+        found = quality(combination_weights(scores, labels, offsets, steps=6), scores, labels, offsets)
+        deviations = segment_std(scores.double().T, offsets).mean(0)
+        grid = [c for c in itertools.product(range(7), repeat=systems) if 0 < sum(c) <= 6]
+        every = [quality(torch.tensor(c) / deviations, scores, labels, offsets) for c in grid]
+        alone = [quality(unit, scores, labels, offsets) for unit in torch.eye(systems, dtype=torch.float64)]
+        assert max(alone) <= found <= max(every) + 1e-12
+
+
+def test_the_scale_of_the_scores_does_not_matter() -> None:
+    scores, labels, offsets = random_case(3, 3)
+    found = combination_weights(scores, labels, offsets)
+    again = combination_weights(scores * torch.tensor([1024.0, 0.25, 8.0])[:, None], labels, offsets)
+    torch.testing.assert_close(again * torch.tensor([1024.0, 0.25, 8.0]), found)
+
+
+def test_scores_that_never_differ_within_a_list_count_nothing() -> None:
+    constant = torch.tensor([0.1, 0.1, 0.1, 0.7, 0.7, 0.7])
+    found = combination_weights(torch.stack([constant, FIRST, constant * 0]), LABELS, OFFSETS)
+    assert found[0] == found[2] == 0
+    assert found[1] > 0
+    assert combination_weights(constant[None], LABELS, OFFSETS).tolist() == [0.0]
+    assert combination_weights(torch.zeros(0, 6), LABELS, OFFSETS).shape == (0,)
+
+
+def test_ties_follow_the_order_they_are_given() -> None:
+    """The second system has two documents level: by the caller's order it is as good as the first, or not."""
+    labels, offsets = torch.tensor([1, 0, 0]), torch.tensor([0, 3])
+    scores = torch.tensor([[2.0, 3.0, 1.0], [1.0, 1.0, 0.0]])
+    ahead = combination_weights(scores, labels, offsets, tie_order=torch.tensor([0, 1, 2]))
+    behind = combination_weights(scores, labels, offsets, tie_order=torch.tensor([1, 0, 2]))
+    assert ahead[0] == 0
+    assert behind[0] > 0
+
+
+def test_bad_use_is_named() -> None:
+    scores = torch.stack([FIRST, SECOND])
+    with pytest.raises(DataError, match="`labels` must have a list with a relevant document"):
+        combination_weights(scores, LABELS * 0, OFFSETS)
+    with pytest.raises(LGMMLError, match=r"`scores` must have shape \(\*, 6\), got \(2, 5\)"):
+        combination_weights(scores[:, :5], LABELS, OFFSETS)
+    with pytest.raises(LGMMLError, match="`scores` must be finite, got nan"):
+        combination_weights(scores * torch.nan, LABELS, OFFSETS)
+    with pytest.raises(LGMMLError, match="`steps` must be positive, got 0"):
+        combination_weights(scores, LABELS, OFFSETS, steps=0)
+
+
 @pytest.mark.parametrize("name", PREPROCESSINGS)
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.3, 2.5), (1.0, 0.0), (0.0, 0.5)])
+@pytest.mark.parametrize("weights", [(0.3, 2.5), (0.0, 0.5)])
 def test_the_score_is_the_weighted_sum(name: str, weights: tuple[float, float], tmp_path: Path) -> None:
     models = [small_model(preprocess=make(), seed=seed) for seed, make in enumerate(PREPROCESSINGS[name])]
     data = small_data(queries=30, seed=5)
@@ -53,14 +171,6 @@ def test_each_model_keeps_its_own_policy() -> None:
     torch.testing.assert_close(merge_models(models, [1.0, 2.0]).score(data), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_an_explanation_of_the_sum_adds_up() -> None:
-    merged = merge_models([small_model(seed=1), small_model(preprocess=all_views(), seed=2)], [1.0, 0.5])
-    data = small_data(queries=5, seed=7)
-    query = int(data.sizes.argmax())
-    found = merged.explain(data, qid=data.qids[query], document=0, over=1)
-    assert float(found.features.sum()) == pytest.approx(found.difference, rel=1e-5, abs=1e-6)
-
-
 def test_models_that_do_not_go_together_are_refused() -> None:
     model = small_model()
     for others, weights, message in (
@@ -78,16 +188,17 @@ def test_models_that_do_not_go_together_are_refused() -> None:
 
 
 def named(model: LGMML, names: tuple[str, ...] | None) -> LGMML:
-    return LGMML(model.preprocess, model.metrics, model.phi, kernel=model.kernel, qids=model.qids, feature_names=names)
+    return model.replace(feature_names=names)
 
 
-@pytest.mark.parametrize(("norm", "kernel"), [("trace", "paper"), ("mahalanobis", "rbf"), ("mahalanobis", "distance")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("norm", "kernel", "dtype"), [("trace", "paper", torch.float32), ("mahalanobis", "rbf", torch.float64)]
+)
 def test_norm_kernel_and_precision_are_kept(norm: str, kernel: str, dtype: torch.dtype) -> None:
     models = [small_model(norm=norm, kernel=kernel, dtype=dtype, seed=seed) for seed in (1, 2)]
     data = small_data(queries=20, seed=6).to(dtype=dtype)
     merged = merge_models(models, [1.0, 2.0])
-    assert (merged.metrics.norm, merged.kernel, merged.metrics.scales.dtype) == (norm, kernel, dtype)
+    assert (merged.metrics.norm, merged.kernel, merged.dtype) == (norm, kernel, dtype)
     expected = models[0].score(data) + 2 * models[1].score(data)
     torch.testing.assert_close(merged.score(data), expected, rtol=1e-5, atol=1e-5)
     assert not merged.training
