@@ -80,12 +80,12 @@ def test_a_system_that_does_not_help_gets_nothing() -> None:
     assert twice[1] == 0
 
 
-@pytest.mark.parametrize(("systems", "seed"), [(1, 0), (2, 1), (3, 2)])
-def test_the_choice_is_the_definition(systems: int, seed: int) -> None:
-    scores, labels, offsets = random_case(seed, systems)
-    found = combination_weights(scores, labels, offsets, steps=7)
-    torch.testing.assert_close(found, by_counting(scores, labels, offsets, 7), rtol=1e-9, atol=0)
-    assert torch.equal(found, combination_weights(scores, labels, offsets, steps=7))
+def test_the_choice_is_the_definition() -> None:
+    for systems, seed in [(1, 0), (2, 1), (3, 2)]:
+        scores, labels, offsets = random_case(seed, systems)
+        found = combination_weights(scores, labels, offsets, steps=7)
+        torch.testing.assert_close(found, by_counting(scores, labels, offsets, 7), rtol=1e-9, atol=0)
+        assert torch.equal(found, combination_weights(scores, labels, offsets, steps=7))
 
 
 def test_the_choice_lies_between_the_best_alone_and_the_best_of_all() -> None:
@@ -137,20 +137,22 @@ def test_bad_use_is_named() -> None:
         combination_weights(scores, LABELS, OFFSETS, steps=0)
 
 
-@pytest.mark.parametrize("name", PREPROCESSINGS)
-@pytest.mark.parametrize("weights", [(0.3, 2.5), (0.0, 0.5)])
-def test_the_score_is_the_weighted_sum(name: str, weights: tuple[float, float], tmp_path: Path) -> None:
-    models = [small_model(preprocess=make(), seed=seed) for seed, make in enumerate(PREPROCESSINGS[name])]
-    data = small_data(queries=30, seed=5)
-    merged = merge_models(models, weights)
-    expected = sum(weight * model.score(data) for weight, model in zip(weights, models, strict=True))
-    torch.testing.assert_close(merged.score(data), expected, rtol=1e-5, atol=1e-5)
-    merged.save(tmp_path / "merged.safetensors")
-    assert torch.equal(LGMML.load(tmp_path / "merged.safetensors").score(data), merged.score(data))
-    used = sum(weight > 0 for weight in weights)
-    assert merged.metrics.num_metrics == 7 * used
-    columns = [model.preprocess.num_features_out for model, weight in zip(models, weights, strict=True) if weight]
-    assert merged.preprocess.num_features_out == (columns[0] if name == "the same" else sum(columns))
+def test_the_score_is_the_weighted_sum(tmp_path: Path) -> None:
+    for name in PREPROCESSINGS:
+        for weights in [(0.3, 2.5), (0.0, 0.5)]:
+            models = [small_model(preprocess=make(), seed=seed) for seed, make in enumerate(PREPROCESSINGS[name])]
+            data = small_data(queries=30, seed=5)
+            merged = merge_models(models, weights)
+            expected = sum(weight * model.score(data) for weight, model in zip(weights, models, strict=True))
+            torch.testing.assert_close(merged.score(data), expected, rtol=1e-5, atol=1e-5)
+            merged.save(tmp_path / "merged.safetensors")
+            assert torch.equal(LGMML.load(tmp_path / "merged.safetensors").score(data), merged.score(data))
+            used = sum(weight > 0 for weight in weights)
+            assert merged.metrics.num_metrics == 7 * used
+            columns = [
+                model.preprocess.num_features_out for model, weight in zip(models, weights, strict=True) if weight
+            ]
+            assert merged.preprocess.num_features_out == (columns[0] if name == "the same" else sum(columns))
 
 
 def test_three_models_of_two_preprocessings_share_columns() -> None:
@@ -191,18 +193,16 @@ def named(model: LGMML, names: tuple[str, ...] | None) -> LGMML:
     return model.replace(feature_names=names)
 
 
-@pytest.mark.parametrize(
-    ("norm", "kernel", "dtype"), [("trace", "paper", torch.float32), ("mahalanobis", "rbf", torch.float64)]
-)
-def test_norm_kernel_and_precision_are_kept(norm: str, kernel: str, dtype: torch.dtype) -> None:
-    models = [small_model(norm=norm, kernel=kernel, dtype=dtype, seed=seed) for seed in (1, 2)]
-    data = small_data(queries=20, seed=6).to(dtype=dtype)
-    merged = merge_models(models, [1.0, 2.0])
-    assert (merged.metrics.norm, merged.kernel, merged.dtype) == (norm, kernel, dtype)
-    expected = models[0].score(data) + 2 * models[1].score(data)
-    torch.testing.assert_close(merged.score(data), expected, rtol=1e-5, atol=1e-5)
-    assert not merged.training
-    assert merged.phi.mode == "shared"
+def test_norm_kernel_and_precision_are_kept() -> None:
+    for norm, kernel, dtype in [("trace", "paper", torch.float32), ("mahalanobis", "rbf", torch.float64)]:
+        models = [small_model(norm=norm, kernel=kernel, dtype=dtype, seed=seed) for seed in (1, 2)]
+        data = small_data(queries=20, seed=6).to(dtype=dtype)
+        merged = merge_models(models, [1.0, 2.0])
+        assert (merged.metrics.norm, merged.kernel, merged.dtype) == (norm, kernel, dtype)
+        expected = models[0].score(data) + 2 * models[1].score(data)
+        torch.testing.assert_close(merged.score(data), expected, rtol=1e-5, atol=1e-5)
+        assert not merged.training
+        assert merged.phi.mode == "shared"
 
 
 def test_preprocessings_fitted_on_other_data_are_different_ones() -> None:

@@ -16,21 +16,21 @@ from lgmml_torch.training.module import LGMMLModule
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
-@pytest.mark.parametrize("release", ["release-0.1", "release-0.2"])
-def test_models_and_checkpoints_of_earlier_releases_load(release: str) -> None:
+def test_models_and_checkpoints_of_earlier_releases_load() -> None:
     """``scores.npz`` holds the scores of that release; 0.1 kept those of the model file only."""
-    with np.load(FIXTURES / release / "scores.npz") as stored:
-        data = RankingData.from_arrays(stored["features"], np.zeros(len(stored["qid"])), qid=stored["qid"])
-        for name in ("model.safetensors", "last.ckpt"):
-            found = LGMML.load(FIXTURES / release / name).score_in_caller_order(data)
-            assert np.isfinite(found).all()
-            expected = {"model.safetensors": stored.get("scores"), **stored}.get(name)
-            if expected is not None:
-                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    module = LGMMLModule.load_from_checkpoint(FIXTURES / release / "last.ckpt", weights_only=True)
-    again = LGMML.load(FIXTURES / release / "last.ckpt")
-    assert torch.equal(module.model.phi.table.weight, again.phi.table.weight)
-    assert module.model.phi.mode == {"release-0.1": "per_query", "release-0.2": "shared"}[release]
+    for release in ["release-0.1", "release-0.2"]:
+        with np.load(FIXTURES / release / "scores.npz") as stored:
+            data = RankingData.from_arrays(stored["features"], np.zeros(len(stored["qid"])), qid=stored["qid"])
+            for name in ("model.safetensors", "last.ckpt"):
+                found = LGMML.load(FIXTURES / release / name).score_in_caller_order(data)
+                assert np.isfinite(found).all()
+                expected = {"model.safetensors": stored.get("scores"), **stored}.get(name)
+                if expected is not None:
+                    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        module = LGMMLModule.load_from_checkpoint(FIXTURES / release / "last.ckpt", weights_only=True)
+        again = LGMML.load(FIXTURES / release / "last.ckpt")
+        assert torch.equal(module.model.phi.table.weight, again.phi.table.weight)
+        assert module.model.phi.mode == {"release-0.1": "per_query", "release-0.2": "shared"}[release]
 
 
 def test_damage_to_a_model_file_of_release_0_2_is_noticed(tmp_path: Path) -> None:
