@@ -401,7 +401,9 @@ def _regularise(
     if towards is None:
         eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
         return torch.addcmul(S, weight, eye), torch.addcmul(D, weight, eye)
-    A, A_inverse = (X if len(X) == 1 or members is None else X[members] for X in towards)
+    A, A_inverse = towards
+    if len(A) > 1 and members is not None:
+        A, A_inverse = A[members], A_inverse[members]
     return torch.addcmul(S, weight, A_inverse), torch.addcmul(D, weight, A)
 
 

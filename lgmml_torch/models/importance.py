@@ -325,12 +325,9 @@ def partial_effect(
             features = data.features.clone()
             features[rows, feature] = value
             changes[place] += (model.score(data.replace(features=features))[rows] - own[rows]) / documents
-    intervals = [
-        bootstrap_interval(
-            row, generator=torch.Generator().manual_seed(seed), confidence=confidence, resamples=resamples
-        )
-        for row in changes
-    ]
-    return PartialEffect(
-        feature, tuple(values.tolist()), tuple(intervals), float(segment_std(own, data.offsets).mean())
-    )
+    intervals = []
+    for row in changes:
+        generator = torch.Generator().manual_seed(seed)
+        intervals.append(bootstrap_interval(row, generator=generator, confidence=confidence, resamples=resamples))
+    spread = float(segment_std(own, data.offsets).mean())
+    return PartialEffect(feature, tuple(values.tolist()), tuple(intervals), spread)

@@ -107,7 +107,7 @@ class LGMML(nn.Module):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """What a reader of files must know, which is number and names of the features, and the words of categories."""
+        """What a reader of files must know: number and names of the features, and the vocabularies of categories."""
         encoder = self.encoder
         if encoder is None:
             return {"num_features": self.num_features, "feature_names": self.feature_names, "categories": {}}
@@ -115,7 +115,7 @@ class LGMML(nn.Module):
         return {"num_features": len(names), "feature_names": names, "categories": encoder.vocabularies}
 
     def encoded(self, data: RankingData) -> RankingData:
-        """The lists with numbers in place of categories; as they are where that has been done, or none are expected.
+        """The lists with numbers in place of categories; unchanged where they hold numbers only.
 
         Raises:
             LGMMLError: categories that the model does not know, or none where it expects some.
@@ -184,8 +184,8 @@ class LGMML(nn.Module):
             known_queries: use the trained Φ of queries whose id was in the training data. Off by default: ids are
                 often just counters, and a new list numbered 7 must not pick up training query 7's weights.
             policy: what other queries get, instead of the model's own policy.
-            documents_at_once: whole lists are scored together up to about so many documents.
-            alone: without the base, where there is one.
+            documents_at_once: most documents that are scored together, in whole lists.
+            alone: leave out the base.
         """
         data = self.encoded(data)
         check_shape("features", data.features, (None, self.num_features))
@@ -207,12 +207,14 @@ class LGMML(nn.Module):
             ).cpu()
             # Before trees are added: parts of either sign may cancel, and equal rows would not be level.
             scores[start:stop] = tie_equal_rows(own, features, offsets)
-        return scores if alone or self.base is None else self.base.add_to(scores, data)
+        if alone or self.base is None:
+            return scores
+        return self.base.add_to(scores, data)
 
     def score_in_caller_order(self, data: RankingData, **options: Any) -> NDArray[Any]:  # (N,)
-        """The scores for whoever handed the rows in: one per row, in their order; ``options`` are those of `score`.
+        """The scores in the order in which the caller gave the rows; ``options`` are those of `score`.
 
-        An array, where the package itself computes with tensors in the order of the rows: measures refuse it.
+        An array, not a tensor: the package computes in the order of its own rows, and its measures refuse arrays.
         """
         found: NDArray[Any] = data.in_caller_order(self.score(data, **options)).numpy()
         return found
@@ -245,8 +247,9 @@ class LGMML(nn.Module):
         """The model without the metrics that no query gives any weight, where the policy makes no other use of them."""
         if policy not in ("shared", "mean") or self.phi.mean_of_all is not None or not len(self.phi.table.weight):
             return self
-        weight = self.phi.table.weight
-        most = weight.amax(dim=0) if self.phi.deviation is None else weight[0] + self.phi.deviation.weight.amax(dim=0)
+        most = self.phi.table.weight.amax(dim=0)
+        if self.phi.deviation is not None:
+            most = self.phi.table.weight[0] + self.phi.deviation.weight.amax(dim=0)
         used = (most > 0).nonzero()[:, 0]
         if len(used) == self.metrics.num_metrics or len(used) == 0:
             return self
@@ -274,9 +277,9 @@ class LGMML(nn.Module):
         offsets: Tensor,  # (Q+1,)
         moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """Let Φ remember the training lists, where its mode needs them.
+        """Store summaries of the training lists in Φ, where its mode needs them.
 
-        ``moments`` tells the mean and standard deviation of summaries, where other processes have some of them.
+        ``moments`` computes the mean and standard deviation of the summaries of all processes.
         """
         if not self.phi.needs_summaries:
             return
@@ -306,32 +309,37 @@ class LGMML(nn.Module):
 
     def spec(self) -> dict[str, Any]:
         """All that is needed, besides the tensors, to build the model again: primitives only."""
-        return {
+        spec: dict[str, Any] = {
             "preprocess": self.preprocess.spec(),
             "metrics": self.metrics.spec(),
             "phi": self.phi.spec(),
             "kernel": self.kernel,
             "dtype": str(self.dtype).removeprefix("torch."),
-            "feature_names": None if self.feature_names is None else list(self.feature_names),
-            "qids": [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids],
-            **({} if self.encoder is None else {"categories": self.encoder.spec()}),
-            **({} if self.base is None else {"base": self.base.spec()}),
-            **({} if self.about is None else {"about": self.about}),
+            "feature_names": None,
+            "qids": [_plain_id(qid) for qid in self.qids],
         }
+        if self.feature_names is not None:
+            spec["feature_names"] = list(self.feature_names)
+        if self.encoder is not None:
+            spec["categories"] = self.encoder.spec()
+        if self.base is not None:
+            spec["base"] = self.base.spec()
+        if self.about is not None:
+            spec["about"] = self.about
+        return spec
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Self:
         """A model of the right shapes, to be filled by ``load_state_dict``."""
-        model = cls(
-            build_preprocess(spec["preprocess"]),
-            LocalMetrics.from_spec(spec["metrics"]),
-            Phi.from_spec(spec["phi"]),
-            kernel=spec["kernel"],
-            qids=tuple(spec["qids"]),
-            feature_names=None if spec.get("feature_names") is None else tuple(spec["feature_names"]),
-            encoder=None if spec.get("categories") is None else CategoryEncoder.from_spec(spec["categories"]),
-            base=None if spec.get("base") is None else _read_base(spec["base"]),
-        )
+        parts: dict[str, Any] = {"kernel": spec["kernel"], "qids": tuple(spec["qids"])}
+        if spec.get("feature_names") is not None:
+            parts["feature_names"] = tuple(spec["feature_names"])
+        if spec.get("categories") is not None:
+            parts["encoder"] = CategoryEncoder.from_spec(spec["categories"])
+        if spec.get("base") is not None:
+            parts["base"] = _read_base(spec["base"])
+        metrics, phi = LocalMetrics.from_spec(spec["metrics"]), Phi.from_spec(spec["phi"])
+        model = cls(build_preprocess(spec["preprocess"]), metrics, phi, **parts)
         model.about = spec.get("about")
         return model.to(getattr(torch, spec["dtype"]))
 
@@ -371,4 +379,13 @@ def _read_base(spec: dict[str, Any]) -> TreeBase:
 
 
 def _some(names: tuple[str, ...] | None) -> str:
-    return ", ".join(list(names or ())[:3]) + (", …" if len(names or ()) > 3 else "")
+    shown = list(names or ())
+    if len(shown) > 3:
+        shown[3:] = ["…"]
+    return ", ".join(shown)
+
+
+def _plain_id(qid: Hashable) -> int | float | str:
+    if isinstance(qid, (int, float, str)):
+        return qid
+    return repr(qid)
