@@ -17,7 +17,7 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
 PAIR_VALUES = 1 << 22  # of pairs, metrics and features held at a time
-FLAT = 1e-9  # below this relative difference of squared distances, the kernel's slope replaces its secant
+_FLAT = 1e-9  # below this relative difference of squared distances, the kernel's slope replaces its secant
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +269,7 @@ def _slope(
 ) -> Tensor:  # (K, P, 1)
     """(κ(d_b) − κ(d_a))/(d_b² − d_a²), or the derivative of κ by d² where the two are too close for a quotient."""
     kappa = kernel(squares.sqrt(), name)
-    flat = rise.abs() <= FLAT * squares.sum(2)
+    flat = rise.abs() <= _FLAT * squares.sum(2)
     secant = (kappa[..., 1] - kappa[..., 0]) / torch.where(flat, 1.0, rise)
     with torch.enable_grad():
         middle = squares.mean(2).clamp_min(torch.finfo(squares.dtype).tiny).requires_grad_()

@@ -28,8 +28,8 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION
 from lgmml_torch.ragged import RankingData
 
-OPSET = 18
-GROUP = 32  # metrics in one product: bounds what a list needs beside its (N, K) distances
+_OPSET = 18
+_GROUP = 32  # metrics in one product: bounds what a list needs beside its (N, K) distances
 
 
 def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | None = None, batch: bool = False) -> Path:
@@ -62,7 +62,7 @@ def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | Non
             inputs,
             dynamo=True,
             verbose=False,
-            opset_version=OPSET,
+            opset_version=_OPSET,
             input_names=["features", "offsets"][: len(inputs)],
             output_names=["scores"],
             dynamic_shapes=shapes,
@@ -212,8 +212,8 @@ class ListScorer(nn.Module):
     def _distances(self, features: Tensor, block: MetricBlock, number: int) -> Tensor:
         lenses = getattr(self, f"lenses{number}")
         parts = []
-        for start in range(0, block.num_metrics, GROUP):
-            group = slice(start, start + GROUP)
+        for start in range(0, block.num_metrics, _GROUP):
+            group = slice(start, start + _GROUP)
             rows = features.unsqueeze(1) if block.is_full else features[:, block.support[group]]
             gaps = (rows - block.anchors[group]).transpose(0, 1)  # (K, N, s)
             parts.append((gaps @ lenses[group]).square().sum(dim=2).sqrt())

@@ -26,7 +26,7 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments, segment_std
 
-WITHIN = ("lists", "all")
+_WITHIN = ("lists", "all")
 
 
 class Scorer(Protocol):
@@ -217,7 +217,7 @@ def permutation_importance(
     Raises:
         LGMMLError: a feature that does not exist, an unknown ``within`` or measure, no query that counts.
     """
-    check_choice("within", within, WITHIN)
+    check_choice("within", within, _WITHIN)
     check_positive("n_repeats", n_repeats)
     chosen = tuple(range(data.num_features)) if features is None else tuple(features)
     for feature in chosen:

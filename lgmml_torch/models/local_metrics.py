@@ -28,8 +28,8 @@ from lgmml_torch.functional.distance import (
 from lgmml_torch.functional.low_rank import TINY, low_rank_distances
 from lgmml_torch.functional.score import kernel as kappa_of
 
-LEAST_SCALE = 1e-4
-ZOOM_RATE = 5.0  # how much faster features are strengthened and muted than a single entry of a factor moves
+_LEAST_SCALE = 1e-4
+_ZOOM_RATE = 5.0  # how much faster features are strengthened and muted than a single entry of a factor moves
 
 
 def tensor_state(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
@@ -114,7 +114,7 @@ class MetricBlock(nn.Module):
         """``(K, s, r)`` the factors as distances see them."""
         if self.zoom is None:
             return self.factors
-        return self.factors * (1 + ZOOM_RATE * self.zoom)[:, None]
+        return self.factors * (1 + _ZOOM_RATE * self.zoom)[:, None]
 
     def train_metrics_(self, trained: bool = True) -> None:
         """Turn anchors, factors and scales into parameters, or back into buffers; names and distances stay."""
@@ -301,7 +301,7 @@ class LocalMetrics(nn.Module):
     def project_(self) -> None:
         """Scales that a step has moved to zero or below go back to a small positive number."""
         for block in self.iter_blocks():
-            block.scales.clamp_(min=LEAST_SCALE)
+            block.scales.clamp_(min=_LEAST_SCALE)
 
     def traced(
         self,

@@ -20,7 +20,7 @@ from lgmml_torch.models.local_metrics import tensor_state
 from lgmml_torch.ragged import RankingData
 
 KINDS = {"lightgbm": "LightGBM", "xgboost": "XGBoost"}
-EXTRA = "trees"
+_EXTRA = "trees"
 
 # Reads a model and scores some rows. XGBoost's model is written back as JSON.
 _TRIAL = """
@@ -114,7 +114,7 @@ class TreeBase(nn.Module):
     @property
     def needs(self) -> str:
         """What must be installed to evaluate these trees."""
-        return f"{self.kind} (pip install 'lgmml-torch[{EXTRA}]')"
+        return f"{self.kind} (pip install 'lgmml-torch[{_EXTRA}]')"
 
     @property
     def num_features(self) -> int:
@@ -298,4 +298,4 @@ def _plain(name: str) -> str:
 
 
 def _library(kind: str) -> Any:
-    return require(kind, f"because the model adds to a {KINDS[kind]} model", EXTRA)
+    return require(kind, f"because the model adds to a {KINDS[kind]} model", _EXTRA)

@@ -20,7 +20,7 @@ from lgmml_torch.functional.features import (
 from lgmml_torch.models.preprocess.base import Preprocess, Source
 from lgmml_torch.models.preprocess.lists import TrainingLists
 
-RAMP_ROWS = 100_000  # documents whose values the ends of ramps are taken from: more would move them by little
+_RAMP_ROWS = 100_000  # documents whose values the ends of ramps are taken from: more would move them by little
 
 
 class Norm2(Preprocess):
@@ -240,7 +240,7 @@ class Ramps(Preprocess):
         return {"count": self.count}
 
     def _fit(self, lists: TrainingLists) -> None:
-        step = max(1, lists.num_documents // RAMP_ROWS)
+        step = max(1, lists.num_documents // _RAMP_ROWS)
         knots = lists.per_column(lambda column: ramp_knots(column[::step], self.count))
         counts = torch.tensor([len(knot) - 1 for knot in knots])
         if not int(counts.sum()):
