@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         reciprocal_rank,
     )
     from lgmml_torch.functional.spd import geometric_mean
+    from lgmml_torch.models.combine import merge_models
     from lgmml_torch.models.explain import Explanation, explain
     from lgmml_torch.models.importance import (
         Importance,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         structural_importance,
     )
     from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
-    from lgmml_torch.models.merge import merge_models
     from lgmml_torch.models.phi import Phi
     from lgmml_torch.models.preprocess.base import Preprocess
     from lgmml_torch.models.preprocess.compose import all_views, build_preprocess, list_rank_features
@@ -73,7 +73,7 @@ _HOMES = {
         "Importance", "pair_importance", "partial_effect", "permutation_importance", "structural_importance",
     ),
     "models.local_metrics": ("LocalMetrics", "MetricBlock"),
-    "models.merge": ("merge_models",),
+    "models.combine": ("merge_models",),
     "models.phi": ("Phi",),
     "models.preprocess.base": ("Preprocess",),
     "models.preprocess.compose": ("all_views", "build_preprocess", "list_rank_features"),

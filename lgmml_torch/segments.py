@@ -47,6 +47,20 @@ def segment_sum(
     return out.index_add(0, segment_ids(offsets), values)
 
 
+def segment_std(
+    values: Tensor,  # (N, ...)
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (Q, ...)
+    """Standard deviation of each segment around its own mean; 0 for an empty segment.
+
+    >>> segment_std(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0, 2, 2, 3]))
+    tensor([1., 0., 0.])
+    """
+    sizes = offsets.diff().clamp_min(1).reshape(-1, *[1] * (values.ndim - 1))
+    gaps = values - (segment_sum(values, offsets) / sizes)[segment_ids(offsets)]
+    return (segment_sum(gaps.square(), offsets) / sizes).sqrt()
+
+
 def segment_max(
     values: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)

@@ -62,7 +62,6 @@ def _loggers_are_heard() -> None:
 
 # Whole runs, commands, fits and exports: part of `make test`, too long for `make test-fast`.
 END_TO_END = {
-    "test_compress.py",
     "test_docs.py",
     "test_estimator.py",
     "test_export.py",

@@ -23,9 +23,9 @@ from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
+from lgmml_torch.models.combine import merge_models
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, MeanLabel, OneHot, mean_labels
 from lgmml_torch.models.explain import explain
-from lgmml_torch.models.merge import merge_models
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
@@ -294,9 +294,6 @@ def test_models_with_words(ranker: LGMMLRanker, tmp_path: Path) -> None:
     model, data = ranker.model_, lists_of(frame(6, seed=5))
     scores = model.score(data)
     torch.testing.assert_close(merge_models([model, model], [0.5, 0.5]).score(data), scores)
-    small = model.compress(0.3, data).model
-    assert small.encoder == model.encoder
-    assert small.score(data).shape == scores.shape
     found = explain(model, data, qid=0, document=0, over=1)
     named = {found.called(column) for column in range(len(found.columns))}
     assert any(name.startswith("colour=red") for name in named)

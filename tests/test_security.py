@@ -34,15 +34,14 @@ from lgmml_torch.models.storage import (
     VERSION,
     load_checkpoint,
     read_model,
-    sealed,
     write_checkpoint,
     write_model,
 )
-from lgmml_torch.models.tree_base import TreeBase
+from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.unfinished import Unfinished
 from tests.doors import small_data, small_model
-from tests.models.test_tree_base import lightgbm_booster
+from tests.models.test_trees import lightgbm_booster
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
@@ -124,14 +123,10 @@ def _parts(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 @claims("A checkpoint (")
-@pytest.mark.parametrize("with_digest", [True, False])
-def test_a_checkpoint_that_would_run_something(tmp_path: Path, trace: Path, with_digest: bool) -> None:
+def test_a_checkpoint_that_would_run_something(tmp_path: Path, trace: Path) -> None:
     content = {FORMAT: {"version": VERSION, "spec": {}}, "state_dict": {"x": Run(trace)}}
     file = tmp_path / "last.ckpt"
-    if with_digest:
-        file.write_bytes(b"".join(sealed(content)))
-    else:
-        torch.save(content, file)
+    torch.save(content, file)
     for read in (load_checkpoint, read_model, LGMML.load):
         with pytest.raises(CheckpointError):
             read(file)
@@ -165,14 +160,14 @@ def test_the_digest_finds_accidents_and_no_more(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     good = file.read_bytes()
     file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="do not match their checksum"):
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
         LGMML.load(file)
     tensors["phi.table.weight"] = tensors["phi.table.weight"] * 2
     write_model(file, spec, tensors)  # on purpose, with a new digest
     LGMML.load(file)
     write_checkpoint(file, {FORMAT: {"version": VERSION, "spec": {}}})
     file.write_bytes(file.read_bytes().replace(b"version", b"persion"))
-    with pytest.raises(CheckpointError, match="bytes were changed"):
+    with pytest.raises(CheckpointError, match="or it is damaged"):
         load_checkpoint(file)
     cache = Cache(tmp_path)
     cache.get_or_build({"a": 1}, lambda: {"x": np.arange(3)})
@@ -187,19 +182,15 @@ def test_the_digest_finds_accidents_and_no_more(tmp_path: Path) -> None:
 
 
 @claims("A tree file (")
-@pytest.mark.parametrize("wrong", ["cut", "bounds", "circle"])
-def test_trees_that_lead_nowhere_are_refused(wrong: str, tmp_path: Path) -> None:
+def test_trees_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "trees.txt"
     lightgbm_booster().save_model(file)
     TreeBase.read(file)
     text = file.read_text()
-    children = re.search(r"left_child=(.*)", text)
-    assert children is not None
-    _, *rest = children[1].split()
-    new = {"cut": rest, "bounds": ["9999", *rest], "circle": ["0", *rest]}[wrong]
-    file.write_text(text.replace(children[0], f"left_child={' '.join(new)}", 1))
-    with pytest.raises(CheckpointError, match="cannot be used"):
-        TreeBase.read(file)
+    for wrong in (text[: text.index("end of trees")], text.replace("left_child=", "left_child=x", 1)):
+        file.write_text(wrong)
+        with pytest.raises(CheckpointError, match="cannot be used"):
+            TreeBase.read(file)
 
 
 @claims("A configuration can make objects of")

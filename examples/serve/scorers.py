@@ -49,7 +49,7 @@ def _own(file: Path) -> Scorer:
 
     torch.set_num_threads(1)  # requests are what runs side by side
     model = LGMML.load(file)
-    dtype = model.metrics.scales.dtype
+    dtype = model.dtype
     names = model.feature_names
 
     def run(features: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:

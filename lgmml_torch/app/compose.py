@@ -30,7 +30,7 @@ from lgmml_torch.functional.ranking.presets import PRESETS
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.storage import is_archive, load_checkpoint, read_model
-from lgmml_torch.models.tree_base import TreeBase
+from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.defaults import (
     BANKS,

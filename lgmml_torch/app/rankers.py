@@ -14,8 +14,7 @@ from torch import Tensor
 from lgmml_torch.checks import CheckpointError, DataError
 from lgmml_torch.data.trec import read_run
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.models.tree_base import TreeBase
-from lgmml_torch.models.tree_files import file_kind
+from lgmml_torch.models.trees import TreeBase, file_kind
 from lgmml_torch.ragged import RankingData
 
 MODEL = "model.safetensors"  # of a run's folder

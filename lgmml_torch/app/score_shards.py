@@ -129,7 +129,7 @@ def score_shard(work: Work, shard: Shard, model: LGMML) -> int:
         num_features=model.num_features,
         feature_names=model.feature_names,
         columns=COLUMNS,
-        dtype=model.metrics.scales.dtype,
+        dtype=model.dtype,
     ) as lists:
         scores = np.concatenate([scores for _, scores in score_batches(model, lists, work.args)])
     table = pa.table({**document_keys(file), "score": scores}, metadata={MARK: work.mark(shard)})

@@ -42,11 +42,11 @@ from lgmml_torch.app.start import fail, set_threads
 from lgmml_torch.checks import ConfigError, LGMMLError, sentence
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_scores
 from lgmml_torch.evaluation.tables import OWN_LABELS
-from lgmml_torch.functional.combine import combination_weights
 from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.models.combine import combination_weights
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
-from lgmml_torch.models.tree_base import TreeBase
+from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import bank_curve
 from lgmml_torch.training.distances import compute_distances

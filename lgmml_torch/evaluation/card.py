@@ -89,7 +89,7 @@ def about(model: LGMML) -> str:
     return (
         "Ranks the documents of a list, best first, by the weighted sum of their distances to learned ideal documents: "
         f"{model.metrics.num_metrics} local metrics on {model.num_features} features, weights of the kind "
-        f"{model.phi.mode!r}, kernel {model.kernel!r}, {str(model.metrics.scales.dtype).removeprefix('torch.')}; "
+        f"{model.phi.mode!r}, kernel {model.kernel!r}, {str(model.dtype).removeprefix('torch.')}; "
         f"written by lgmml-torch {__version__}.{trees}"
     )
 

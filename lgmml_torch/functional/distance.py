@@ -34,7 +34,7 @@ TileFiller = Callable[[Tensor, Tensor], None]
 """Fills ``tile (K, B)`` with the distances of ``rows (B, D)``."""
 
 
-def factor_filler(
+def _factor_filler(
     anchors: Tensor,  # (K, D)
     factors: Tensor,  # (K, D, R)
 ) -> TileFiller:
@@ -51,7 +51,7 @@ def factor_filler(
     return fill
 
 
-def subspace_filler(
+def _subspace_filler(
     support: Tensor,  # (K, s)
     anchors: Tensor,  # (K, s)
     factors: Tensor,  # (K, s, r)
@@ -125,7 +125,7 @@ def fill_tiles(
 # Error allowed in a distance, as a share of the mean distance of the tile: a third of the 1e-4 that is promised.
 TOLERANCE = 3e-5
 # Below this share of the mean distance the factor form always answers.
-NEAR = 0.05
+_NEAR = 0.05
 # An error of d² is taken to be below so many roundings of its terms (their root sum of squares) plus so many of its
 # size. The largest seen over well- and ill-conditioned metrics and heavy tails was .98 of it in 8 to 200 features and
 # 1.44 in 1000, inside the reserve that `TOLERANCE` keeps.
@@ -148,7 +148,7 @@ def quadratic_filler(
     if bool(fits.all()):
         return filler
     good, bad = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
-    plain = factor_filler(anchors[bad], factors[bad])
+    plain = _factor_filler(anchors[bad], factors[bad])
     if len(good) == 0:
         return plain
     filler.keep(good)
@@ -220,7 +220,7 @@ class QuadraticFiller:
         mean = tile.sqrt().mean(dim=1, keepdim=True)
         # Halved by the root: an error e in d² is e / 2d in d.
         limit = error.div_(2 * TOLERANCE * mean.clamp_min(torch.finfo(tile.dtype).tiny))
-        unsure = tile <= torch.maximum(limit, NEAR * mean).square_()
+        unsure = tile <= torch.maximum(limit, _NEAR * mean).square_()
         tile.sqrt_()
         return unsure
 
@@ -244,9 +244,9 @@ METHODS = ("factor", "quadratic", "stacked", "auto")
 # With fewer rows the table of the quadratic form costs more than it saves; with ranks below this share of D it saves
 # nothing.
 MANY_ROWS, HIGH_RANK = 2048, 0.55
-LOW_RANK = 0.25  # up to this share of D all factors together make one good product
+_LOW_RANK = 0.25  # up to this share of D all factors together make one good product
 CHUNK_ROWS = 2048
-SUBSPACE_TILE = 1 << 17  # distances of one tile: its few copies stay in a core's second-level cache
+_SUBSPACE_TILE = 1 << 17  # distances of one tile: its few copies stay in a core's second-level cache
 
 
 def norm_factors(
@@ -353,7 +353,7 @@ def subspace_distances(
 
 def subspace_chunk(num_metrics: int) -> int:
     """Rows of one tile of small metrics: fewer calls when there are few metrics, no more than the cache holds."""
-    return max(128, SUBSPACE_TILE // max(1, num_metrics))
+    return max(128, _SUBSPACE_TILE // max(1, num_metrics))
 
 
 def full_method(
@@ -363,7 +363,7 @@ def full_method(
 ) -> str:
     """What ``method="auto"`` takes: stacked factors of low rank, the quadratic form for many float32 rows otherwise."""
     rank = factors.shape[2] if norm == "mahalanobis" else factors.shape[1]
-    if rank <= LOW_RANK * factors.shape[1]:
+    if rank <= _LOW_RANK * factors.shape[1]:
         return "stacked"
     many = features.dtype == torch.float32 and len(features) >= MANY_ROWS
     return "quadratic" if many and rank >= HIGH_RANK * factors.shape[1] else "factor"
@@ -381,14 +381,14 @@ def distance_filler(
     """What :func:`local_distances` and :func:`subspace_distances` run on every tile, to be kept for several calls."""
     points, lenses = _like(like, anchors, norm_factors(factors, norm))
     if support is not None:
-        return subspace_filler(support, points, lenses)
+        return _subspace_filler(support, points, lenses)
     if method == "auto":
         method = full_method(like, factors, norm)
     if method == "stacked":
         return StackedFiller(points, lenses)
     if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:
         return quadratic_filler(points, lenses)
-    return factor_filler(points, lenses)
+    return _factor_filler(points, lenses)
 
 
 def median_scales(

@@ -66,7 +66,7 @@ class OrderlessSum:
         return total
 
 
-Combine = Callable[[Tensor, str], Tensor]  # "min", "max" or "sum" over the processes that share the rows
+_Combine = Callable[[Tensor, str], Tensor]  # "min", "max" or "sum" over the processes that share the rows
 
 
 def _alone(values: Tensor, how: str) -> Tensor:
@@ -76,7 +76,7 @@ def _alone(values: Tensor, how: str) -> Tensor:
 def block_ranges(
     blocks: Iterable[Tensor],  # (n, D) each
     like: Tensor,  # (D,)
-    combine: Combine = _alone,
+    combine: _Combine = _alone,
 ) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
     """Middle and half width of the range of each column, of rows that come in blocks and that processes may share.
 
@@ -101,7 +101,7 @@ def block_moments(
     blocks: Iterable[Tensor],  # (n, D) each
     count: int,
     ranges: tuple[Tensor, Tensor],  # (D,), (D,)
-    combine: Combine = _alone,
+    combine: _Combine = _alone,
 ) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
     """Mean and (population) standard deviation of each column, of rows in blocks that processes may share.
 
@@ -134,7 +134,7 @@ def _small(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
         yield from row_blocks(block)
 
 
-ROWS_SORTED = 8192  # of whole lists together
+_ROWS_SORTED = 8192  # of whole lists together
 BLOCK_VALUES = 1 << 17  # interpolated at once, so that a block's few copies stay in a processor's cache
 
 
@@ -187,7 +187,7 @@ def list_rank_percentiles(
     if max_elements is None:
         max_elements = 1 << (17 if on_cpu else 24)
     out = torch.empty_like(features)
-    for first, last in list_blocks(offsets, ROWS_SORTED if on_cpu else rows):
+    for first, last in list_blocks(offsets, _ROWS_SORTED if on_cpu else rows):
         start, stop = int(offsets[first]), int(offsets[last])
         own = offsets[first : last + 1] - start
         group = max(1, max_elements // max(1, stop - start))

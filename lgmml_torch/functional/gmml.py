@@ -103,10 +103,10 @@ def scatter_matrices(
     (4.0, 17.0)
     """
     check_choice("reduction", reduction, REDUCTIONS)
-    positive, negative = check_sides(
+    positive, negative = _check_sides(
         features, positives, positive_offsets, positive_weights, negatives, negative_offsets, negative_weights
     )
-    return region_scatter(features, positive, negative, reduction)
+    return _region_scatter(features, positive, negative, reduction)
 
 
 def pooled_scatter(
@@ -129,18 +129,18 @@ def pooled_scatter(
     >>> pooled_scatter(X, torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)[1]  # of 2² and 2², not of 5² or 7²
     tensor([[4.]], dtype=torch.float64)
     """
-    sides = check_sides(features, positives, positive_offsets, None, negatives, negative_offsets, None)
+    sides = _check_sides(features, positives, positive_offsets, None, negatives, negative_offsets, None)
     dim = features.shape[1]
     sums = torch.zeros(2, dim, dim, dtype=torch.float64, device=features.device)
     for start, stop in _steps(sides, dim, max_bytes):
-        part = region_scatter(features, sides[0].part(start, stop), sides[1].part(start, stop), "sum")
+        part = _region_scatter(features, sides[0].part(start, stop), sides[1].part(start, stop), "sum")
         sums += torch.stack([scatter.sum(0) for scatter in part])
     n_pos, n_neg = (side.offsets.diff().double() for side in sides)
     similar, dissimilar = (n_pos * (n_pos - 1)).sum(), (n_pos * n_neg).sum()
     return sums[0] / similar.clamp_min(1), sums[1] / dissimilar.clamp_min(1)
 
 
-def check_sides(
+def _check_sides(
     features: Tensor,
     positives: Tensor,
     positive_offsets: Tensor,
@@ -180,7 +180,7 @@ def _check_side(side: str, rows: Tensor, offsets: Tensor, weights: Tensor | None
     return Side(rows.long(), offsets, weights.to(torch.float64))
 
 
-def region_scatter(
+def _region_scatter(
     features: Tensor,  # (N, D)
     positive: Side,
     negative: Side,
@@ -241,8 +241,8 @@ def _grams(X: Tensor, side: Side) -> Tensor:  # (P, D) -> (K, D, D)
 
 
 # Float64 temporaries alive at once, with a margin over what was measured: D×D matrices per region, copies of its rows.
-MATRICES_PER_REGION = 10
-COPIES_PER_ROW = 4
+_MATRICES_PER_REGION = 10
+_COPIES_PER_ROW = 4
 
 
 @dataclass(frozen=True)
@@ -358,7 +358,7 @@ def gmml_bank(
     check_choice("reduction", reduction, REDUCTIONS)
     check_choice("method", method, METHODS)
     _check_lam(lam)
-    sides = check_sides(
+    sides = _check_sides(
         features, positives, positive_offsets, positive_weights, negatives, negative_offsets, negative_weights
     )
     count, dim = len(positive_offsets) - 1, features.shape[1]
@@ -366,7 +366,7 @@ def gmml_bank(
     out = features.new_empty((count, dim, dim), dtype=result_dtype(features))
     for start, stop in _steps(sides, dim, max_bytes):
         positive, negative = (side.part(start, stop) for side in sides)
-        S, D = region_scatter(features, positive, negative, reduction, first=start)
+        S, D = _region_scatter(features, positive, negative, reduction, first=start)
         members = torch.arange(start, stop, device=features.device)
         S, D = _regularise(S, D, lam, relative, towards, members)
         out[start:stop] = stacked_factor(
@@ -401,7 +401,9 @@ def _regularise(
     if towards is None:
         eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
         return torch.addcmul(S, weight, eye), torch.addcmul(D, weight, eye)
-    A, A_inverse = (X if len(X) == 1 or members is None else X[members] for X in towards)
+    A, A_inverse = towards
+    if len(A) > 1 and members is not None:
+        A, A_inverse = A[members], A_inverse[members]
     return torch.addcmul(S, weight, A_inverse), torch.addcmul(D, weight, A)
 
 
@@ -422,7 +424,7 @@ def _check_lam(lam: float) -> None:
 def _steps(sides: tuple[Side, Side], dim: int, max_bytes: int) -> Iterator[tuple[int, int]]:
     """Runs of consecutive regions whose temporaries fit in ``max_bytes``, at least one region each."""
     rows = sides[0].offsets.diff() + sides[1].offsets.diff()
-    costs = (8 * dim * (MATRICES_PER_REGION * dim + COPIES_PER_ROW * rows)).tolist()
+    costs = (8 * dim * (_MATRICES_PER_REGION * dim + _COPIES_PER_ROW * rows)).tolist()
     start = used = 0
     for region, cost in enumerate(costs):
         if region > start and used + cost > max_bytes:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lgmml_torch.checks import check_offsets, check_positive, check_shape
 from lgmml_torch.segments import argsort_segments, positions, segment_ids, segment_max, segment_sum
 
-CHUNK_PAIRS = 1 << 16  # pairs in memory at a time: each float32 temporary fits in a core's second-level cache
+_CHUNK_PAIRS = 1 << 16  # pairs in memory at a time: each float32 temporary fits in a core's second-level cache
 
 
 def ideal_dcg(
@@ -29,7 +29,7 @@ def ideal_dcg(
     """
     place = positions(offsets)
     gains = torch.exp2(labels[argsort_segments(labels, offsets, descending=True)]) - 1
-    return segment_sum(torch.where(place < truncation, gains * discounts_of(place), 0.0), offsets)
+    return segment_sum(torch.where(place < truncation, gains * _discounts_of(place).to(gains), 0.0), offsets)
 
 
 def lambda_gradients(
@@ -41,7 +41,7 @@ def lambda_gradients(
     sigma: float = 1.0,
     floor: float = 0.05,
     weights: Tensor | None = None,  # (N,)
-    chunk_pairs: int = CHUNK_PAIRS,
+    chunk_pairs: int = _CHUNK_PAIRS,
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
     r"""Negative gradient and diagonal Hessian of the LambdaRank loss.
 
@@ -110,7 +110,7 @@ def _sums_over_pairs(
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
     """Gradient and Hessian of sorted rows for a slope of 1, ``step`` rows at a time against ``width`` first places."""
     slots = torch.arange(width, device=f.device)
-    discounts, head_discounts = discounts_of(place).to(f), discounts_of(slots).to(f)
+    discounts, head_discounts = _discounts_of(place).to(f), _discounts_of(slots).to(f)
     # Row numbers of the first places (Q, T); a short list repeats its last row, which no row of it stands below.
     heads = torch.minimum(offsets[:-1, None] + slots, (offsets[1:, None] - 1).clamp_min(0))
     head_f, head_gains = f[heads], gains[heads]
@@ -135,11 +135,11 @@ def _sums_over_pairs(
     return grad, hess
 
 
-def discounts_of(
+def _discounts_of(
     places: Tensor,  # (N,) from 0
 ) -> Tensor:  # (N,)
-    """What a gain counts for at each place, ``1 / log2(place + 2)``."""
-    return 1 / torch.log2(places + 2.0)
+    """What a gain counts for at each place, ``1 / log2(place + 2)``, in float64."""
+    return 1 / torch.log2(places.double() + 2)
 
 
 def softmax_loss(

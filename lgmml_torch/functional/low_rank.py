@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 TINY = 1e-12  # under the root: on an anchor it has no slope
-KEPT_IMAGES = 1 << 25  # entries of all images of a batch that are kept for the way back (128 MiB in float32)
+_KEPT_IMAGES = 1 << 25  # entries of all images of a batch that are kept for the way back (128 MiB in float32)
 TILE_IMAGES = 1 << 19  # of a tile of rows: they stay in the cache
 
 
@@ -22,7 +22,7 @@ def low_rank_distances(
     anchors: Tensor,  # (K, D)
     factors: Tensor,  # (K, D, R)
     *,
-    kept_images: int = KEPT_IMAGES,
+    kept_images: int = _KEPT_IMAGES,
 ) -> Tensor:  # (N, K)
     r"""Distances :math:`\sqrt{\lVert F_r^\top (x - a_r) \rVert^2 + 10^{-12}}` that gradients flow through.
 

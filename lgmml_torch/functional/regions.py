@@ -344,20 +344,20 @@ class _Judge:
     def __call__(self, points: Tensor, factor: Tensor, left_out: Tensor) -> Tensor:
         """Mean NDCG (C,) of ``points (C, D)``, each judged without the row ``left_out (C,)``."""
         step = max(1, _BLOCK // max(1, len(self.rows)))
-        parts = [
-            self._block(self._distances(points[i : i + step], factor), left_out[i : i + step])
-            for i in range(0, len(points), step)
-        ]
-        return torch.cat(parts) if parts else points.new_empty(0)
+        parts = [points.new_empty(0)]
+        for start in range(0, len(points), step):
+            dists = self._distances(points[start : start + step], factor)
+            parts.append(self._block(dists, left_out[start : start + step]))
+        return torch.cat(parts)
 
     def _distances(self, points: Tensor, factor: Tensor) -> Tensor:  # (C, n)
         images = points @ factor
         step = max(1, _BLOCK // max(1, factor.shape[0] + factor.shape[1]))
-        blocks = [
+        blocks = []
+        for block in self.distinct.split(step):
             # Differences, not expanded squares: near the anchor the latter cancel.
-            torch.cdist(images, block.double() @ factor, compute_mode="donot_use_mm_for_euclid_dist")
-            for block in self.distinct.split(step)
-        ]
+            own = block.double() @ factor
+            blocks.append(torch.cdist(images, own, compute_mode="donot_use_mm_for_euclid_dist"))
         dists = torch.cat(blocks, dim=1)[:, self.copy_of]
         # Distances that are equal on paper (opposite sides of the anchor) must tie whatever the rounding of a product.
         unit = torch.linalg.vector_norm(dists, dim=1, keepdim=True).clamp_min(1e-300) / _LEVELS

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import (
@@ -132,18 +130,21 @@ def tie_equal_rows(
     rows = order[torch.cat([near, pad]) | torch.cat([pad, near])].sort().values
     if not len(rows):
         return scores
-    values, lists = features[rows.cpu()].cpu().numpy(), ids[rows].cpu().numpy()
-    first = _first_equal(values, lists)
     out = scores.clone()
-    out[rows] = scores[rows[torch.from_numpy(first).to(rows.device)]]
+    out[rows] = scores[rows[first_equal_rows(features[rows.cpu()], ids[rows])]]
     return out
 
 
-def _first_equal(
-    values: NDArray[Any],  # (n, D)
-    lists: NDArray[np.int64],  # (n,) ascending
-) -> NDArray[np.int64]:  # (n,)
-    """For every row the first row of its list with the same values."""
+def first_equal_rows(
+    features: Tensor,  # (N, D)
+    ids: Tensor,  # (N,) the list of each row, ascending
+) -> Tensor:  # (N,)
+    """For every row the first row of its list with the same features.
+
+    >>> first_equal_rows(torch.tensor([[1.0], [2.0], [1.0], [1.0]]), torch.tensor([0, 0, 0, 1]))
+    tensor([0, 1, 0, 3])
+    """
+    values, lists = features.cpu().numpy(), ids.cpu().numpy()
     keys = fingerprint(values)
     order = np.lexsort((keys, lists))
     new = np.ones(len(order), dtype=bool)
@@ -153,7 +154,7 @@ def _first_equal(
     heads = np.where((values[order] == values[heads]).all(axis=1), heads, order)
     first = np.empty_like(order)
     first[order] = heads
-    return first
+    return torch.from_numpy(first).to(ids.device)
 
 
 def share_beyond_turning_point(

@@ -25,8 +25,8 @@ from lgmml_torch.checks import (
 )
 
 # Relative to the mean diagonal entry: from the rounding of float64 up to that of float32 input.
-FIRST_JITTER = 1e-15
-JITTER_TRIES = 10
+_FIRST_JITTER = 1e-15
+_JITTER_TRIES = 10
 
 
 def cholesky_jittered(
@@ -49,10 +49,10 @@ def cholesky_jittered(
     check_finite(name, A)
     check_symmetric(name, A)
     size = A.shape[-2:]
-    return stacked_cholesky(A.reshape(-1, *size), name).reshape(A.shape)
+    return _stacked_cholesky(A.reshape(-1, *size), name).reshape(A.shape)
 
 
-def stacked_cholesky(
+def _stacked_cholesky(
     A: Tensor,  # (K, D, D)
     name: str,
     members: Tensor | None = None,  # (K,)
@@ -64,9 +64,9 @@ def stacked_cholesky(
     if not len(failing):
         return L
     retried, largest = len(failing), 0.0
-    for attempt in range(JITTER_TRIES):
+    for attempt in range(_JITTER_TRIES):
         diagonal = A[failing].diagonal(dim1=-2, dim2=-1)
-        jitter = diagonal.abs().mean(-1, keepdim=True) * (FIRST_JITTER * 10**attempt)
+        jitter = diagonal.abs().mean(-1, keepdim=True) * (_FIRST_JITTER * 10**attempt)
         candidate, info = torch.linalg.cholesky_ex(A[failing] + torch.diag_embed(jitter.expand_as(diagonal)))
         mended = info == 0
         if bool(mended.any()):
@@ -83,23 +83,23 @@ def stacked_cholesky(
             return L
     first = int(failing[0])
     member = first if members is None else int(members[first])
-    raise not_spd(name, member, float(torch.linalg.eigvalsh(A[first])[0]))
+    raise _not_spd(name, member, float(torch.linalg.eigvalsh(A[first])[0]))
 
 
-def not_spd(name: str, member: int, smallest: float) -> NotSPDError:
+def _not_spd(name: str, member: int, smallest: float) -> NotSPDError:
     """The error for one matrix of a stack that is not positive definite."""
     return NotSPDError(f"`{name}` must be positive definite, got smallest eigenvalue {smallest:.3g} in member {member}")
 
 
 METHODS = ("cholesky", "eigh")
-EPS = torch.finfo(torch.float64).eps
+_EPS = torch.finfo(torch.float64).eps
 
 # Relative error allowed in the smallest eigenvalue of the middle matrix before the singular value route takes over;
 # results that are going to be rounded to a coarser dtype are content with its rounding.
-ACCURACY = 2e-11
+_ACCURACY = 2e-11
 
 # Chosen by measurement: temporaries of this many elements stay in a CPU's cache, blocks of this width fill its units.
-CACHED_ELEMENTS = 150_000
+_CACHED_ELEMENTS = 150_000
 BLOCK = 128
 
 
@@ -120,16 +120,16 @@ def stacked_factor(
     """
     if method == "eigh":
         return _by_eigh(A, B, t, invert_first, names)
-    L = stacked_cholesky(A, names[0], members)
+    L = _stacked_cholesky(A, names[0], members)
     F, hard = torch.empty_like(A), torch.zeros(len(A), dtype=torch.bool, device=A.device)
-    step = max(1, CACHED_ELEMENTS // A.shape[-1] ** 2) if A.device.type == "cpu" else max(1, len(A))
+    step = max(1, _CACHED_ELEMENTS // A.shape[-1] ** 2) if A.device.type == "cpu" else max(1, len(A))
     for start in range(0, len(A), step):
         part = slice(start, start + step)
         F[part], share = _by_cholesky(L[part], B[part], t, invert_first)
-        hard[part] = share * max(ACCURACY, torch.finfo(dtype).eps) <= EPS
+        hard[part] = share * max(_ACCURACY, torch.finfo(dtype).eps) <= _EPS
     if bool(hard.any()):
         which = hard.nonzero().squeeze(-1)
-        R = stacked_cholesky(B[which], names[1], which if members is None else members[which])
+        R = _stacked_cholesky(B[which], names[1], which if members is None else members[which])
         F[which] = _by_svd(L[which], R, t, invert_first)
     return F
 
@@ -202,7 +202,7 @@ def _by_eigh(A: Tensor, B: Tensor, t: float, invert_first: bool, names: tuple[st
     if invert_first:
         P, inverse = inverse, P
     w, U = torch.linalg.eigh(inverse @ (B / scale_b) @ inverse)
-    if bool((w[:, 0] < EPS * w[:, -1]).any()) or bool((w[:, -1] <= 0).any()):
+    if bool((w[:, 0] < _EPS * w[:, -1]).any()) or bool((w[:, -1] <= 0).any()):
         _require_positive(torch.linalg.eigvalsh(B), names[1])
     power = _clamped(w, "eigenvalues of the middle matrix").pow(t / 2).unsqueeze(-2)
     F: Tensor = P @ (U * power) * (scale_a ** ((t - 1 if invert_first else 1 - t) / 2) * scale_b ** (t / 2))
@@ -217,7 +217,7 @@ def _require_positive(
     bad = ((spectrum[:, 0] < -1e-6 * spectrum[:, -1]) | (spectrum[:, -1] <= 0)).nonzero()
     if bad.numel():
         member = int(bad[0])
-        raise not_spd(name, member, float(spectrum[member, 0]))
+        raise _not_spd(name, member, float(spectrum[member, 0]))
 
 
 def _clamped(
@@ -225,10 +225,10 @@ def _clamped(
     what: str,
 ) -> Tensor:  # (K, D)
     """Lift values below ε times the largest of their row to that level, with a warning: only rounding is left there."""
-    floor = EPS * values.amax(-1, keepdim=True)
+    floor = _EPS * values.amax(-1, keepdim=True)
     low = int((values < floor).sum())
     if low:
-        warnings.warn(f"lifted {low} {what} to {EPS:.3g} of the largest", NumericsWarning, stacklevel=2)
+        warnings.warn(f"lifted {low} {what} to {_EPS:.3g} of the largest", NumericsWarning, stacklevel=2)
     return torch.maximum(values, floor)
 
 

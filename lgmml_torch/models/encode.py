@@ -154,15 +154,14 @@ class CategoryEncoder:
 
     def spec(self) -> dict[str, Any]:
         """All of it in primitives."""
-        steps = [
-            None if step is None else {"codes": list(step.codes)} if isinstance(step, OneHot) else _plain(step)
-            for step in self.steps
-        ]
         settings = self.settings
+        words: list[list[str] | None] = []
+        for vocabulary in self.categories:
+            words.append(None if vocabulary is None else list(vocabulary))
         return {
             "names": list(self.names),
-            "words": [None if words is None else list(words) for words in self.categories],
-            "steps": steps,
+            "words": words,
+            "steps": [_plain(step) for step in self.steps],
             "max_one_hot": settings.max_one_hot,
             "smoothing": settings.smoothing,
             "folds": settings.folds,
@@ -179,12 +178,18 @@ class CategoryEncoder:
                 steps.append(OneHot(tuple(step["codes"])))
             else:
                 steps.append(MeanLabel(tuple(step["means"]), step["prior"]))
-        words = tuple(None if entry is None else tuple(entry) for entry in spec["words"])
+        words: list[tuple[str, ...] | None] = []
+        for entry in spec["words"]:
+            words.append(None if entry is None else tuple(entry))
         settings = CategorySettings(spec["max_one_hot"], spec["smoothing"], spec["folds"])
-        return cls(tuple(spec["names"]), words, tuple(steps), settings)
+        return cls(tuple(spec["names"]), tuple(words), tuple(steps), settings)
 
 
-def _plain(step: MeanLabel) -> dict[str, Any]:
+def _plain(step: Step) -> dict[str, Any] | None:
+    if step is None:
+        return None
+    if isinstance(step, OneHot):
+        return {"codes": list(step.codes)}
     return {"means": list(step.means), "prior": step.prior}
 
 

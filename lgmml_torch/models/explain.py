@@ -17,7 +17,7 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
 PAIR_VALUES = 1 << 22  # of pairs, metrics and features held at a time
-FLAT = 1e-9  # below this relative difference of squared distances, the kernel's slope replaces its secant
+_FLAT = 1e-9  # below this relative difference of squared distances, the kernel's slope replaces its secant
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +124,17 @@ def explain(
         squares.append(square[:, 0])
         shares.append(empty.scatter_add(1, support, share[:, 0]))
         anchors.append((empty + torch.nan).scatter_(1, support, block.anchors.double().cpu()))
-    distances = torch.cat(squares).sqrt().T  # (2, K)
-    kappa = kernel(distances, model.kernel)
+    # One document after the other: equal documents get equal scores, to the last bit.
+    distances = [side.sqrt() for side in torch.cat(squares).unbind(1)]
+    kappa = [kernel(side, model.kernel) for side in distances]
+    own = torch.stack([(side * phi).sum() for side in kappa])
     return Explanation(
         qid=qid,
         document=document_label(part, rows[0]),
         over=document_label(part, rows[1]),
-        scores=trees[rows] - (kappa * phi).sum(1),
+        scores=trees[rows] - own,
         phi=phi,
-        distances=distances,
+        distances=torch.stack(distances),
         quality=model.metrics.quality.double().cpu(),
         metrics=phi * (kappa[1] - kappa[0]),
         features=phi[:, None] * torch.cat(shares),
@@ -192,7 +194,7 @@ def _list_at_hand(
     model: LGMML, part: RankingData, *, policy: str | None, known_queries: bool
 ) -> tuple[Tensor, Tensor, Tensor]:  # (N, D'), (K,), (N,)
     """Of one list: its preprocessed features, the weights it gets, and what trees add to its scores."""
-    device, dtype = model.metrics.scales.device, model.metrics.scales.dtype
+    device, dtype = model.device, model.dtype
     features, offsets = part.features.to(device=device, dtype=dtype), part.offsets.to(device)
     prepared = model.preprocess(features, offsets)
     known = model.known_rows(part.qids).to(device) if known_queries else None
@@ -267,7 +269,7 @@ def _slope(
 ) -> Tensor:  # (K, P, 1)
     """(κ(d_b) − κ(d_a))/(d_b² − d_a²), or the derivative of κ by d² where the two are too close for a quotient."""
     kappa = kernel(squares.sqrt(), name)
-    flat = rise.abs() <= FLAT * squares.sum(2)
+    flat = rise.abs() <= _FLAT * squares.sum(2)
     secant = (kappa[..., 1] - kappa[..., 0]) / torch.where(flat, 1.0, rise)
     with torch.enable_grad():
         middle = squares.mean(2).clamp_min(torch.finfo(squares.dtype).tiny).requires_grad_()

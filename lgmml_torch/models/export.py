@@ -28,8 +28,8 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION
 from lgmml_torch.ragged import RankingData
 
-OPSET = 18
-GROUP = 32  # metrics in one product: bounds what a list needs beside its (N, K) distances
+_OPSET = 18
+_GROUP = 32  # metrics in one product: bounds what a list needs beside its (N, K) distances
 
 
 def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | None = None, batch: bool = False) -> Path:
@@ -55,14 +55,14 @@ def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | Non
         require(package, "to export a model", "onnx")
     size = sum(tensor.numel() * tensor.element_size() for tensor in scorer.state_dict().values())
     if size >= 2**31:
-        raise LGMMLError(f"`model` must be smaller than 2 GiB for one ONNX file, got {size} bytes; compress it first")
+        raise LGMMLError(f"`model` must be smaller than 2 GiB for one ONNX file, got {size} bytes; fit fewer metrics")
     with _quiet():
         program = torch.onnx.export(
             scorer,
             inputs,
             dynamo=True,
             verbose=False,
-            opset_version=OPSET,
+            opset_version=_OPSET,
             input_names=["features", "offsets"][: len(inputs)],
             output_names=["scores"],
             dynamic_shapes=shapes,
@@ -122,7 +122,7 @@ def compare_exported(
         MissingDependencyError: for an ONNX file, when ``onnxruntime`` is not installed.
     """
     run, engine = _open_exported(Path(path))
-    features = data.features.to(model.metrics.scales.dtype)
+    features = data.features.to(model.dtype)
     if batch:
         found = run(features, data.offsets)
     else:
@@ -163,7 +163,7 @@ def _to_export(
     name = policy or model.phi.policy
     check_choice("policy", name, POLICIES[model.phi.mode])
     scorer = ListScorer(deepcopy(model).cpu(), name).eval().requires_grad_(False)
-    features = torch.zeros(7, model.num_features, dtype=model.metrics.scales.dtype)
+    features = torch.zeros(7, model.num_features, dtype=model.dtype)
     documents = {0: torch.export.Dim("documents", min=1)}
     if not batch:
         return scorer, (features,), (documents,)
@@ -212,8 +212,8 @@ class ListScorer(nn.Module):
     def _distances(self, features: Tensor, block: MetricBlock, number: int) -> Tensor:
         lenses = getattr(self, f"lenses{number}")
         parts = []
-        for start in range(0, block.num_metrics, GROUP):
-            group = slice(start, start + GROUP)
+        for start in range(0, block.num_metrics, _GROUP):
+            group = slice(start, start + _GROUP)
             rows = features.unsqueeze(1) if block.is_full else features[:, block.support[group]]
             gaps = (rows - block.anchors[group]).transpose(0, 1)  # (K, N, s)
             parts.append((gaps @ lenses[group]).square().sum(dim=2).sqrt())

@@ -24,9 +24,9 @@ from lgmml_torch.models.local_metrics import LocalMetrics
 from lgmml_torch.models.phi import RULES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import argsort_segments, segment_sum
+from lgmml_torch.segments import argsort_segments, segment_std
 
-WITHIN = ("lists", "all")
+_WITHIN = ("lists", "all")
 
 
 class Scorer(Protocol):
@@ -217,7 +217,7 @@ def permutation_importance(
     Raises:
         LGMMLError: a feature that does not exist, an unknown ``within`` or measure, no query that counts.
     """
-    check_choice("within", within, WITHIN)
+    check_choice("within", within, _WITHIN)
     check_positive("n_repeats", n_repeats)
     chosen = tuple(range(data.num_features)) if features is None else tuple(features)
     for feature in chosen:
@@ -325,17 +325,9 @@ def partial_effect(
             features = data.features.clone()
             features[rows, feature] = value
             changes[place] += (model.score(data.replace(features=features))[rows] - own[rows]) / documents
-    intervals = [
-        bootstrap_interval(
-            row, generator=torch.Generator().manual_seed(seed), confidence=confidence, resamples=resamples
-        )
-        for row in changes
-    ]
-    return PartialEffect(feature, tuple(values.tolist()), tuple(intervals), score_spread(own, data))
-
-
-def score_spread(scores: Tensor, data: RankingData) -> float:
-    """Mean over the lists of the standard deviation of the scores in each."""
-    counts = data.sizes.clamp_min(1)
-    gaps = scores.double() - (segment_sum(scores.double(), data.offsets) / counts)[data.query_index]
-    return float((segment_sum(gaps.square(), data.offsets) / counts).sqrt().mean())
+    intervals = []
+    for row in changes:
+        generator = torch.Generator().manual_seed(seed)
+        intervals.append(bootstrap_interval(row, generator=generator, confidence=confidence, resamples=resamples))
+    spread = float(segment_std(own, data.offsets).mean())
+    return PartialEffect(feature, tuple(values.tolist()), tuple(intervals), spread)

@@ -28,13 +28,19 @@ from lgmml_torch.functional.distance import (
 from lgmml_torch.functional.low_rank import TINY, low_rank_distances
 from lgmml_torch.functional.score import kernel as kappa_of
 
-LEAST_SCALE = 1e-4
-ZOOM_RATE = 5.0  # how much faster features are strengthened and muted than a single entry of a factor moves
+_LEAST_SCALE = 1e-4
+_ZOOM_RATE = 5.0  # how much faster features are strengthened and muted than a single entry of a factor moves
 
 
 def tensor_state(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
     """What changes when a tensor is replaced or written to; valid while the tensors live."""
-    return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
+    state = []
+    for tensor in tensors:
+        version = 0
+        if not tensor.is_inference():
+            version = tensor._version
+        state.append((tensor.data_ptr(), version))
+    return tuple(state)
 
 
 class MetricBlock(nn.Module):
@@ -106,7 +112,9 @@ class MetricBlock(nn.Module):
     @property
     def zoomed_factors(self) -> Tensor:
         """``(K, s, r)`` the factors as distances see them."""
-        return self.factors if self.zoom is None else self.factors * (1 + ZOOM_RATE * self.zoom)[:, None]
+        if self.zoom is None:
+            return self.factors
+        return self.factors * (1 + _ZOOM_RATE * self.zoom)[:, None]
 
     def train_metrics_(self, trained: bool = True) -> None:
         """Turn anchors, factors and scales into parameters, or back into buffers; names and distances stay."""
@@ -180,19 +188,23 @@ class MetricBlock(nn.Module):
 
     @property
     def _chunk_rows(self) -> int:
-        return CHUNK_ROWS if self.is_full else subspace_chunk(self.num_metrics)
+        if self.is_full:
+            return CHUNK_ROWS
+        return subspace_chunk(self.num_metrics)
 
     @torch.no_grad()
     def _filler(self, features: Tensor, norm: str) -> TileFiller:
         """What fills tiles of such features, kept until the metrics change: large sets come in many blocks."""
         method = full_method(features, self.factors, norm) if self.is_full else "factor"
-        buffers = (self.support, self.anchors, self.factors, *(() if self.zoom is None else (self.zoom,)))
+        buffers = [self.support, self.anchors, self.factors]
+        if self.zoom is not None:
+            buffers.append(self.zoom)
         key = (features.dtype, features.device, norm, method, *tensor_state(buffers))
         if self._kept is None or self._kept[0] != key:
             support = None if self.is_full else self.support
             lenses = self.zoomed_factors
             filler = distance_filler(features, self.anchors, lenses, support=support, norm=norm, method=method)
-            self._kept = (key, filler, buffers)  # with them, so that no other tensor gets their addresses
+            self._kept = (key, filler, tuple(buffers))  # with them, so that no other tensor gets their addresses
         return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -289,7 +301,7 @@ class LocalMetrics(nn.Module):
     def project_(self) -> None:
         """Scales that a step has moved to zero or below go back to a small positive number."""
         for block in self.iter_blocks():
-            block.scales.clamp_(min=LEAST_SCALE)
+            block.scales.clamp_(min=_LEAST_SCALE)
 
     def traced(
         self,

@@ -23,9 +23,8 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
 if TYPE_CHECKING:
-    from lgmml_torch.models.compress import Compressed
     from lgmml_torch.models.explain import Explanation
-    from lgmml_torch.models.tree_base import TreeBase
+    from lgmml_torch.models.trees import TreeBase
 
 
 class LGMML(nn.Module):
@@ -74,13 +73,41 @@ class LGMML(nn.Module):
         self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The precision the model computes in."""
+        return self.metrics.scales.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device the model computes on."""
+        return self.metrics.scales.device
+
+    def replace(self, **changes: Any) -> LGMML:
+        """A model with other parts, which shares all parts that are not named; `about` is not kept.
+
+        Args:
+            changes: arguments of `LGMML` by name.
+        """
+        parts = {
+            "preprocess": self.preprocess,
+            "metrics": self.metrics,
+            "phi": self.phi,
+            "kernel": self.kernel,
+            "qids": self.qids,
+            "feature_names": self.feature_names,
+            "encoder": self.encoder,
+            "base": self.base,
+        }
+        return LGMML(**{**parts, **changes})
+
+    @property
     def num_features(self) -> int:
         """Features a raw document must have."""
         return self.preprocess.num_features_in
 
     @property
     def reading(self) -> dict[str, Any]:
-        """What a reader of files must know, which is number and names of the features, and the words of categories."""
+        """What a reader of files must know: number and names of the features, and the vocabularies of categories."""
         encoder = self.encoder
         if encoder is None:
             return {"num_features": self.num_features, "feature_names": self.feature_names, "categories": {}}
@@ -88,7 +115,7 @@ class LGMML(nn.Module):
         return {"num_features": len(names), "feature_names": names, "categories": encoder.vocabularies}
 
     def encoded(self, data: RankingData) -> RankingData:
-        """The lists with numbers in place of categories; as they are where that has been done, or none are expected.
+        """The lists with numbers in place of categories; unchanged where they hold numbers only.
 
         Raises:
             LGMMLError: categories that the model does not know, or none where it expects some.
@@ -157,14 +184,14 @@ class LGMML(nn.Module):
             known_queries: use the trained Φ of queries whose id was in the training data. Off by default: ids are
                 often just counters, and a new list numbered 7 must not pick up training query 7's weights.
             policy: what other queries get, instead of the model's own policy.
-            documents_at_once: whole lists are scored together up to about so many documents.
-            alone: without the base, where there is one.
+            documents_at_once: most documents that are scored together, in whole lists.
+            alone: leave out the base.
         """
         data = self.encoded(data)
         check_shape("features", data.features, (None, self.num_features))
         check_offsets(data.offsets, data.num_documents)
         self._check_names(data)
-        device, dtype = self.metrics.scales.device, self.metrics.scales.dtype
+        device, dtype = self.device, self.dtype
         rows = self.known_rows(data.qids).to(device) if known_queries else None
         scores = torch.empty(data.num_documents, dtype=dtype, device="cpu")
         policy = policy or self.phi.policy
@@ -180,12 +207,14 @@ class LGMML(nn.Module):
             ).cpu()
             # Before trees are added: parts of either sign may cancel, and equal rows would not be level.
             scores[start:stop] = tie_equal_rows(own, features, offsets)
-        return scores if alone or self.base is None else self.base.add_to(scores, data)
+        if alone or self.base is None:
+            return scores
+        return self.base.add_to(scores, data)
 
     def score_in_caller_order(self, data: RankingData, **options: Any) -> NDArray[Any]:  # (N,)
-        """The scores for whoever handed the rows in: one per row, in their order; ``options`` are those of `score`.
+        """The scores in the order in which the caller gave the rows; ``options`` are those of `score`.
 
-        An array, where the package itself computes with tensors in the order of the rows: measures refuse it.
+        An array, not a tensor: the package computes in the order of its own rows, and its measures refuse arrays.
         """
         found: NDArray[Any] = data.in_caller_order(self.score(data, **options)).numpy()
         return found
@@ -218,25 +247,16 @@ class LGMML(nn.Module):
         """The model without the metrics that no query gives any weight, where the policy makes no other use of them."""
         if policy not in ("shared", "mean") or self.phi.mean_of_all is not None or not len(self.phi.table.weight):
             return self
-        weight = self.phi.table.weight
-        most = weight.amax(dim=0) if self.phi.deviation is None else weight[0] + self.phi.deviation.weight.amax(dim=0)
+        most = self.phi.table.weight.amax(dim=0)
+        if self.phi.deviation is not None:
+            most = self.phi.table.weight[0] + self.phi.deviation.weight.amax(dim=0)
         used = (most > 0).nonzero()[:, 0]
         if len(used) == self.metrics.num_metrics or len(used) == 0:
             return self
         parts = [*self.phi.parameters(), *self.metrics.parameters(), *self.metrics.buffers()]
         state = (self.preprocess, self.kernel, self.base, tensor_state(parts))
         if self._trimmed is None or self._trimmed[0] != state:  # kept: large sets come in many calls
-            phi = self.phi.select(used)
-            small = LGMML(
-                self.preprocess,
-                self.metrics.select(used),
-                phi,
-                kernel=self.kernel,
-                qids=self.qids,
-                feature_names=self.feature_names,
-                encoder=self.encoder,
-                base=self.base,
-            )
+            small = self.replace(metrics=self.metrics.select(used), phi=self.phi.select(used))
             self._trimmed = (state, small, parts)
         return self._trimmed[1]
 
@@ -257,16 +277,16 @@ class LGMML(nn.Module):
         offsets: Tensor,  # (Q+1,)
         moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """Let Φ remember the training lists, where its mode needs them.
+        """Store summaries of the training lists in Φ, where its mode needs them.
 
-        ``moments`` tells the mean and standard deviation of summaries, where other processes have some of them.
+        ``moments`` computes the mean and standard deviation of the summaries of all processes.
         """
         if not self.phi.needs_summaries:
             return
         blocks = [self.metrics.scales.new_zeros(0, 2 * self.phi.num_metrics)]
         for first, last in list_blocks(offsets, 32_768):
             start, stop = int(offsets[first]), int(offsets[last])
-            kappa = kernel(dists[start:stop].to(self.metrics.scales.dtype), self.kernel)
+            kappa = kernel(dists[start:stop].to(self.dtype), self.kernel)
             blocks.append(list_summary(kappa, offsets[first : last + 1] - start))
         summaries = torch.cat(blocks)
         self.phi.set_summaries(summaries, None if moments is None else moments(summaries))
@@ -287,43 +307,39 @@ class LGMML(nn.Module):
 
         return explain(self, data, qid=qid, document=document, over=over)
 
-    def compress(self, tol: float, data: RankingData) -> Compressed:
-        """A cheaper model whose scores differ by about ``tol`` of their spread within the lists of ``data``.
-
-        See `lgmml_torch.models.compress.compress`, which also says what the result reports.
-        """
-        from lgmml_torch.models.compress import compress  # it needs this module
-
-        return compress(self, tol, data)
-
     def spec(self) -> dict[str, Any]:
         """All that is needed, besides the tensors, to build the model again: primitives only."""
-        return {
+        spec: dict[str, Any] = {
             "preprocess": self.preprocess.spec(),
             "metrics": self.metrics.spec(),
             "phi": self.phi.spec(),
             "kernel": self.kernel,
-            "dtype": str(self.metrics.scales.dtype).removeprefix("torch."),
-            "feature_names": None if self.feature_names is None else list(self.feature_names),
-            "qids": [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids],
-            **({} if self.encoder is None else {"categories": self.encoder.spec()}),
-            **({} if self.base is None else {"base": self.base.spec()}),
-            **({} if self.about is None else {"about": self.about}),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "feature_names": None,
+            "qids": [_plain_id(qid) for qid in self.qids],
         }
+        if self.feature_names is not None:
+            spec["feature_names"] = list(self.feature_names)
+        if self.encoder is not None:
+            spec["categories"] = self.encoder.spec()
+        if self.base is not None:
+            spec["base"] = self.base.spec()
+        if self.about is not None:
+            spec["about"] = self.about
+        return spec
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Self:
         """A model of the right shapes, to be filled by ``load_state_dict``."""
-        model = cls(
-            build_preprocess(spec["preprocess"]),
-            LocalMetrics.from_spec(spec["metrics"]),
-            Phi.from_spec(spec["phi"]),
-            kernel=spec["kernel"],
-            qids=tuple(spec["qids"]),
-            feature_names=None if spec.get("feature_names") is None else tuple(spec["feature_names"]),
-            encoder=None if spec.get("categories") is None else CategoryEncoder.from_spec(spec["categories"]),
-            base=None if spec.get("base") is None else _read_base(spec["base"]),
-        )
+        parts: dict[str, Any] = {"kernel": spec["kernel"], "qids": tuple(spec["qids"])}
+        if spec.get("feature_names") is not None:
+            parts["feature_names"] = tuple(spec["feature_names"])
+        if spec.get("categories") is not None:
+            parts["encoder"] = CategoryEncoder.from_spec(spec["categories"])
+        if spec.get("base") is not None:
+            parts["base"] = _read_base(spec["base"])
+        metrics, phi = LocalMetrics.from_spec(spec["metrics"]), Phi.from_spec(spec["phi"])
+        model = cls(build_preprocess(spec["preprocess"]), metrics, phi, **parts)
         model.about = spec.get("about")
         return model.to(getattr(torch, spec["dtype"]))
 
@@ -357,10 +373,19 @@ class LGMML(nn.Module):
 
 
 def _read_base(spec: dict[str, Any]) -> TreeBase:
-    from lgmml_torch.models.tree_base import TreeBase  # models without one do not need it
+    from lgmml_torch.models.trees import TreeBase  # models without one do not need it
 
     return TreeBase.from_spec(spec)
 
 
 def _some(names: tuple[str, ...] | None) -> str:
-    return ", ".join(list(names or ())[:3]) + (", …" if len(names or ()) > 3 else "")
+    shown = list(names or ())
+    if len(shown) > 3:
+        shown[3:] = ["…"]
+    return ", ".join(shown)
+
+
+def _plain_id(qid: Hashable) -> int | float | str:
+    if isinstance(qid, (int, float, str)):
+        return qid
+    return repr(qid)

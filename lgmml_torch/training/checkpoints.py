@@ -1,4 +1,4 @@
-"""How Lightning's checkpoints get to the disk and back: atomically, sealed, tensors and primitives only."""
+"""How Lightning's checkpoints get to the disk and back: atomically, tensors and primitives only."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def compute_distances(
         LGMMLError: a dtype that cannot hold them, or a distance beyond the range of float16.
     """
     shape = (data.num_documents, model.metrics.num_metrics)
-    kept = model.metrics.scales.dtype if dtype is None else dtype
+    kept = model.dtype if dtype is None else dtype
     if not kept.is_floating_point:
         raise LGMMLError(f"`dtype` must be a floating-point dtype, got {kept}")
     if cache is None:
@@ -77,7 +77,7 @@ def distance_key(model: LGMML, data: RankingData, dtype: torch.dtype) -> dict[st
 def _fill(
     model: LGMML, data: RankingData, out: Tensor, documents_at_once: int, progress: Callable[[int], None] | None
 ) -> Tensor:
-    device, dtype = model.metrics.scales.device, model.metrics.scales.dtype
+    device, dtype = model.device, model.dtype
     for first, last in list_blocks(data.offsets, documents_at_once):
         start, stop = int(data.offsets[first]), int(data.offsets[last])
         features = data.features[start:stop].to(device=device, dtype=dtype)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.score import first_equal_rows, score
 from lgmml_torch.functional.score import kernel as apply_kernel
-from lgmml_torch.functional.score import score
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import list_blocks, segment_ids, segment_sum
+from lgmml_torch.segments import list_blocks, segment_ids, segment_std
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
 
@@ -70,7 +70,7 @@ class _Best:
     def __init__(self, kappa: Tensor, data: RankingData, features: Tensor, start: Tensor, k: int) -> None:
         self.kappa, self.data, self.measure = kappa, data, f"ndcg@{k}"
         self.owner = segment_ids(data.offsets)
-        self.twins = _first_equal(features, self.owner)
+        self.twins = first_equal_rows(features, self.owner)
         self.phi = start.to(kappa).expand(data.num_queries, -1).clone()
         self.scores = score(kappa, self.phi, data.offsets)[self.twins]
         self.ndcg = self._judge(self.scores)
@@ -117,9 +117,7 @@ class _Best:
                 self.phi[better, metric[better]] = value[better]
 
     def _spread(self, values: Tensor) -> Tensor:  # (N,) -> (Q,)
-        counts = self.data.offsets.diff().clamp_min(1)
-        gaps = values - (segment_sum(values, self.data.offsets) / counts)[self.owner]
-        return (segment_sum(gaps.square(), self.data.offsets) / counts).sqrt()
+        return segment_std(values, self.data.offsets)
 
 
 def _descend(best: _Best, start: Tensor, loss: Warp, steps: list[float], seed: int) -> None:
@@ -139,14 +137,3 @@ def _descend(best: _Best, start: Tensor, loss: Warp, steps: list[float], seed: i
         (gradient,) = torch.autograd.grad(total, phi)
         phi = (phi.detach() - step * gradient).clamp_min(0)
         best.try_weights(phi)
-
-
-def _first_equal(
-    features: Tensor,  # (N, D)
-    owner: Tensor,  # (N,)
-) -> Tensor:  # (N,)
-    """For every row the first row of its list with the same features, whose score it has to share."""
-    _, group = torch.unique(features, dim=0, return_inverse=True)
-    _, group = torch.unique(torch.stack([owner, group]), dim=1, return_inverse=True)
-    rows = torch.arange(len(owner), device=owner.device)
-    return torch.full_like(rows, len(rows)).scatter_reduce(0, group, rows, "amin")[group]

@@ -20,7 +20,7 @@ from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel, score, tie_equal_rows
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.models.storage import FORMAT, MODEL_PREFIX, VERSION, check_header, check_seal
+from lgmml_torch.models.storage import FORMAT, MODEL_PREFIX, VERSION, check_archive, check_header
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatch, mixed_seed
@@ -362,7 +362,7 @@ class LGMMLModule(pl.LightningModule):
         """
         if isinstance(checkpoint_path, (str, Path)) and Path(checkpoint_path).is_file():
             with Path(checkpoint_path).open("rb") as stream:
-                check_seal(stream, checkpoint_path)
+                check_archive(stream, checkpoint_path)
         return super().load_from_checkpoint(checkpoint_path, *args, **{"weights_only": True, **settings})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -343,7 +343,7 @@ def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dty
         if name in prepared.inputs:
             continue
         if prepared.bank.trained:
-            views = Views(data.features, prepared.preprocess, model.metrics.scales.dtype)
+            views = Views(data.features, prepared.preprocess, model.dtype)
             prepared.inputs[name] = views if data.spread is not None else views.of(slice(None), data.offsets)
             continue
         with progress_bar(f"distances, {name}", total=data.num_documents) as report:

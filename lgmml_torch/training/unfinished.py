@@ -15,7 +15,7 @@ from lgmml_torch import distributed
 from lgmml_torch.checks import CheckpointError, DataWarning
 from lgmml_torch.fitting.bank import Bank, BankBuilder
 from lgmml_torch.functional.ranking.custom import Measure
-from lgmml_torch.models.storage import load_sealed, tensors_digest, write_checkpoint
+from lgmml_torch.models.storage import load_archive, tensors_digest, write_checkpoint
 from lgmml_torch.ragged import RankingData
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Unfinished:
         if content is None:
             return {}
         try:
-            kept = load_sealed(io.BytesIO(content), self.path.name, required=True)
+            kept = load_archive(io.BytesIO(content), self.path.name)
             if kept["fit"] != self.path.stem:
                 raise CheckpointError("it is of another fit")
             state = self.builder.load_state(kept["state"])

@@ -100,7 +100,7 @@ def ratios_picture(
 def shades(labels: Sequence[str]) -> list[tuple[float, ...]]:
     """The colour of each label's system, paler from one label of a system to the next.
 
-    >>> first, paler, other = shades(["ours, full rank", "ours, compressed", "LightGBM"])
+    >>> first, paler, other = shades(["ours, full rank", "ours, low rank", "LightGBM"])
     >>> first < paler, first == to_rgb(look("ours")[0]), other == to_rgb(look("LightGBM")[0])
     (True, True, True)
     """

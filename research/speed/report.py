@@ -27,8 +27,7 @@ RACE_CAPTION = (
     "projections to 5,000 trees, whose NDCG was not measured. Right: seconds to the same NDCG and the paper's measure._"
 )
 SCORING_CAPTION = (
-    "_Blue is ours, the paler the more compressed; other colours are trees. Time alone: these pictures say nothing of "
-    "how well each ranks._"
+    "_Blue is ours; other colours are trees. Time alone: these pictures say nothing of how well each ranks._"
 )
 
 
@@ -112,12 +111,8 @@ def scoring() -> str:
             continue
         one, rows = found[part], []
         for label, value in one["microseconds_per_document"].items():
-            tol = label.rpartition(" ")[2] if label.startswith("ours, compressed") else ""
-            facts = one["compressed"].get(tol, {})
-            lost = one.get("mean_ndcg_lost", {}).get(tol, facts.get("ndcg_lost_held_out", ""))
-            over = one["lightgbm_over"][label]
-            rows.append((label, value, over, facts.get("metrics", ""), facts.get("rank_correlation", ""), lost))
-        columns = ("ranker", "µs per document", "LightGBM over it", "metrics left", "rank correlation", "NDCG@10 lost")
+            rows.append((label, value, one["lightgbm_over"][label]))
+        columns = ("ranker", "µs per document", "LightGBM over it")
         head = f"{part}: K = {one['metrics']}, D = {one['features']}; {_machine(found)}."
         picture = f"![microseconds per document, {part}]({PICTURES}/scoring-{part}.png)"
         parts.append("\n\n".join([head, table(columns, rows), picture]))

@@ -8,22 +8,18 @@ Run with ``python -m research.speed.scoring``. Settings follow as ``name=value``
     trees=5000     of the tree rankers; leaves of single documents are allowed in growing them
     grow=10000     documents the tree rankers are grown on
     documents=8192 scored in each call
-    tols=0.005,0.01,0.02,0.05  tolerances of compression, of the scores' spread within lists
     rounds=5
-    folds=5        of the real sets, for the NDCG that compression costs
     passes=5       of Φ over all lists, in training our model
     threads=1      cores
     draw=0         1: measure nothing, draw the pictures of the stored result again
 
 On the WEB10K shape our K metrics have full rank; on MQ2008 and the MSLR sample there are as many metrics as usable
-training queries, and the target is about the smallest tolerance; the others show what more would cost. The real sets
-are looked for below LGMML_DATA and left out with a word when they are not there.
+training queries. The real sets are looked for below LGMML_DATA and left out with a word when they are not there.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -35,8 +31,6 @@ from typing import Any
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.functional.ranking.measures import mean_ndcg
-from lgmml_torch.models.compress import Compressed
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.plots import save_figure
 from lgmml_torch.ragged import RankingData
@@ -51,60 +45,27 @@ from research.systems.trees import LambdaMART, TreeRanker, XGBoostRanker
 
 DEFAULTS: dict[str, Any] = {
     "parts": "all", "fraction": 0.1, "metrics": 500, "trees": 5000, "grow": 10_000, "documents": 8192,
-    "tols": "0.005,0.01,0.02,0.05", "rounds": 5, "folds": 5, "threads": 1, "passes": 5, "draw": False,
+    "rounds": 5, "threads": 1, "passes": 5, "draw": False,
 }  # fmt: skip
 REAL = ("mq2008", "mslr-sample")
-FASTER_FULL, FASTER_SMALL, LOST = 1.5, 10.0, 0.002
+FASTER = {"web": 1.5, "mq2008": 10.0, "mslr-sample": 10.0}  # targets: times as fast as LightGBM
 
 
-def web(settings: dict[str, Any]) -> dict[str, Any]:
-    """The WEB10K shape: full rank, compressed, and trees."""
-    data, valid = generate(SHAPES["web10k"].part(settings["fraction"]))
+def measured(part: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """One part: our model and the tree rankers, timed on the same documents."""
+    if part == "web":
+        data, valid = generate(SHAPES["web10k"].part(settings["fraction"]))
+    else:
+        fold = ranking_fold(part, 0)
+        data, valid = fold.train, fold.valid
     with tempfile.TemporaryDirectory() as folder:
         model = train(data, valid, folder=Path(folder), metrics=settings["metrics"], passes=settings["passes"]).model
-    small = {tol: model.compress(tol, data) for tol in _tolerances(settings)}
-    found = compare(model, small, data, valid, settings)
-    found["met"] = found["lightgbm_over"]["ours, full rank"] >= FASTER_FULL
+    found = compare(model, data, settings)
+    found["met"] = found["lightgbm_over"]["ours, full rank"] >= FASTER[part]
     return found
 
 
-def real(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """A real set: the NDCG compression costs over the folds, and the speed on the first."""
-    lost: dict[float, list[float]] = {tol: [] for tol in _tolerances(settings)}
-    lost_valid: dict[float, list[float]] = {tol: [] for tol in lost}
-    full: list[float] = []
-    timed: dict[str, Any] = {}
-    for number in range(settings["folds"]):
-        fold = ranking_fold(name, number)
-        data, valid, test = fold.train, fold.valid, fold.test
-        with tempfile.TemporaryDirectory() as folder:
-            model = train(
-                data, valid, folder=Path(folder), metrics=settings["metrics"], passes=settings["passes"]
-            ).model
-        small = {tol: model.compress(tol, data) for tol in lost}
-        full.append(_quality(model, test))
-        whole_valid = _quality(model, valid)
-        for tol, found in small.items():
-            lost[tol].append(full[-1] - _quality(found.model, test))
-            lost_valid[tol].append(whole_valid - _quality(found.model, valid))
-        if number == 0:
-            timed = compare(model, small, data, test, settings)
-    return judged({
-        **timed, "ndcg@10": statistics.fmean(full), "ndcg_lost": lost, "ndcg_lost_valid": lost_valid,
-        "mean_ndcg_lost": {tol: statistics.fmean(values) for tol, values in lost.items()},
-    })  # fmt: skip
-
-
-def judged(found: dict[str, Any]) -> dict[str, Any]:
-    """A real set's figures with the verdict on the smallest tolerance."""
-    tol = min(found["mean_ndcg_lost"], key=float)
-    near = abs(found["mean_ndcg_lost"][tol]) <= LOST
-    return {**found, "judged": tol, "met": near and found["lightgbm_over"][_label(tol)] >= FASTER_SMALL}
-
-
-def compare(
-    model: LGMML, small: dict[float, Compressed], data: RankingData, held: RankingData, settings: dict[str, Any]
-) -> dict[str, Any]:
+def compare(model: LGMML, data: RankingData, settings: dict[str, Any]) -> dict[str, Any]:
     """Microseconds per document of all rankers, on the same documents."""
     some = data.select(torch.arange(_lists(data, settings["grow"])))
     print(f"growing {settings['trees']} trees on {some.num_documents} documents, twice", flush=True)
@@ -120,8 +81,6 @@ def compare(
         growing[name] = time.perf_counter() - start
     scored = data.select(torch.arange(_lists(data, settings["documents"])))
     calls: dict[str, Callable[[], object]] = {"ours, full rank": partial(model.score, scored)}
-    for tol, found in small.items():
-        calls[_label(tol)] = partial(found.model.score, scored)
     for name, ranker in rankers.items():
         calls[f"{name}, {settings['trees']:,} trees"] = partial(ranker.score, scored)
     times = time_interleaved(calls, rounds=settings["rounds"])
@@ -133,24 +92,7 @@ def compare(
         "microseconds_per_document": {name: 1e6 * t.median / scored.num_documents for name, t in times.items()},
         "lightgbm_over": {name: yardstick.ratio(t) for name, t in times.items()},
         "growing_seconds": growing,
-        "compressed": {tol: _describe(found, model, held) for tol, found in small.items()},
     }
-
-
-def _describe(found: Compressed, model: LGMML, held: RankingData) -> dict[str, Any]:
-    return {
-        "metrics": found.metrics_after,
-        "ranks": found.ranks,
-        "work": found.cost_after / found.cost_before,
-        "score_error": found.score_error,
-        "rank_correlation": found.rank_correlation,
-        "ndcg_lost_training": found.ndcg_lost,
-        "ndcg_lost_held_out": _quality(model, held) - _quality(found.model, held),
-    }
-
-
-def _quality(model: LGMML, data: RankingData) -> float:
-    return mean_ndcg(model.score(data), data)
 
 
 def _lists(data: RankingData, documents: int) -> int:
@@ -158,30 +100,17 @@ def _lists(data: RankingData, documents: int) -> int:
     return max(1, int((data.offsets <= documents).sum()) - 1)
 
 
-def _tolerances(settings: dict[str, Any]) -> list[float]:
-    return [float(word) for word in settings["tols"].split(",")]
-
-
-def _label(tol: float | str) -> str:
-    return f"ours, compressed to {float(tol):g}"
-
-
 def show(name: str, found: dict[str, Any]) -> None:
     """Print one part."""
-    rows = []
-    for label, value in found["microseconds_per_document"].items():
-        tol = next((tol for tol in found["compressed"] if _label(tol) == label), None)
-        facts = found["compressed"].get(tol, {})
-        lost = found.get("mean_ndcg_lost", {}).get(tol, facts.get("ndcg_lost_held_out", ""))
-        rows.append((label, value, found["lightgbm_over"][label], facts.get("metrics", ""), lost))
+    times = found["microseconds_per_document"]
+    rows = [(label, value, found["lightgbm_over"][label]) for label, value in times.items()]
     title = f"{name}: {found['metrics']} metrics, {found['features']} features"
-    print_table(title, ("ranker", "µs/document", "LightGBM over it", "metrics left", "NDCG@10 lost"), rows)
-    which = f", compressed to {found['judged']:g}" if "judged" in found else ""
-    print(f"target{which}: {target_word(found['met'])}")
+    print_table(title, ("ranker", "µs/document", "LightGBM over it"), rows)
+    print(f"target: {target_word(found['met'])}")
 
 
 def picture(name: str, found: dict[str, Any]) -> Figure:
-    """Microseconds of every ranker of one part: shades of one colour for ours, full rank and compressed."""
+    """Microseconds of every ranker of one part."""
     title = f"{name}: {found['metrics']} local metrics, {found['features']} features"
     return ratios_picture(found["microseconds_per_document"], unit="µs per document", title=title)
 
@@ -199,7 +128,7 @@ def main() -> None:
     result: dict[str, Any] = {"settings": settings}
     for part in wanted:
         try:
-            result[part] = web(settings) if part == "web" else real(part, settings)
+            result[part] = measured(part, settings)
         except DataError as error:
             print(f"{part} left out: {error}")
             continue

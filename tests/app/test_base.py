@@ -20,7 +20,7 @@ from lgmml_torch.checks import CheckpointError, ConfigError, LGMMLError, Missing
 from lgmml_torch.data.write import save_letor
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.models.tree_base import TreeBase
+from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from tests.app.test_train import BOOSTED, small
 from tests.doors import small_data, small_model

@@ -118,18 +118,18 @@ class TestDrawSubspaces:
 
 
 class TestPairScatter:
-    @pytest.mark.parametrize("seed", range(4))
-    @pytest.mark.parametrize("pooled", [False, True])
-    def test_agrees_with_loops_over_pairs(self, seed: int, pooled: bool) -> None:
-        x, g, _, offsets = rows(seed)
-        offsets = offsets[[0, -1]] if pooled else offsets
-        p, n = g.clamp_min(0), (-g).clamp_min(0)
-        values = torch.stack([x, x.flip(1) + 50.0], dim=1)  # (M, 2, 3)
-        S, D = list_scatter(values, p, n, offsets)
-        for c in range(2):
-            want = naive.list_scatter(values[:, c].numpy(), p.numpy(), n.numpy(), offsets.tolist())
-            np.testing.assert_allclose(S[c].numpy(), want[0], rtol=1e-9, atol=1e-11)
-            np.testing.assert_allclose(D[c].numpy(), want[1], rtol=1e-9, atol=1e-11)
+    def test_agrees_with_loops_over_pairs(self) -> None:
+        for seed in range(4):
+            for pooled in [False, True]:
+                x, g, _, offsets = rows(seed)
+                offsets = offsets[[0, -1]] if pooled else offsets
+                p, n = g.clamp_min(0), (-g).clamp_min(0)
+                values = torch.stack([x, x.flip(1) + 50.0], dim=1)  # (M, 2, 3)
+                S, D = list_scatter(values, p, n, offsets)
+                for c in range(2):
+                    want = naive.list_scatter(values[:, c].numpy(), p.numpy(), n.numpy(), offsets.tolist())
+                    np.testing.assert_allclose(S[c].numpy(), want[0], rtol=1e-9, atol=1e-11)
+                    np.testing.assert_allclose(D[c].numpy(), want[1], rtol=1e-9, atol=1e-11)
 
     def test_lists_without_both_kinds_count_for_nothing(self) -> None:
         x = torch.tensor([0.0, 1.0, 100.0, 300.0], dtype=torch.float64).reshape(4, 1, 1)
@@ -138,21 +138,21 @@ class TestPairScatter:
         assert S.item() == 0.0
         assert D.item() == pytest.approx(1.0)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_one_positive_a_list_is_no_pair(self, dtype: torch.dtype) -> None:
+    def test_one_positive_a_list_is_no_pair(self) -> None:
         """What is left of the sums is rounding, which must not be divided by rounding."""
-        x = 100 + torch.randn(60, 2, 2, generator=gen(0), dtype=dtype)
-        p = torch.zeros(60, dtype=dtype)
-        p[::3] = torch.rand(20, generator=gen(1), dtype=dtype) + 0.01
-        n = torch.where(p > 0, 0.0, torch.rand(60, generator=gen(2), dtype=dtype))
-        offsets = torch.arange(0, 61, 3)
-        S, D = list_scatter(x, p, n, offsets)
-        assert not S.any()
-        for c in range(2):
-            _, want = naive.list_scatter(
-                x[:, c].double().numpy(), p.double().numpy(), n.double().numpy(), offsets.tolist()
-            )
-            np.testing.assert_allclose(D[c].numpy(), want, rtol=1e-3, atol=1e-3)
+        for dtype in [torch.float32, torch.float64]:
+            x = 100 + torch.randn(60, 2, 2, generator=gen(0), dtype=dtype)
+            p = torch.zeros(60, dtype=dtype)
+            p[::3] = torch.rand(20, generator=gen(1), dtype=dtype) + 0.01
+            n = torch.where(p > 0, 0.0, torch.rand(60, generator=gen(2), dtype=dtype))
+            offsets = torch.arange(0, 61, 3)
+            S, D = list_scatter(x, p, n, offsets)
+            assert not S.any()
+            for c in range(2):
+                _, want = naive.list_scatter(
+                    x[:, c].double().numpy(), p.double().numpy(), n.double().numpy(), offsets.tolist()
+                )
+                np.testing.assert_allclose(D[c].numpy(), want, rtol=1e-3, atol=1e-3)
 
     def test_nothing_at_all_gives_zeros(self) -> None:
         S, D = list_scatter(torch.randn(3, 2, 2, generator=gen(0)), torch.zeros(3), torch.ones(3), torch.tensor([0, 3]))
@@ -176,13 +176,13 @@ def test_anchors_are_documents_their_mean_and_points_away_from_the_negatives() -
 
 
 class TestNewtonRows:
-    @pytest.mark.parametrize("seed", range(3))
-    def test_gains_and_weights_agree_with_loops(self, seed: int) -> None:
-        k, g, h, offsets = rows(seed, width=4)
-        newton = NewtonRows(g, h, offsets, ridge=0.05)
-        a, b = naive.newton_parts(k.numpy(), g.numpy(), h.numpy(), offsets.tolist(), 0.05)
-        np.testing.assert_allclose(newton.gains(k).numpy(), b * np.abs(b) / np.diag(a), rtol=1e-9)
-        np.testing.assert_allclose(newton.weights(k).numpy(), naive.nonnegative_solve(a, b), rtol=1e-5, atol=1e-8)
+    def test_gains_and_weights_agree_with_loops(self) -> None:
+        for seed in range(3):
+            k, g, h, offsets = rows(seed, width=4)
+            newton = NewtonRows(g, h, offsets, ridge=0.05)
+            a, b = naive.newton_parts(k.numpy(), g.numpy(), h.numpy(), offsets.tolist(), 0.05)
+            np.testing.assert_allclose(newton.gains(k).numpy(), b * np.abs(b) / np.diag(a), rtol=1e-9)
+            np.testing.assert_allclose(newton.weights(k).numpy(), naive.nonnegative_solve(a, b), rtol=1e-5, atol=1e-8)
 
     def test_shifts_of_the_kernel_change_nothing(self) -> None:
         k, g, h, offsets = rows(5)
@@ -203,10 +203,10 @@ class TestNewtonRows:
             NewtonRows(g, h, offsets, ridge=0)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_nonnegative_solve_agrees_with_the_best_subset(seed: int) -> None:
-    root = torch.randn(5, 5, generator=gen(seed), dtype=torch.float64)
-    A, b = root @ root.T + 0.1 * torch.eye(5), torch.randn(5, generator=gen(seed + 50), dtype=torch.float64)
-    np.testing.assert_allclose(
-        nonnegative_solve(A, b).numpy(), naive.nonnegative_solve(A.numpy(), b.numpy()), rtol=1e-7, atol=1e-9
-    )
+def test_nonnegative_solve_agrees_with_the_best_subset() -> None:
+    for seed in range(10):
+        root = torch.randn(5, 5, generator=gen(seed), dtype=torch.float64)
+        A, b = root @ root.T + 0.1 * torch.eye(5), torch.randn(5, generator=gen(seed + 50), dtype=torch.float64)
+        np.testing.assert_allclose(
+            nonnegative_solve(A, b).numpy(), naive.nonnegative_solve(A.numpy(), b.numpy()), rtol=1e-7, atol=1e-9
+        )

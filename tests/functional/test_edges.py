@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, NumericsWarning
-from lgmml_torch.functional import distance, gmml, losses, score, significance, spd, warp
 from lgmml_torch.functional import features as feature_module
+from lgmml_torch.functional import gmml, losses, score, significance, spd, warp
 from lgmml_torch.functional.boosting import (
     NewtonRows,
     candidate_anchors,
@@ -149,11 +149,6 @@ class TestNewton:
     def rows(self, **options: Any) -> NewtonRows:
         return NewtonRows(t(1, -1, 2, -2), t(1, 2, 1, 3), torch.tensor([0, 2, 4]), **options)
 
-    def test_the_ridge_is_a_twentieth_unless_told(self) -> None:
-        kernels = torch.tensor([[0.1], [0.9], [0.2], [0.7]])
-        assert torch.equal(self.rows().weights(kernels), self.rows(ridge=0.05).weights(kernels))
-        assert not torch.equal(self.rows().weights(kernels), self.rows(ridge=0.06).weights(kernels))
-
     def test_gain_by_hand(self) -> None:
         g, h, kernel = [1, -1, 2, -2], [1, 2, 1, 3], [0.1, 0.9, 0.2, 0.7]
         mean = sum(kernel) / 4
@@ -215,47 +210,20 @@ class TestLosses:
         found.sum().backward()
         assert scores.grad is not None
         share = 1 / (1 + math.e)
-        assert scores.grad.tolist() == pytest.approx([0.0, 0.0, share - 1 / 4, 1 - share - 3 / 4])
+        assert scores.grad.tolist() == pytest.approx([0.0, 0.0, share - 1 / 4, 1 - share - 3 / 4], abs=1e-6)
         huge = losses.softmax_loss(t(1e4, -1e4), torch.tensor([1, 0]), TWO)
         assert huge.item() == 0.0
 
-    @pytest.mark.parametrize("chunk", [1, 5, 1 << 16])
-    def test_pairs_in_few_rows_are_the_same_pairs(self, chunk: int) -> None:
+    def test_pairs_in_few_rows_are_the_same_pairs(self) -> None:
         scores, labels = torch.randn(20, generator=gen(1)), torch.arange(20) % 4
         offsets = torch.tensor([0, 7, 7, 8, 20])
         plain = losses.lambda_gradients(scores, labels, offsets, truncation=3)
-        found = losses.lambda_gradients(scores, labels, offsets, truncation=3, chunk_pairs=chunk)
-        for a, b in zip(plain, found, strict=True):
-            torch.testing.assert_close(a, b)
-
-    def test_defaults_of_lambdarank(self) -> None:
-        scores, labels = torch.randn(80, generator=gen(2)), (torch.arange(80) % 5).float()
-        offsets = torch.tensor([0, 40, 80])
-        given = {"truncation": 30, "sigma": 1.0, "floor": 0.05}
-        plain = losses.lambda_gradients(scores, labels, offsets)
-        named = losses.lambda_gradients(scores, labels, offsets, **given)  # type: ignore[arg-type]
-        ideal = losses.ideal_dcg(labels, offsets, truncation=30)
-        with_ideal = losses.lambda_gradients(scores, labels, offsets, ideal=ideal)
-        for a, b, c in zip(plain, named, with_ideal, strict=True):
-            assert torch.equal(a, b)
-            assert torch.equal(a, c)
-        assert torch.equal(losses.ideal_dcg(labels, offsets), ideal)
-        half = losses.lambda_gradients(scores, labels, offsets, ideal=2 * ideal)[0]
-        torch.testing.assert_close(half, plain[0] / 2)
+        for chunk in (1, 5, 1 << 16):
+            found = losses.lambda_gradients(scores, labels, offsets, truncation=3, chunk_pairs=chunk)
+            torch.testing.assert_close(found, plain)
 
 
 class TestDraws:
-    def test_numbers_have_the_bits_of_float64(self) -> None:
-        """With 24 bits, places in a long list would not be equally likely."""
-        drawn = warp._rand(50, 4, gen())
-        assert drawn.dtype == torch.float64
-        assert bool(((drawn * 2.0**24) % 1 != 0).any())
-
-    def test_a_number_just_below_one_is_the_last_place(self) -> None:
-        almost = torch.tensor([0.0, 1 - 2**-53, 0.5])
-        assert warp._pick(almost.double(), torch.tensor([3, 3, 3])).tolist() == [0, 2, 1]
-        assert warp._pick(torch.tensor([1.0]), torch.tensor([3])).tolist() == [2]
-
     def test_the_limit_of_draws_is_the_number_of_negatives(self) -> None:
         table = warp.negative_table(t(0, 0, 1, 2), torch.tensor([0, 4]))
         every = warp.sample_list_draws(table, torch.tensor([0]), max_draws=None, generator=gen())
@@ -292,46 +260,15 @@ class TestBlocks:
             assert [len(block) for block in blocks] == sizes
             assert torch.equal(torch.cat(blocks), X)
 
-    def test_knots_are_interpolated_in_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        knots, levels = torch.tensor([[0.0, 1.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
-        X = torch.rand(7, 2, generator=gen())
-        whole = interpolate_knots(X, knots, levels)
-        seen: list[int] = []
-        inner = feature_module._interpolate
-
-        def watched(block: Tensor, *others: Tensor) -> Tensor:
-            seen.append(len(block))
-            return inner(block, *others)
-
-        monkeypatch.setattr(feature_module, "_interpolate", watched)
-        monkeypatch.setattr(feature_module, "BLOCK_VALUES", 6)
-        assert torch.equal(interpolate_knots(X, knots, levels), whole)
-        assert seen == [3, 3, 1]
-        assert interpolate_knots(X[:0], knots, levels).shape == (0, 2)
-
-    @pytest.mark.parametrize("entries", [1, 7, 12, 1000])
-    @pytest.mark.parametrize("sizes", [[3, 3, 3], [1, 5, 3]])
-    def test_scores_in_blocks_are_the_scores(self, entries: int, sizes: list[int]) -> None:
-        values = torch.rand(9, 4, generator=gen(1))
-        offsets = torch.tensor([0, *np.cumsum(sizes)])
-        for phi in (torch.rand(3, 4, generator=gen(2)), torch.rand(1, 4, generator=gen(3)), torch.rand(4)):
-            rows = phi.expand(3, 4) if phi.shape != (3, 4) else phi
+    def test_scores_in_blocks_are_the_scores(self) -> None:
+        for sizes in [[3, 3, 3], [1, 5, 3]]:
+            values = torch.rand(9, 4, generator=gen(1))
+            offsets = torch.tensor([0, *np.cumsum(sizes)])
             owner = torch.arange(3).repeat_interleave(torch.tensor(sizes))
-            expected = -(values * rows[owner]).sum(1)
-            torch.testing.assert_close(score.score(values, phi, offsets, chunk_entries=entries), expected)
-
-    @pytest.mark.parametrize("draws", [1, 7, 100])
-    def test_bootstrap_means_in_blocks_come_from_the_same_numbers(
-        self, draws: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        a, b = torch.rand(5, generator=gen(1)), torch.rand(5, generator=gen(2))
-        options = {"resamples": 40}
-        plain = significance.compare(a, b, generator=gen(), **options)
-        chance = significance.randomisation_test(a, b, generator=gen(), **options)
-        monkeypatch.setattr(significance, "_DRAWS", draws)
-        again = significance.compare(a, b, generator=gen(), **options)
-        assert again == plain
-        assert significance.randomisation_test(a, b, generator=gen(), **options) == chance
+            for phi in (torch.rand(3, 4, generator=gen(2)), torch.rand(1, 4, generator=gen(3)), torch.rand(4)):
+                expected = -(values * phi.expand(3, 4)[owner]).sum(1)
+                for entries in (1, 7, 12, 1000):
+                    torch.testing.assert_close(score.score(values, phi, offsets, chunk_entries=entries), expected)
 
 
 class TestSignificance:
@@ -347,11 +284,6 @@ class TestSignificance:
         assert (found.wins, found.ties, found.losses) == (1, 3, 0)
         found = significance.compare(a, b, generator=gen(), resamples=10)
         assert (found.wins, found.ties, found.losses) == (2, 1, 1)
-
-    def test_intervals_are_quantiles_of_both_ends(self) -> None:
-        means = torch.arange(101, dtype=torch.float64)
-        assert significance._tails(means, 0.9) == pytest.approx((5.0, 95.0))
-        assert significance._tails(means, 0.5) == pytest.approx((25.0, 75.0))
 
 
 class TestJitter:
@@ -381,17 +313,14 @@ NO_GAIN = {
 MAX_LABEL = {"lightgbm": 30, "xgboost": 31, "xgboost-": 31, "letor4": 2, "mslr": 4}
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_what_a_list_without_relevant_documents_counts(name: str) -> None:
-    found = ndcg(t(2, 1), torch.tensor([0, 0]), TWO, preset=name)
-    assert found.item() == pytest.approx(NO_GAIN[name], nan_ok=True)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_highest_label_of_each_preset(name: str) -> None:
-    most = MAX_LABEL.get(name)
-    assert PRESETS[name].max_label == most
-    if most is not None:
+def test_lists_without_relevant_documents_and_the_highest_label_of_each_preset() -> None:
+    for name in PRESETS:
+        found = ndcg(t(2, 1), torch.tensor([0, 0]), TWO, preset=name)
+        assert found.item() == pytest.approx(NO_GAIN[name], nan_ok=True)
+        most = MAX_LABEL.get(name)
+        assert PRESETS[name].max_label == most
+        if most is None:
+            continue
         assert ndcg(t(2, 1), torch.tensor([most, 0]), TWO, preset=name).item() == pytest.approx(1.0)
         with pytest.raises(LGMMLError, match=f"from 0 to {most} for preset '{name}', got {most + 1}"):
             ndcg(t(2, 1), torch.tensor([most + 1, 0]), TWO, preset=name)
@@ -441,39 +370,6 @@ class TestMeasures:
 
 
 class TestBlocksOfRegions:
-    @pytest.mark.parametrize("most", [1, 2400, 2401, 5000, 10**9])
-    def test_runs_fit_and_are_as_long_as_they_can(self, most: int) -> None:
-        sizes = torch.tensor([3, 1, 40, 2, 2, 5])
-        sides = tuple(
-            gmml.Side(torch.zeros(int(n.sum())).long(), torch.tensor([0, *n.cumsum(0).tolist()]), torch.ones(0))
-            for n in (sizes, sizes + 1)
-        )
-        cost = [8 * 3 * (10 * 3 + 4 * (2 * int(n) + 1)) for n in sizes]  # ten matrices, four copies of the rows
-        runs = list(gmml._steps(sides, 3, most))  # type: ignore[arg-type]
-        assert [start for start, _ in runs] == [0, *(stop for _, stop in runs[:-1])]
-        assert runs[-1][1] == 6
-        for start, stop in runs:
-            assert stop == start + 1 or sum(cost[start:stop]) <= most
-            assert stop == 6 or sum(cost[start : stop + 1]) > most
-
-    def test_means_do_not_depend_on_the_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        root = torch.randn(5, 4, 4, generator=gen(3), dtype=torch.float64)
-        A = root @ root.mT + torch.eye(4)
-        B = A.flip(0) + torch.eye(4)
-        whole = spd.stacked_factor(A, B, 0.3, invert_first=True)
-        for elements in (1, 16, 40):
-            monkeypatch.setattr(spd, "CACHED_ELEMENTS", elements)
-            torch.testing.assert_close(spd.stacked_factor(A, B, 0.3, invert_first=True), whole)
-
-    def test_the_quadratic_form_sees_standardised_features(self) -> None:
-        anchors = torch.randn(40, 3, generator=gen(4)) * t(1e-3, 1, 50) + t(5, 0, -100)
-        anchors = torch.cat([anchors, torch.full((40, 1), 7.0)], dim=1)
-        filler = distance.QuadraticFiller(anchors, torch.eye(4).expand(40, 4, 4))
-        torch.testing.assert_close(filler.centre, anchors.double().mean(0).float())
-        spread = anchors.double().std(0, unbiased=False).float()
-        torch.testing.assert_close(filler.spread, torch.where(spread > 0, spread, 1.0))
-        assert filler.spread[3] == 1.0
-
     def test_offsets_may_be_short_integers(self) -> None:
         offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
         assert feature_module.list_ids(offsets, 5).tolist() == [0, 0, 2, 2, 2]
@@ -490,23 +386,12 @@ class TestListSummary:
         wide = score.list_summary(kappa, torch.tensor([0, 3, 3, 4]), floor=1.0)
         assert wide[0, 2].item() == pytest.approx(math.log(6**0.5 + 1))
 
-    def test_rows_that_only_share_a_fingerprint_stay_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(score, "fingerprint", lambda values: np.zeros(len(values)))
-        features = torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]])
-        scores = torch.tensor([1.0, 1.0 + 1e-6, 1.0 - 1e-6], dtype=torch.float64)
-        assert score.tie_equal_rows(scores, features, torch.tensor([0, 3]))[1] == scores[1]
-
 
 X, ONE = torch.zeros(3, 2), torch.ones(1, 1, 1)
 TABLE = warp.negative_table(t(0, 1), TWO)
 WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`labels` must have shape", lambda: losses.softmax_loss(t(1, 2), t(1), TWO)),
     ("`offsets` must", lambda: losses.softmax_loss(t(1, 2), t(1, 2), torch.tensor([0, 3]))),
-    ("`labels` must have shape", lambda: losses.lambda_gradients(t(1, 2), t(1), TWO)),
-    ("`offsets` must", lambda: losses.lambda_gradients(t(1, 2), t(1, 2), torch.tensor([0, 3]))),
-    ("`truncation` must", lambda: losses.lambda_gradients(t(1, 2), t(1, 2), TWO, truncation=0)),
-    ("`sigma` must", lambda: losses.lambda_gradients(t(1, 2), t(1, 2), TWO, sigma=0.0)),
-    ("`floor` must", lambda: losses.lambda_gradients(t(1, 2), t(1, 2), TWO, floor=-1.0)),
     ("`features` must have shape", lambda: score.tie_equal_rows(t(1, 2), torch.zeros(3, 1), TWO)),
     ("`scores` must have shape", lambda: score.flat_share(torch.zeros(2, 1), TWO)),
     ("`offsets` must", lambda: score.flat_share(t(1, 2), torch.tensor([0, 3]))),
@@ -537,10 +422,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`choices` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 3), torch.zeros(1, 1))),
     ("`uniforms` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 2), torch.zeros(2, 1))),
     ("`uniforms` must have", lambda: warp.list_draws_from_uniforms(TABLE, torch.tensor([0]), torch.zeros(2, 1))),
-    ("`num` must", lambda: warp.sample_triplets(TABLE, -1, generator=gen())),
-    ("`max_draws` must", lambda: warp.sample_triplets(TABLE, 1, max_draws=0, generator=gen())),
-    ("`negatives` must be one of", lambda: warp.negative_table(t(0, 1), TWO, negatives="all")),
-    ("`k` must be at least 0, got -1", lambda: warp.rank_weight(-1)),
     ("`draws` must be at least 1, got 0", lambda: warp.rank_estimate(torch.tensor([1, 2]), torch.tensor([3, 0]))),
     ("`max_rank` must", lambda: warp.rank_weight_table(-1)),
     ("`features` must have", lambda: subspace_distances(t(1), torch.tensor([[0]]), torch.zeros(1, 1), ONE)),
@@ -565,20 +446,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`dists` must have at least one row", lambda: median_scales(torch.zeros(0, 1))),
     ("`dists` must", lambda: median_scales(torch.tensor([[NAN]]))),
     ("`bandwidth` must", lambda: median_scales(torch.ones(1, 1), bandwidth=0.0)),
-    ("`a` must have shape", lambda: significance.compare(X, t(1), generator=gen())),
-    ("`b` must have shape", lambda: significance.compare(t(1, 2), t(1), generator=gen())),
-    ("`tolerance` must", lambda: significance.compare(t(1), t(1), generator=gen(), tolerance=-1.0)),
-    ("`confidence` must", lambda: significance.compare(t(1), t(1), generator=gen(), confidence=1.0)),
-    ("`confidence` must", lambda: significance.compare(t(1), t(1), generator=gen(), confidence=0.0)),
-    ("`resamples` must", lambda: significance.compare(t(1), t(1), generator=gen(), resamples=0)),
-    ("`groups` must hold", lambda: significance.compare_groups([], generator=gen())),
-    (r"groups\[0\]\[0\]", lambda: significance.compare_groups([(X, t(1))], generator=gen())),
-    (r"groups\[1\]\[1\]", lambda: significance.compare_groups([(t(1), t(1)), (t(1), X)], generator=gen())),
-    ("`confidence` must", lambda: significance.compare_groups([(t(1), t(1))], generator=gen(), confidence=2.0)),
-    ("`a` must have shape", lambda: significance.randomisation_test(X, t(1), generator=gen())),
-    ("`b` must have shape", lambda: significance.randomisation_test(t(1), X, generator=gen())),
-    ("`resamples` must", lambda: significance.randomisation_test(t(1), t(1), generator=gen(), resamples=0)),
-    ("`p_values` must", lambda: significance.holm([0.5, 1.5])),
     ("`power` must", lambda: feature_prior(X, t(1, 1, 1), torch.tensor([0, 3]), power=-1.0, generator=gen())),
     ("`flips` must", lambda: feature_prior(X, t(1, 1, 1), torch.tensor([0, 3]), flips=0, generator=gen())),
     ("`count` must", lambda: draw_subspaces(t(1), 0, 1, generator=gen())),
@@ -597,10 +464,10 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "call"), WRONG, ids=[f"{n} {message}" for n, (message, _) in enumerate(WRONG)])
-def test_what_does_not_fit_is_refused(message: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(LGMMLError, match=message):
-        call()
+def test_what_does_not_fit_is_refused() -> None:
+    for message, call in WRONG:
+        with pytest.raises(LGMMLError, match=message):
+            call()
 
 
 def test_one_positive_in_every_list_leaves_no_similar_pairs_and_no_rounding() -> None:

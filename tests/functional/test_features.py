@@ -39,6 +39,17 @@ def test_rank_percentiles_match_loops(sizes: list[int], dtype: torch.dtype, budg
     torch.testing.assert_close(got.double(), torch.from_numpy(expected), atol=1e-7, rtol=1e-6)
 
 
+def test_rank_percentiles_of_several_blocks_match_loops(generator: torch.Generator) -> None:
+    """More documents than are sorted together, in lists that end within, at and beyond a block."""
+    sizes = torch.tensor([3000, 5000, 192, 1, 0, 8192, 9000, 70])
+    x = torch.randn(int(sizes.sum()), 3, generator=generator).mul(50).round()  # ties
+    offsets = offsets_from_sizes(sizes)
+    expected = reference.per_list(x.numpy(), offsets.numpy(), reference.rank_percentile)
+    for budget in (None, 4000):
+        got = list_rank_percentiles(x, offsets, max_elements=budget)
+        torch.testing.assert_close(got.double(), torch.from_numpy(expected), atol=1e-7, rtol=1e-6)
+
+
 def test_rank_percentiles_depend_on_the_own_list_only(generator: torch.Generator) -> None:
     x = torch.randn(400, 5, generator=generator).mul(2).round()
     offsets = torch.tensor([0, 1, 80, 80, 250, 400])
@@ -70,16 +81,16 @@ def test_rank_percentiles_refuse_foreign_offsets() -> None:
         list_rank_percentiles(torch.zeros(3, 1), torch.tensor([0, 2]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_interpolation_matches_numpy(dtype: torch.dtype) -> None:
-    rng = np.random.default_rng(0)
-    train = np.stack([rng.normal(size=300), rng.integers(0, 5, 300), np.full(300, 4.0)], 1).astype(np.float32)
-    x = np.concatenate([train[:50], rng.normal(size=(50, 3)) * 3]).astype(np.float32)
-    pairs = [mid_rank_knots(column, 512) for column in train.T]
-    knots, levels = (pad_knots([pair[i] for pair in pairs], dtype) for i in (0, 1))
-    got = interpolate_knots(torch.from_numpy(x).to(dtype), knots, levels)
-    assert got.dtype == dtype
-    np.testing.assert_allclose(got.numpy(), reference.quantiles(train, x), atol=1e-6)
+def test_interpolation_matches_numpy() -> None:
+    for dtype in [torch.float32, torch.float64]:
+        rng = np.random.default_rng(0)
+        train = np.stack([rng.normal(size=300), rng.integers(0, 5, 300), np.full(300, 4.0)], 1).astype(np.float32)
+        x = np.concatenate([train[:50], rng.normal(size=(50, 3)) * 3]).astype(np.float32)
+        pairs = [mid_rank_knots(column, 512) for column in train.T]
+        knots, levels = (pad_knots([pair[i] for pair in pairs], dtype) for i in (0, 1))
+        got = interpolate_knots(torch.from_numpy(x).to(dtype), knots, levels)
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got.numpy(), reference.quantiles(train, x), atol=1e-6)
 
 
 def test_interpolation_survives_extremes() -> None:
@@ -95,16 +106,16 @@ def test_interpolation_refuses_an_odd_table() -> None:
         interpolate_knots(torch.zeros(1, 1), torch.zeros(1, 3), torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize("max_knots", [4, 16, 17, 100])
-@pytest.mark.parametrize("atom", [0.0, 0.3, 0.9])
-def test_thinned_knots_keep_the_promised_bound(max_knots: int, atom: float) -> None:
-    rng = np.random.default_rng(1)
-    sample = np.exp(3 * rng.normal(size=4000))
-    sample[rng.random(4000) < atom] = 2.5
-    values, levels = mid_rank_knots(sample, max_knots)
-    assert len(values) <= max_knots
-    exact_values, exact_levels = mid_rank_knots(sample, 10**6)
-    miss = np.abs(np.interp(exact_values, values, levels) - exact_levels)
-    assert miss.max() < 1 / (max_knots // 2 - 1)
-    assert values[0] == sample.min()
-    assert values[-1] == sample.max()
+def test_thinned_knots_keep_the_promised_bound() -> None:
+    for max_knots in [4, 16, 17, 100]:
+        for atom in [0.0, 0.3, 0.9]:
+            rng = np.random.default_rng(1)
+            sample = np.exp(3 * rng.normal(size=4000))
+            sample[rng.random(4000) < atom] = 2.5
+            values, levels = mid_rank_knots(sample, max_knots)
+            assert len(values) <= max_knots
+            exact_values, exact_levels = mid_rank_knots(sample, 10**6)
+            miss = np.abs(np.interp(exact_values, values, levels) - exact_levels)
+            assert miss.max() < 1 / (max_knots // 2 - 1)
+            assert values[0] == sample.min()
+            assert values[-1] == sample.max()

@@ -46,32 +46,31 @@ def draw(labels: Tensor, offsets: Tensor, count: int = 5, pool: int = 1, seed: i
     return sample_regions(labels, offsets, count, pool=pool, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("pool", [1, 3])
-def test_regions_equal_the_loop(seed: int, pool: int) -> None:
-    _, labels, offsets = ragged(seed)
-    regions = draw(labels, offsets, count=4, pool=pool, seed=seed)
-    groups = parts(regions.queries, regions.query_offsets)
-    highs, lows = (
-        parts(regions.positives, regions.positive_offsets),
-        parts(regions.negatives, regions.negative_offsets),
-    )
-    for queries, high, low in zip(groups, highs, lows, strict=True):
-        expected_high, expected_low = [], []
-        for q in queries:
-            start, end = int(offsets[q]), int(offsets[q + 1])
-            up, down = reference.high_and_low(labels[start:end].tolist())
-            expected_high += [start + i for i in up]
-            expected_low += [start + i for i in down]
-        assert (high, low) == (expected_high, expected_low)
-        assert high
-        assert low
-        assert not set(high) & set(low)
+def test_regions_equal_the_loop() -> None:
+    for seed in range(6):
+        for pool in [1, 3]:
+            _, labels, offsets = ragged(seed)
+            regions = draw(labels, offsets, count=4, pool=pool, seed=seed)
+            groups = parts(regions.queries, regions.query_offsets)
+            highs, lows = (
+                parts(regions.positives, regions.positive_offsets),
+                parts(regions.negatives, regions.negative_offsets),
+            )
+            for queries, high, low in zip(groups, highs, lows, strict=True):
+                expected_high, expected_low = [], []
+                for q in queries:
+                    start, end = int(offsets[q]), int(offsets[q + 1])
+                    up, down = reference.high_and_low(labels[start:end].tolist())
+                    expected_high += [start + i for i in up]
+                    expected_low += [start + i for i in down]
+                assert (high, low) == (expected_high, expected_low)
+                assert high
+                assert low
+                assert not set(high) & set(low)
 
 
-@pytest.mark.parametrize(
-    ("labels", "high", "low"),
-    [
+def test_high_and_low_relevance_by_hand() -> None:
+    for labels, high, low in [
         ([0, 1], [1], [0]),
         ([0, 0, 1, 2, 2], [3, 4], [0, 1]),  # median 1.5
         ([0, 1, 2], [1, 2], [0]),  # only one document above 1.5: all positives
@@ -80,12 +79,10 @@ def test_regions_equal_the_loop(seed: int, pool: int) -> None:
         ([0, 1, 2, 3, 3], [2, 3, 4], [0]),  # median 2
         ([0.0, 0.25, 0.75, 0.75], [2, 3], [0]),  # fractional labels
         ([-1, 0, 1], [1, 2], [0]),
-    ],
-)
-def test_high_and_low_relevance_by_hand(labels: list[float], high: list[int], low: list[int]) -> None:
-    y, offsets = torch.tensor(labels, dtype=torch.float32), torch.tensor([0, len(labels)])
-    regions = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
-    assert (regions.positives.tolist(), regions.negatives.tolist()) == (high, low)
+    ]:
+        y, offsets = torch.tensor(labels, dtype=torch.float32), torch.tensor([0, len(labels)])
+        regions = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
+        assert (regions.positives.tolist(), regions.negatives.tolist()) == (high, low)
 
 
 def test_regions_do_not_depend_on_the_order_of_documents() -> None:
@@ -142,23 +139,25 @@ def test_queries_are_drawn_evenly() -> None:
     assert ((hits[:5] - 200) ** 2 / 200).sum() < 18.5  # chi-square with 4 degrees of freedom, p = .001
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("pool", "candidates"), [(1, "positives"), (3, "positives"), (3, "top")])
-def test_anchors_equal_the_loop(seed: int, pool: int, candidates: str) -> None:
-    features, labels, offsets = ragged(seed)
-    regions = draw(labels, offsets, pool=pool, seed=seed)
-    F = torch.randn(len(regions), 3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    found = choose_anchors(features, labels, offsets, regions, F, k=4, candidates=candidates)
-    groups = parts(regions.queries, regions.query_offsets)
-    for r, chosen in enumerate(parts(regions.positives, regions.positive_offsets)):
-        if candidates == "top":
-            chosen = [i for i in chosen if labels[i] == max(labels[j] for j in chosen)]
-        tried = [reference.quality(features[i], i, features, labels, offsets, groups[r], F[r], 4) for i in chosen]
-        best = reference.first_best(tried)
-        assert int(found.rows[r]) == chosen[best]
-        assert float(found.ndcg[r]) == pytest.approx(tried[best], nan_ok=True)
-    assert torch.equal(found.points, features[found.rows])
-    assert not found.alpha.any()
+def test_anchors_equal_the_loop() -> None:
+    for seed in range(8):
+        for pool, candidates in [(1, "positives"), (3, "positives"), (3, "top")]:
+            features, labels, offsets = ragged(seed)
+            regions = draw(labels, offsets, pool=pool, seed=seed)
+            F = torch.randn(len(regions), 3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            found = choose_anchors(features, labels, offsets, regions, F, k=4, candidates=candidates)
+            groups = parts(regions.queries, regions.query_offsets)
+            for r, chosen in enumerate(parts(regions.positives, regions.positive_offsets)):
+                if candidates == "top":
+                    chosen = [i for i in chosen if labels[i] == max(labels[j] for j in chosen)]
+                tried = [
+                    reference.quality(features[i], i, features, labels, offsets, groups[r], F[r], 4) for i in chosen
+                ]
+                best = reference.first_best(tried)
+                assert int(found.rows[r]) == chosen[best]
+                assert float(found.ndcg[r]) == pytest.approx(tried[best], nan_ok=True)
+            assert torch.equal(found.points, features[found.rows])
+            assert not found.alpha.any()
 
 
 def test_small_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,17 +185,17 @@ def test_equal_candidates_are_decided_by_row_order() -> None:
     assert found.rows.tolist() == [1]
 
 
-@pytest.mark.parametrize("places", [(0.2, 0.4), (0.4, 0.2)])
-@pytest.mark.parametrize("first_label", [0.0, 1.0])
-def test_distances_equal_on_paper_are_a_tie(places: tuple[float, float], first_label: float) -> None:
+def test_distances_equal_on_paper_are_a_tie() -> None:
     """|0.4 − 0.3| and |0.3 − 0.2| differ in the last bit; the earlier row must come first all the same."""
-    x = torch.tensor([[places[0]], [places[1]], [0.3]], dtype=torch.float64)
-    y, offsets = torch.tensor([first_label, 1 - first_label, 2.0]), torch.tensor([0, 3])
-    assert abs(x[0] - x[2]) != abs(x[1] - x[2])
-    region = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
-    found = choose_anchors(x, y, offsets, region, torch.ones(1, 1, 1, dtype=torch.float64), candidates="top")
-    assert found.rows.tolist() == [2]
-    assert found.ndcg.item() == pytest.approx(1.0 if first_label else 1 / math.log2(3))
+    for places in [(0.2, 0.4), (0.4, 0.2)]:
+        for first_label in [0.0, 1.0]:
+            x = torch.tensor([[places[0]], [places[1]], [0.3]], dtype=torch.float64)
+            y, offsets = torch.tensor([first_label, 1 - first_label, 2.0]), torch.tensor([0, 3])
+            assert abs(x[0] - x[2]) != abs(x[1] - x[2])
+            region = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
+            found = choose_anchors(x, y, offsets, region, torch.ones(1, 1, 1, dtype=torch.float64), candidates="top")
+            assert found.rows.tolist() == [2]
+            assert found.ndcg.item() == pytest.approx(1.0 if first_label else 1 / math.log2(3))
 
 
 def test_equal_qualities_are_a_tie_whatever_their_last_bit() -> None:
@@ -232,30 +231,32 @@ def test_the_norm_decides_the_order() -> None:
     torch.testing.assert_close(trace.ndcg, direct.ndcg, equal_nan=True)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("given", [False, True])
-def test_extrapolated_anchors_equal_the_loop(seed: int, given: bool) -> None:
-    features, labels, offsets = ragged(seed)
-    regions = draw(labels, offsets, seed=seed)
-    F = torch.randn(len(regions), 3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    real = choose_anchors(features, labels, offsets, regions, F)
-    alphas = (0.0, 0.5, 2.0)
-    queries = usable_queries(labels, offsets).nonzero()[:, 0] if given else None
-    moved = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=alphas, queries=queries)
-    groups, lows = (
-        parts(regions.queries, regions.query_offsets),
-        parts(regions.negatives, regions.negative_offsets),
-    )
-    for r in range(len(regions)):
-        judged = groups[r] if queries is None else queries.tolist()
-        away = features[int(real.rows[r])] - features[lows[r]].mean(dim=0)
-        places = [features[int(real.rows[r])] + a * away for a in alphas]
-        tried = [reference.quality(p, int(real.rows[r]), features, labels, offsets, judged, F[r], 10) for p in places]
-        best = reference.first_best(tried)
-        torch.testing.assert_close(moved.points[r], places[best])
-        assert float(moved.alpha[r]) == alphas[best]
-        assert float(moved.ndcg[r]) == pytest.approx(tried[best], nan_ok=True)
-    assert torch.equal(moved.rows, real.rows)
+def test_extrapolated_anchors_equal_the_loop() -> None:
+    for seed in range(4):
+        for given in [False, True]:
+            features, labels, offsets = ragged(seed)
+            regions = draw(labels, offsets, seed=seed)
+            F = torch.randn(len(regions), 3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            real = choose_anchors(features, labels, offsets, regions, F)
+            alphas = (0.0, 0.5, 2.0)
+            queries = usable_queries(labels, offsets).nonzero()[:, 0] if given else None
+            moved = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=alphas, queries=queries)
+            groups, lows = (
+                parts(regions.queries, regions.query_offsets),
+                parts(regions.negatives, regions.negative_offsets),
+            )
+            for r in range(len(regions)):
+                judged = groups[r] if queries is None else queries.tolist()
+                away = features[int(real.rows[r])] - features[lows[r]].mean(dim=0)
+                places = [features[int(real.rows[r])] + a * away for a in alphas]
+                tried = [
+                    reference.quality(p, int(real.rows[r]), features, labels, offsets, judged, F[r], 10) for p in places
+                ]
+                best = reference.first_best(tried)
+                torch.testing.assert_close(moved.points[r], places[best])
+                assert float(moved.alpha[r]) == alphas[best]
+                assert float(moved.ndcg[r]) == pytest.approx(tried[best], nan_ok=True)
+            assert torch.equal(moved.rows, real.rows)
 
 
 def test_extrapolation_never_ranks_worse_than_the_real_document() -> None:

@@ -70,23 +70,26 @@ def test_rank_estimate_is_a_floor_and_at_least_one() -> None:
     assert rank_estimate(n, draws).tolist() == [10, 3, 1, 1]
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("size", "width"), [(0, 3), (1, 1), (40, 6), (5, 0)])
-def test_loss_equals_the_loop(seed: int, size: int, width: int) -> None:
-    g = seeded(seed)
-    pos = torch.randn(size, generator=g, dtype=torch.float64)
-    neg = torch.randn(size, width, generator=g, dtype=torch.float64) - 1
-    count = torch.randint(0, 20, (size,), generator=g)
-    weights, limit = torch.rand(size, generator=g, dtype=torch.float64), torch.randint(0, 9, (size,), generator=g)
-    for w, cap in ((None, None), (weights, None), (weights, limit)):
-        found = warp_loss(pos, neg, count, margin=0.3, weights=w, num_draws=cap)
-        for i in range(size):
-            weight, most = (1.0 if w is None else float(w[i])), (None if cap is None else int(cap[i]))
-            expected = reference.warp(float(pos[i]), neg[i].tolist(), int(count[i]), 0.3, weight, most)
-            assert float(found.loss[i]) == pytest.approx(expected[0])
-            assert (int(found.violator[i]), int(found.draws[i]), int(found.rank[i])) == expected[1:]
-        table = warp_loss(pos, neg, count, margin=0.3, weights=w, num_draws=cap, table=rank_weight_table(20))
-        assert torch.equal(table.loss, found.loss)
+def test_loss_equals_the_loop() -> None:
+    for seed in range(5):
+        for size, width in [(0, 3), (1, 1), (40, 6), (5, 0)]:
+            g = seeded(seed)
+            pos = torch.randn(size, generator=g, dtype=torch.float64)
+            neg = torch.randn(size, width, generator=g, dtype=torch.float64) - 1
+            count = torch.randint(0, 20, (size,), generator=g)
+            weights, limit = (
+                torch.rand(size, generator=g, dtype=torch.float64),
+                torch.randint(0, 9, (size,), generator=g),
+            )
+            for w, cap in ((None, None), (weights, None), (weights, limit)):
+                found = warp_loss(pos, neg, count, margin=0.3, weights=w, num_draws=cap)
+                for i in range(size):
+                    weight, most = (1.0 if w is None else float(w[i])), (None if cap is None else int(cap[i]))
+                    expected = reference.warp(float(pos[i]), neg[i].tolist(), int(count[i]), 0.3, weight, most)
+                    assert float(found.loss[i]) == pytest.approx(expected[0])
+                    assert (int(found.violator[i]), int(found.draws[i]), int(found.rank[i])) == expected[1:]
+                table = warp_loss(pos, neg, count, margin=0.3, weights=w, num_draws=cap, table=rank_weight_table(20))
+                torch.testing.assert_close(table.loss, found.loss)
 
 
 def test_a_draw_exactly_at_the_margin_does_not_violate() -> None:
@@ -138,27 +141,27 @@ def test_a_query_drawn_twice_gets_both_updates() -> None:
     assert torch.equal(phi.grad, expected)
 
 
-@pytest.mark.parametrize("kind", ["lower", "zero"])
-@pytest.mark.parametrize("seed", range(4))
-def test_negative_table_equals_the_loop(kind: str, seed: int) -> None:
-    g = seeded(seed)
-    offsets = torch.tensor([0, 1, 1, 9, 20, 23, 31])
-    labels = torch.randint(-1 if seed == 3 else 0, 4, (31,), generator=g).float()
-    labels[20:23] = 2.0  # all equal
-    table = negative_table(labels, offsets, negatives=kind)
-    usable = []
-    for q in range(6):
-        rows = range(int(offsets[q]), int(offsets[q + 1]))
-        positives = []
-        for i in rows:
-            expected = reference.negatives_of(i, labels.tolist(), rows, kind)
-            start, count = int(table.start[i]), int(table.count[i])
-            assert sorted(table.order[start : start + count].tolist()) == expected
-            positives += [i] if expected else []
-        a, b = table.positive_offsets[q : q + 2]
-        assert table.positives[int(a) : int(b)].tolist() == positives
-        usable += [q] if positives else []
-    assert table.queries.tolist() == usable
+def test_negative_table_equals_the_loop() -> None:
+    for kind in ["lower", "zero"]:
+        for seed in range(4):
+            g = seeded(seed)
+            offsets = torch.tensor([0, 1, 1, 9, 20, 23, 31])
+            labels = torch.randint(-1 if seed == 3 else 0, 4, (31,), generator=g).float()
+            labels[20:23] = 2.0  # all equal
+            table = negative_table(labels, offsets, negatives=kind)
+            usable = []
+            for q in range(6):
+                rows = range(int(offsets[q]), int(offsets[q + 1]))
+                positives = []
+                for i in rows:
+                    expected = reference.negatives_of(i, labels.tolist(), rows, kind)
+                    start, count = int(table.start[i]), int(table.count[i])
+                    assert sorted(table.order[start : start + count].tolist()) == expected
+                    positives += [i] if expected else []
+                a, b = table.positive_offsets[q : q + 2]
+                assert table.positives[int(a) : int(b)].tolist() == positives
+                usable += [q] if positives else []
+            assert table.queries.tolist() == usable
 
 
 def test_tables_and_lists_of_nothing() -> None:
@@ -178,17 +181,17 @@ def check_members(draws: Draws, labels: Tensor) -> None:
     assert (labels[draws.negatives] < labels[draws.positives][:, None]).all()
 
 
-@pytest.mark.parametrize("max_draws", [1, 5, None])
-def test_draws_are_lower_labelled_documents_of_the_same_query(max_draws: int | None) -> None:
-    table = negative_table(LABELS, OFFSETS)
-    for draws in (
-        sample_triplets(table, 300, max_draws=max_draws, generator=seeded()),
-        sample_list_draws(table, torch.tensor([4, 0, 2, 0]), max_draws=max_draws, generator=seeded()),
-    ):
-        check_members(draws, LABELS)
-        expected = draws.num_negatives if max_draws is None else torch.full_like(draws.num_negatives, max_draws)
-        assert torch.equal(draws.num_draws, expected)
-    assert draws.queries.tolist() == [4, 4, 0, 0, 0, 0]  # query 2 has one document, query 0 comes twice
+def test_draws_are_lower_labelled_documents_of_the_same_query() -> None:
+    for max_draws in [1, 5, None]:
+        table = negative_table(LABELS, OFFSETS)
+        for draws in (
+            sample_triplets(table, 300, max_draws=max_draws, generator=seeded()),
+            sample_list_draws(table, torch.tensor([4, 0, 2, 0]), max_draws=max_draws, generator=seeded()),
+        ):
+            check_members(draws, LABELS)
+            expected = draws.num_negatives if max_draws is None else torch.full_like(draws.num_negatives, max_draws)
+            assert torch.equal(draws.num_draws, expected)
+        assert draws.queries.tolist() == [4, 4, 0, 0, 0, 0]  # query 2 has one document, query 0 comes twice
 
 
 def test_uniforms_at_the_edges_stay_inside() -> None:
@@ -225,26 +228,26 @@ def chi_square(seen: Tensor, expected: Tensor) -> float:
     return float(((seen - expected) ** 2 / expected).sum())
 
 
-@pytest.mark.parametrize(("violators", "bound"), [(1, 24.3), (3, 24.3), (7, 24.3)])
-def test_draws_follow_the_truncated_geometric_law(violators: int, bound: float) -> None:
+def test_draws_follow_the_truncated_geometric_law() -> None:
     """P(n = j) = (1 − s)^{j−1} s for j ≤ T, and (1 − s)^T for none; s = share of violators among 10 negatives."""
-    T, total = 6, 40_000
-    labels, offsets = torch.cat([torch.zeros(10), torch.ones(1)]), torch.tensor([0, 11])
-    scores = torch.full((11,), -5.0)
-    scores[:violators], scores[10] = 1.0, 0.0
-    draws = sample_triplets(negative_table(labels, offsets), total, max_draws=T, generator=seeded(7))
-    found = warp_loss(scores[draws.positives], scores[draws.negatives], draws.num_negatives, margin=0.1)
-    s = violators / 10
-    law = torch.tensor([(1 - s) ** (j - 1) * s for j in range(1, T + 1)] + [(1 - s) ** T])
-    outcome = torch.where(found.violator >= 0, found.violator, T)
-    seen = torch.bincount(outcome, minlength=T + 1).float()
-    # 7 classes, 6 degrees of freedom: a chi-square above 22.5 has probability .001, above 24.3 about .0005.
-    assert chi_square(seen, law * total) < bound
-    hit = found.violator >= 0
-    which = draws.negatives[hit].gather(1, found.violator[hit][:, None])[:, 0]
-    share = torch.bincount(which, minlength=violators).float()
-    assert len(share) == violators  # only violators are found, each as often as the others
-    assert chi_square(share, torch.full((violators,), float(hit.sum()) / violators)) < bound
+    for violators, bound in [(1, 24.3), (3, 24.3), (7, 24.3)]:
+        T, total = 6, 40_000
+        labels, offsets = torch.cat([torch.zeros(10), torch.ones(1)]), torch.tensor([0, 11])
+        scores = torch.full((11,), -5.0)
+        scores[:violators], scores[10] = 1.0, 0.0
+        draws = sample_triplets(negative_table(labels, offsets), total, max_draws=T, generator=seeded(7))
+        found = warp_loss(scores[draws.positives], scores[draws.negatives], draws.num_negatives, margin=0.1)
+        s = violators / 10
+        law = torch.tensor([(1 - s) ** (j - 1) * s for j in range(1, T + 1)] + [(1 - s) ** T])
+        outcome = torch.where(found.violator >= 0, found.violator, T)
+        seen = torch.bincount(outcome, minlength=T + 1).float()
+        # 7 classes, 6 degrees of freedom: a chi-square above 22.5 has probability .001, above 24.3 about .0005.
+        assert chi_square(seen, law * total) < bound
+        hit = found.violator >= 0
+        which = draws.negatives[hit].gather(1, found.violator[hit][:, None])[:, 0]
+        share = torch.bincount(which, minlength=violators).float()
+        assert len(share) == violators  # only violators are found, each as often as the others
+        assert chi_square(share, torch.full((violators,), float(hit.sum()) / violators)) < bound
 
 
 def test_queries_and_positives_are_drawn_evenly() -> None:

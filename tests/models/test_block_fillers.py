@@ -10,7 +10,6 @@ import torch
 
 from lgmml_torch.functional import distance
 from lgmml_torch.functional.distance import local_distances
-from lgmml_torch.models import local_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
 
@@ -33,35 +32,21 @@ def test_distances_are_divided_by_the_scales(norm: str, many: int, monkeypatch: 
     assert (found.diagonal() == 0).all()
 
 
-def test_the_kernel_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    real = local_metrics.distance_filler
-    monkeypatch.setattr(local_metrics, "distance_filler", lambda *a, **kw: made.append(kw["norm"]) or real(*a, **kw))
-    metrics, x = block()
-    metrics.distances(x)
-    metrics.distances(x[:5])
-    assert made == ["mahalanobis"]
-    metrics.scales.mul_(2)  # which the kernel knows nothing of
-    assert len(made) == 1
-    metrics.distances(x.double())
-    assert len(made) == 2
-
-
-@pytest.mark.parametrize("change", ["in place", "load", "replace", "float64"])
-def test_changed_metrics_change_the_distances(change: str) -> None:
-    metrics, x = block()
-    other, _ = block(seed=1)
-    metrics.distances(x)
-    if change == "in place":
-        metrics.factors.copy_(other.factors)
-        metrics.anchors.copy_(other.anchors)
-    elif change == "load":
-        metrics.load_state_dict(other.state_dict())
-    elif change == "replace":
-        metrics.factors, metrics.anchors = other.factors, other.anchors
-    else:
-        metrics, x, other = metrics.double(), x.double(), deepcopy(metrics).double()
-    torch.testing.assert_close(metrics.distances(x), other.distances(x))
+def test_changed_metrics_change_the_distances() -> None:
+    for change in ["in place", "load", "replace", "float64"]:
+        metrics, x = block()
+        other, _ = block(seed=1)
+        metrics.distances(x)
+        if change == "in place":
+            metrics.factors.copy_(other.factors)
+            metrics.anchors.copy_(other.anchors)
+        elif change == "load":
+            metrics.load_state_dict(other.state_dict())
+        elif change == "replace":
+            metrics.factors, metrics.anchors = other.factors, other.anchors
+        else:
+            metrics, x, other = metrics.double(), x.double(), deepcopy(metrics).double()
+        torch.testing.assert_close(metrics.distances(x), other.distances(x))
 
 
 def test_blocks_can_be_copied_and_pickled_after_use() -> None:
@@ -82,42 +67,6 @@ def test_models_used_in_inference_mode_work_outside_it() -> None:
 def test_features_that_need_gradients_give_distances_without() -> None:
     metrics, x = block()
     assert not metrics.distances(x.requires_grad_()).requires_grad
-
-
-@pytest.mark.parametrize(("rows", "rank", "method"), [(300, 8, "quadratic"), (5, 8, "factor"), (300, 1, "stacked")])
-def test_the_way_of_computing_follows_rows_and_rank(
-    rows: int, rank: int, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distance, "MANY_ROWS", 10)
-    made = []
-    real = local_metrics.distance_filler
-    monkeypatch.setattr(local_metrics, "distance_filler", lambda *a, **kw: made.append(kw["method"]) or real(*a, **kw))
-    metrics, x = block()
-    MetricBlock(metrics.anchors, metrics.factors[..., :rank]).distances(x[:rows])
-    assert made == [method]
-    support = torch.arange(8).expand(4, 8)
-    MetricBlock(metrics.anchors, metrics.factors[..., :rank], support=support).distances(x[:rows])
-    assert made == [method, "factor"]
-
-
-def test_tiles_are_prepared_anew_for_another_norm_zoom_or_support(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    real = local_metrics.distance_filler
-    monkeypatch.setattr(local_metrics, "distance_filler", lambda *a, **kw: made.append(kw["norm"]) or real(*a, **kw))
-    metrics, x = block()
-    metrics.distances(x[:5])
-    metrics.distances(x[:5], norm="trace")
-    assert made == ["mahalanobis", "trace"]
-    metrics.train_metrics_()
-    plain = metrics.distances(x[:5])
-    with torch.no_grad():
-        metrics.zoom.fill_(0.2)
-    torch.testing.assert_close(metrics.distances(x[:5]), 2 * plain)
-    few = MetricBlock(metrics.anchors.detach()[:, :2], torch.eye(2).expand(4, 2, 2), support=torch.tensor([[0, 1]] * 4))
-    before = few.distances(x[:5])
-    few.support.copy_(torch.tensor([[1, 0]] * 4))
-    torch.testing.assert_close(few.distances(x[:5]), before[:, :0].new_tensor(by_hand(few, x[:5])))
-    assert not torch.allclose(few.distances(x[:5]), before)
 
 
 def by_hand(metrics: MetricBlock, x: torch.Tensor) -> list[list[float]]:

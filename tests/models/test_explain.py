@@ -23,20 +23,20 @@ from tests.doors import plain_chain, small_data, small_model
 KINDS = list(itertools.product(["mahalanobis", "trace"], ["paper", "distance", "rbf"]))
 
 
-@pytest.mark.parametrize(("norm", "name"), KINDS)
-def test_parts_add_up_to_the_difference_of_the_scores(norm: str, name: str) -> None:
-    model, data = small_model(norm=norm, kernel=name, dtype=torch.float64), small_data(seed=3)
-    data = data.to(dtype=torch.float64)
-    scores = model.score(data)
-    for query in range(data.num_queries):
-        size = int(data.sizes[query])
-        start = int(data.offsets[query])
-        for a, b in itertools.permutations(range(min(size, 4)), 2):
-            found = explain(model, data, qid=data.qids[query], document=a, over=b)
-            rows = start + data.order[start : start + size].argsort()[[a, b]]
-            torch.testing.assert_close(found.scores, scores[rows], rtol=1e-9, atol=1e-10)
-            assert found.difference == pytest.approx(float(found.metrics.sum()), rel=1e-12, abs=1e-13)
-            torch.testing.assert_close(found.features.sum(1), found.metrics, rtol=1e-9, atol=1e-11)
+def test_parts_add_up_to_the_difference_of_the_scores() -> None:
+    for norm, name in KINDS:
+        model, data = small_model(norm=norm, kernel=name, dtype=torch.float64), small_data(seed=3)
+        data = data.to(dtype=torch.float64)
+        scores = model.score(data)
+        for query in range(data.num_queries):
+            size = int(data.sizes[query])
+            start = int(data.offsets[query])
+            for a, b in itertools.permutations(range(min(size, 4)), 2):
+                found = explain(model, data, qid=data.qids[query], document=a, over=b)
+                rows = start + data.order[start : start + size].argsort()[[a, b]]
+                torch.testing.assert_close(found.scores, scores[rows], rtol=1e-9, atol=1e-10)
+                assert found.difference == pytest.approx(float(found.metrics.sum()), rel=1e-12, abs=1e-13)
+                torch.testing.assert_close(found.features.sum(1), found.metrics, rtol=1e-9, atol=1e-11)
 
 
 def test_a_float32_model_is_explained_to_its_own_precision() -> None:
@@ -101,17 +101,17 @@ def test_leading_parts_are_sorted_by_size() -> None:
     assert found.anchors[1].isnan().sum() == model.metrics.num_features - 2
 
 
-@pytest.mark.parametrize("mode", ["per_query", "shared", "amortized"])
-def test_weights_follow_the_policy_and_the_query(mode: str) -> None:
-    model, data = small_model(mode=mode), small_data()
-    query = int(data.sizes.argmax())
-    ones = explain(model, data, qid=data.qids[query], document=0, over=1, policy="ones")
-    assert (ones.phi == 1).all()
-    if mode == "per_query":
-        known = explain(model, data, qid=data.qids[query], document=0, over=1, known_queries=True)
-        torch.testing.assert_close(known.phi, model.phi.table.weight[query].double())
-    kappa = kernel(ones.distances, model.kernel)
-    torch.testing.assert_close(ones.scores, -kappa.sum(1))
+def test_weights_follow_the_policy_and_the_query() -> None:
+    for mode in ["per_query", "shared", "amortized"]:
+        model, data = small_model(mode=mode), small_data()
+        query = int(data.sizes.argmax())
+        ones = explain(model, data, qid=data.qids[query], document=0, over=1, policy="ones")
+        assert (ones.phi == 1).all()
+        if mode == "per_query":
+            known = explain(model, data, qid=data.qids[query], document=0, over=1, known_queries=True)
+            torch.testing.assert_close(known.phi, model.phi.table.weight[query].double())
+        kappa = kernel(ones.distances, model.kernel)
+        torch.testing.assert_close(ones.scores, -kappa.sum(1))
 
 
 def test_documents_go_by_id_or_by_place() -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.models import explain as parts
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings
 from lgmml_torch.models.explain import Explanation, document_label, explain, explain_pairs, find_document, find_query
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
@@ -162,25 +161,6 @@ class TestPairs:
         ones, known = explain_pairs(model, part, pairs), explain_pairs(model, part, pairs, known_queries=True)
         assert not torch.allclose(ones.metrics, known.metrics)
 
-    def test_they_are_split_so_many_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        width = 4096
-        model, data = plain_model([[0.0]], [[1.0], [2.0]])
-        block = MetricBlock(torch.zeros(1, width).double(), torch.ones(1, width, 1).double())
-        model.metrics = LocalMetrics([block], num_features=width)
-        seen: list[int] = []
-
-        def split(block: MetricBlock, pairs: Tensor, *_: str) -> tuple[Tensor, Tensor, Tensor]:
-            seen.append(len(pairs))
-            return torch.zeros(1, len(pairs), 2), torch.zeros(1, len(pairs), 1), torch.zeros(1, 1, dtype=torch.long)
-
-        monkeypatch.setattr(parts, "_split_block", split)
-        state = torch.zeros(2, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), torch.zeros(2)
-        monkeypatch.setattr(parts, "_list_at_hand", lambda *_, **__: state)
-        explain_pairs(model, data, torch.zeros(4500, 2, dtype=torch.long))
-        assert sum(seen) == 4500
-        assert 1024 <= seen[0] <= 2048  # millions of values, no more
-        assert set(seen[:-1]) == {seen[0]}
-
 
 class TestNames:
     def test_columns_are_called_by_the_raw_feature_and_the_view(self) -> None:
@@ -200,38 +180,14 @@ class TestNames:
         assert [document_label(without, row) for row in range(3)] == [f"no. {place + 1}" for place in given]
 
 
-class TestLeading:
-    def test_ten_unless_asked_for_others(self) -> None:
-        sizes = [float(value) for value in range(1, 26)]
-        found = made_up(sizes, [sizes] * 2)
-        assert found.leading_metrics() == list(range(24, 14, -1))
-        assert [column for column, _ in found.leading_features()] == list(range(24, 14, -1))
-        assert len(found.leading_metrics(3)) == 3
-        assert found.leading_features(1) == [(24, 50.0)]
-        assert found.leading_features(1, metric=0) == [(24, 25.0)]
-
-    def test_size_counts_and_not_the_sign_and_equals_stay_in_order(self) -> None:
-        found = made_up([1.0, -3.0, 0.0, 3.0, -1.0], [[1.0, -2.0], [1.0, 1.0]])
-        assert found.leading_metrics() == [1, 3, 0, 4]
-        assert found.leading_features() == [(0, 2.0), (1, -1.0)]
-        assert found.leading_features(metric=0) == [(1, -2.0), (0, 1.0)]
-        many = made_up([0.5] * 3000)
-        assert many.leading_metrics(3000) == list(range(3000))
-
-
 class TestFinding:
     def lists(self, qids: list[Any]) -> RankingData:
         return RankingData.from_arrays(torch.zeros(len(qids), 1), [0] * len(qids), qid=qids)
 
-    def test_text_finds_numbers_and_numbers_find_text(self) -> None:
-        assert [find_query(self.lists([3, 12, 25]), qid) for qid in (3, 12, "12", "25")] == [0, 1, 1, 2]
-        words = self.lists(["12", "25", "3"])
-        assert [find_query(words, qid) for qid in (3, "12", 25)] == [2, 0, 1]
-
-    @pytest.mark.parametrize(("count", "said"), [(2, "0, 1"), (5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4, …")])
-    def test_a_query_that_is_not_there(self, count: int, said: str) -> None:
-        with pytest.raises(DataError, match=f"there is no query 'x'; the data has {said}$"):
-            find_query(self.lists(list(range(count))), "x")
+    def test_a_query_that_is_not_there(self) -> None:
+        for count, said in [(2, "0, 1"), (5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4, …")]:
+            with pytest.raises(DataError, match=f"there is no query 'x'; the data has {said}$"):
+                find_query(self.lists(list(range(count))), "x")
 
     def test_documents_by_place_and_id(self) -> None:
         data = RankingData.from_arrays([[3.0], [1.0], [2.0]], [0, 0, 0], qid=[1, 1, 1], doc_ids=["x", "y", "z"])

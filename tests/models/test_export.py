@@ -15,7 +15,7 @@ from lgmml_torch.models.export import ListScorer, compare_exported, export_onnx,
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
-from lgmml_torch.models.preprocess.compose import Chain, all_views, list_rank_features
+from lgmml_torch.models.preprocess.compose import Chain, Concat, all_views, list_rank_features
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
@@ -28,6 +28,9 @@ from lgmml_torch.models.preprocess.steps import (
 )
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
+from tests.doors import plain_chain, small_data, small_model
+from tests.models.test_encode import lists as word_lists
+from tests.models.test_encode import words_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
 WAYS = [(mode, policy) for mode, policies in POLICIES.items() for policy in policies]
@@ -74,11 +77,14 @@ def session(model: LGMML, folder: Path, **options):
 
 PREPROCESSINGS = {
     "paper": lambda: Chain([Norm2()]),
-    "list_rank": list_rank_features,
     "all_views": all_views,
-    "logs": lambda: Chain([SignedLog1p(), Standardize(), Clip(3.0)]),
-    "lists": lambda: Chain([ListStandardize(), PCA(0.95)]),
-    "min_max": lambda: Chain([Quantile(output="normal"), ListMinMax()]),
+    "mixed": lambda: Concat(
+        [
+            Chain([SignedLog1p(), Standardize(), Clip(3.0)]),
+            Chain([ListStandardize(), PCA(0.95)]),
+            Chain([Quantile(output="normal"), ListMinMax()]),
+        ]
+    ),
 }
 
 
@@ -86,7 +92,7 @@ PREPROCESSINGS = {
 @pytest.mark.parametrize("name", PREPROCESSINGS)
 def test_scores_of_lists_of_any_length_equal_the_models(name: str, tmp_path: Path) -> None:
     data = lists()
-    model = ranker(data, PREPROCESSINGS[name](), norm="trace" if name == "logs" else "mahalanobis")
+    model = ranker(data, PREPROCESSINGS[name](), norm="trace" if name == "mixed" else "mahalanobis")
     run = session(model, tmp_path)
     new = lists(seed=1, longest=200)
     expected = model.score(new)
@@ -115,7 +121,7 @@ def test_the_scorer_that_is_exported_equals_the_model(mode: str, policy: str, no
     with torch.no_grad():
         model.phi.table.weight[:, 3] = 0
         found = by_list(data, ListScorer(model, policy))
-    torch.testing.assert_close(found, model.score(data, policy=policy), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, model.score(data, policy=policy), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -132,14 +138,6 @@ def test_the_file_says_what_it_is(tmp_path: Path) -> None:
     (given,) = stored.graph.input
     sizes = [size.dim_param or size.dim_value for size in given.type.tensor_type.shape.dim]
     assert sizes == ["documents", 6]
-
-
-@pytest.mark.slow
-def test_compressed_models_are_exported_too(tmp_path: Path) -> None:
-    data = lists()
-    small = ranker(data, Chain([Standardize()])).compress(0.1, data).model
-    run = session(small, tmp_path)
-    np.testing.assert_allclose(by_list(data, run), small.score(data), rtol=1e-5, atol=1e-5)
 
 
 def test_programs_take_many_lists_at_once(tmp_path: Path) -> None:
@@ -190,5 +188,38 @@ def test_errors_name_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_models_too_large_for_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ranker(lists(), Chain([Standardize()]))
     monkeypatch.setattr(torch.Tensor, "element_size", lambda tensor: 2**40)
-    with pytest.raises(LGMMLError, match=r"`model` must be smaller than 2 GiB for one ONNX file, got .* compress it"):
+    with pytest.raises(LGMMLError, match=r"`model` must be smaller than 2 GiB for one ONNX file, got .* fewer metrics"):
         export_onnx(model, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("write", [export_onnx, export_program])
+def test_words_and_unknown_policies_are_refused(write, tmp_path: Path) -> None:
+    model = words_model(word_lists())
+    with pytest.raises(LGMMLError, match="must take numbers only to be exported, got one with categories in colour, b"):
+        write(model, tmp_path / "m")
+    with pytest.raises(LGMMLError, match="`policy` must be one of 'shared', 'ones', got 'mean'"):
+        write(small_model(), tmp_path / "m", policy="mean")
+
+
+@pytest.mark.parametrize("mode", ["shared", "per_query", "amortized"])
+def test_many_metrics_go_through_in_groups(mode: str) -> None:
+    data = small_data()
+    chain = plain_chain()
+    width = chain.fit_transform(data.features, data.offsets).shape[1]
+    g = torch.Generator().manual_seed(0)
+    full = MetricBlock(torch.randn(40, width, generator=g), torch.randn(40, width, 2, generator=g))
+    support = torch.randint(0, width, (33, 2), generator=g)
+    few = MetricBlock(torch.randn(33, 2, generator=g), torch.randn(33, 2, 1, generator=g), support=support)
+    bank = LocalMetrics([full, few], num_features=width)
+    bank.set_scales(torch.rand(73, generator=g) + 0.5)
+    phi = Phi(data.num_queries, 73, mode=mode, init=torch.rand(73, generator=g))
+    model = LGMML(chain, bank, phi).eval()
+    model.summarize(model.distances(data.features, data.offsets), data.offsets)
+    policies = {"shared": "shared", "per_query": "knn", "amortized": "amortized"}
+    if phi.gate is not None:
+        with torch.no_grad():
+            phi.gate.last.weight.normal_(0, 0.3, generator=g)
+    scorer = ListScorer(model, policies[mode])
+    with torch.no_grad():
+        found = scorer(data.features, data.offsets)
+    torch.testing.assert_close(found, model.score(data, policy=policies[mode]), rtol=1e-4, atol=1e-4)

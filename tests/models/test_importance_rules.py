@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from lgmml_torch.checks import LGMMLError
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.significance import Interval
 from lgmml_torch.models import importance as parts
-from lgmml_torch.models.explain import PairParts, explain
+from lgmml_torch.models.explain import explain
 from lgmml_torch.models.importance import (
     Importance,
     feature_weight,
@@ -22,11 +21,11 @@ from lgmml_torch.models.importance import (
     partial_effect,
     permutation_importance,
     sample_lists,
-    score_spread,
     structural_importance,
 )
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import segment_std
 from tests.doors import FEATURES, small_data, small_model
 from tests.models.test_explain_rules import Added
 
@@ -71,73 +70,45 @@ class TestStructure:
         assert not found.features.any()
         assert not found.metrics.any()
 
-    @pytest.mark.parametrize(("mode", "policy"), [("per_query", "mean"), ("per_query", "knn"), ("amortized", "shared")])
-    def test_weights_are_those_of_a_new_query(self, mode: str, policy: str) -> None:
-        model = small_model(mode=mode)
-        model.phi.policy = policy
-        phi = model.phi.table.weight.detach().double().mean(0)
-        torch.testing.assert_close(structural_importance(model).metrics, phi / phi.sum())
-        model.phi.policy = "ones"
-        assert structural_importance(model).metrics.tolist() == pytest.approx([1 / 7] * 7)
-
-
-class TestDrawnLists:
-    def test_all_where_there_are_not_more(self) -> None:
-        data = small_data(20)
-        assert sample_lists(data, 20) is data
-        assert sample_lists(data, 19).num_queries == 19
-
-    def test_the_seed_decides(self) -> None:
-        data = small_data(20)
-        drawn = torch.randperm(20, generator=torch.Generator().manual_seed(3))[:6].sort().values
-        expected = tuple(data.qids[place] for place in drawn.tolist())
-        assert sample_lists(data, 6, seed=3).qids == expected
-        assert sample_lists(data, 6).qids == sample_lists(data, 6, seed=0).qids
-        assert sample_lists(data, 6).qids != sample_lists(data, 6, seed=1).qids
+    def test_weights_are_those_of_a_new_query(self) -> None:
+        for mode, policy in [("per_query", "mean"), ("per_query", "knn"), ("amortized", "shared")]:
+            model = small_model(mode=mode)
+            model.phi.policy = policy
+            phi = model.phi.table.weight.detach().double().mean(0)
+            torch.testing.assert_close(structural_importance(model).metrics, phi / phi.sum())
+            model.phi.policy = "ones"
+            assert structural_importance(model).metrics.tolist() == pytest.approx([1 / 7] * 7)
 
 
 class TestPairs:
-    @pytest.mark.parametrize("base", [False, True])
-    @pytest.mark.parametrize("policy", [None, "mean"])
-    def test_shares_are_what_a_loop_over_the_pairs_finds(self, base: bool, policy: str | None) -> None:
-        model, data = small_model(mode="per_query"), small_data(14, seed=3)
-        model.base = Added() if base else None
-        found = pair_importance(model, data, lists=5, pairs=3, seed=2, policy=policy)
-        useful = sample_lists(data.select((data.sizes >= 2).nonzero()[:, 0]), 5, seed=2)
-        generator = torch.Generator().manual_seed(2)
-        features, metrics, trees = torch.zeros(FEATURES).double(), torch.zeros(7).double(), 0.0
-        for query, size in enumerate(useful.sizes.tolist()):
-            part = useful.select([query])
-            first = torch.randint(size, (3,), generator=generator)
-            other = (first + torch.randint(1, size, (3,), generator=generator)) % size
-            assert not (first == other).any()
-            for a, b in zip(first.tolist(), other.tolist(), strict=True):
-                places = int(part.order[a]), int(part.order[b])
-                one = explain(model, part, qid=part.qids[0], document=places[0], over=places[1], policy=policy)
-                columns = one.features.sum(0)
-                own = torch.zeros(FEATURES).double()
-                for column, source in enumerate(one.columns):
-                    own[source.feature] += columns[column]
-                features += own.abs()
-                metrics += one.metrics.abs()
-                trees += abs(one.base)
-        torch.testing.assert_close(found.features, features / (features.sum() + trees))
-        torch.testing.assert_close(found.metrics, metrics / (metrics.sum() + trees))
-        assert found.base == pytest.approx(trees / float(features.sum() + trees))
-        assert (found.base > 0) == base
-
-    def test_settings_that_are_not_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        model, asked = small_model(), []
-        data = RankingData.from_arrays(torch.rand(160, FEATURES), torch.zeros(160), group=[2] * 80)
-
-        def split(model: Any, data: RankingData, pairs: Tensor, **options: Any) -> PairParts:
-            asked.append((data.qids[0], len(pairs), options["policy"]))
-            return PairParts(torch.ones(len(pairs), 7).double(), torch.ones(len(pairs), 8).double(), torch.zeros(1))
-
-        monkeypatch.setattr(parts, "explain_pairs", split)
-        pair_importance(model, data)
-        assert [qid for qid, _, _ in asked] == list(sample_lists(data, 64, seed=0).qids)
-        assert {(count, policy) for _, count, policy in asked} == {(8, None)}
+    def test_shares_are_what_a_loop_over_the_pairs_finds(self) -> None:
+        for base in [False, True]:
+            for policy in [None, "mean"]:
+                model, data = small_model(mode="per_query"), small_data(14, seed=3)
+                model.base = Added() if base else None
+                found = pair_importance(model, data, lists=5, pairs=3, seed=2, policy=policy)
+                useful = sample_lists(data.select((data.sizes >= 2).nonzero()[:, 0]), 5, seed=2)
+                generator = torch.Generator().manual_seed(2)
+                features, metrics, trees = torch.zeros(FEATURES).double(), torch.zeros(7).double(), 0.0
+                for query, size in enumerate(useful.sizes.tolist()):
+                    part = useful.select([query])
+                    first = torch.randint(size, (3,), generator=generator)
+                    other = (first + torch.randint(1, size, (3,), generator=generator)) % size
+                    assert not (first == other).any()
+                    for a, b in zip(first.tolist(), other.tolist(), strict=True):
+                        places = int(part.order[a]), int(part.order[b])
+                        one = explain(model, part, qid=part.qids[0], document=places[0], over=places[1], policy=policy)
+                        columns = one.features.sum(0)
+                        own = torch.zeros(FEATURES).double()
+                        for column, source in enumerate(one.columns):
+                            own[source.feature] += columns[column]
+                        features += own.abs()
+                        metrics += one.metrics.abs()
+                        trees += abs(one.base)
+                torch.testing.assert_close(found.features, features / (features.sum() + trees))
+                torch.testing.assert_close(found.metrics, metrics / (metrics.sum() + trees))
+                assert found.base == pytest.approx(trees / float(features.sum() + trees))
+                assert (found.base > 0) == base
 
     def test_lists_of_two_count_and_lists_of_one_do_not(self) -> None:
         model = small_model()
@@ -179,27 +150,6 @@ class Asked:
 
 
 class TestShuffles:
-    def test_settings_that_are_not_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked, data = Asked(monkeypatch), small_data(20)
-        found = permutation_importance(Curved(), data)
-        assert asked.settings() == {(0, 0.95, 2000)}
-        assert len(asked.calls) == FEATURES + 1
-        assert (found.n_repeats, found.seed, found.within, found.measure) == (5, 0, "lists", "ndcg@10")
-        assert found.features == tuple(range(FEATURES))
-
-    def test_settings_reach_the_bootstrap(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked, data = Asked(monkeypatch), small_data(20)
-        found = permutation_importance(
-            Curved(), data, features=[2, 0], n_repeats=2, seed=4, confidence=0.5, resamples=7, measure="map"
-        )
-        assert asked.settings() == {(4, 0.5, 7)}
-        torch.testing.assert_close(asked.calls[0]["values"], found.drops[0], equal_nan=True)
-        before = rank_data(Curved().score(data), data, metrics=["map"])["map"]
-        torch.testing.assert_close(asked.calls[-1]["values"], before, equal_nan=True)
-        assert found.baseline.mean == pytest.approx(float(before.nanmean()))
-        assert (found.n_repeats, found.seed, found.measure) == (2, 4, "map")
-        assert found.definition.startswith("map (default)")
-
     def test_rules_of_the_measure_are_those_asked_for(self) -> None:
         data = small_data(20)
         for preset in ("default", "letor4"):
@@ -243,22 +193,7 @@ class TestEffects:
         for place, call in enumerate(asked.calls):
             assert call["values"].tolist() == pytest.approx(expected[place].tolist(), abs=1e-5)
         assert asked.settings() == {(6, 0.5, 9)}
-        assert found.spread == pytest.approx(score_spread(Curved().score(data), data))
-
-    def test_settings_that_are_not_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked, data, scored = Asked(monkeypatch), small_data(20), []
-
-        class Counted(Curved):
-            def score(self, data: RankingData) -> Tensor:
-                scored.append(1)
-                return super().score(data)
-
-        found = partial_effect(Counted(), data, 2)
-        assert len(found.values) == 11
-        assert len(scored) == 1 + 3 * 11
-        assert asked.settings() == {(0, 0.95, 2000)}
-        again = partial_effect(Curved(), data, 2, seed=0)
-        assert [i.mean for i in found.intervals] == [i.mean for i in again.intervals]
+        assert found.spread == pytest.approx(float(segment_std(Curved().score(data), data.offsets).mean()))
 
     def test_values_are_those_that_occur(self) -> None:
         data = small_data(6)
@@ -286,11 +221,3 @@ class TestEffects:
         for feature in (-1, FEATURES):
             with pytest.raises(LGMMLError, match=rf"`feature` must lie in \[0, 4\], got {feature}"):
                 partial_effect(Curved(), small_data(), feature)
-
-
-def test_the_spread_of_scores_is_the_mean_deviation_within_lists() -> None:
-    data = RankingData.from_arrays(torch.zeros(6, 1), torch.zeros(6), qid=[1, 1, 1, 2, 2, 3])
-    scores = torch.tensor([1.0, 2.0, 6.0, 4.0, 4.0, 9.0])
-    assert score_spread(scores, data) == pytest.approx(math.sqrt(14 / 3) / 3)
-    holes = data.replace(offsets=torch.tensor([0, 3, 3, 5, 6]), qids=(1, 7, 2, 3))
-    assert score_spread(scores, holes) == pytest.approx(math.sqrt(14 / 3) / 4)

@@ -34,31 +34,31 @@ def naive(bank: LocalMetrics, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(columns, dim=1)
 
 
-@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_mixed_blocks_equal_the_loop(norm: str, dtype: torch.dtype) -> None:
-    bank = mixed_bank(norm, dtype)
-    x = torch.randn(20, D, generator=torch.Generator().manual_seed(1), dtype=dtype)
-    tolerance = 1e-4 if dtype == torch.float32 else 1e-10
-    assert torch.allclose(bank(x).double(), naive(bank, x), atol=tolerance, rtol=tolerance)
-    out = torch.empty(20, 5, dtype=dtype)
-    assert bank(x, out=out) is out
-    assert bank(x[:0]).shape == (0, 5)
+def test_mixed_blocks_equal_the_loop() -> None:
+    for norm in ["mahalanobis", "trace"]:
+        for dtype in [torch.float32, torch.float64]:
+            bank = mixed_bank(norm, dtype)
+            x = torch.randn(20, D, generator=torch.Generator().manual_seed(1), dtype=dtype)
+            tolerance = 1e-4 if dtype == torch.float32 else 1e-10
+            assert torch.allclose(bank(x).double(), naive(bank, x), atol=tolerance, rtol=tolerance)
+            out = torch.empty(20, 5, dtype=dtype)
+            assert bank(x, out=out) is out
+            assert bank(x[:0]).shape == (0, 5)
 
 
-@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
-@pytest.mark.parametrize("kernel", ["paper", "distance", "rbf"])
-@pytest.mark.parametrize("n", [0, 1, 3000])
-def test_weighted_sums_equal_the_matrix_times_the_weights(norm: str, kernel: str, n: int) -> None:
-    bank = mixed_bank(norm, torch.float64)
-    x = torch.randn(n, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    x[:1] = bank.iter_blocks()[0].anchors[0]
-    weights = torch.tensor([0.5, 0.0, 2.0, 1.0, 3.0], dtype=torch.float64)
-    expected = (KERNELS[kernel](naive(bank, x)) * weights).sum(dim=1)
-    torch.testing.assert_close(bank.weighted_sum(x, weights, kernel), expected)
-    torch.testing.assert_close(
-        bank.float().weighted_sum(x.float(), weights, kernel).double(), expected, atol=1e-4, rtol=1e-4
-    )
+def test_weighted_sums_equal_the_matrix_times_the_weights() -> None:
+    for norm in ["mahalanobis", "trace"]:
+        for kernel in ["paper", "distance", "rbf"]:
+            for n in [0, 1, 3000]:
+                bank = mixed_bank(norm, torch.float64)
+                x = torch.randn(n, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+                x[:1] = bank.iter_blocks()[0].anchors[0]
+                weights = torch.tensor([0.5, 0.0, 2.0, 1.0, 3.0], dtype=torch.float64)
+                expected = (KERNELS[kernel](naive(bank, x)) * weights).sum(dim=1)
+                torch.testing.assert_close(bank.weighted_sum(x, weights, kernel), expected)
+                torch.testing.assert_close(
+                    bank.float().weighted_sum(x.float(), weights, kernel).double(), expected, atol=1e-4, rtol=1e-4
+                )
 
 
 def test_metrics_are_derived_and_positive() -> None:
@@ -96,9 +96,8 @@ def test_set_scales() -> None:
     assert torch.allclose(bank(x), before / 2)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
+def test_errors_are_named() -> None:
+    for build, message in [
         (lambda: LocalMetrics([], num_features=3), "`blocks` must hold at least one block"),
         (
             lambda: LocalMetrics([MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])], num_features=3),
@@ -115,34 +114,32 @@ def test_set_scales() -> None:
             ),
             "`support` must name features below 3, got 7",
         ),
-    ],
-)
-def test_errors_are_named(build, message: str) -> None:
-    with pytest.raises(LGMMLError, match=message):
-        build()
+    ]:
+        with pytest.raises(LGMMLError, match=message):
+            build()
 
 
-@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
-def test_traced_distances_are_the_distances_and_have_their_slopes(norm: str) -> None:
-    g = torch.Generator().manual_seed(0)
+def test_traced_distances_are_the_distances_and_have_their_slopes() -> None:
+    for norm in ["mahalanobis", "trace"]:
+        g = torch.Generator().manual_seed(0)
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=g, dtype=torch.float64)
+        def draw(*shape: int, g: torch.Generator = g) -> torch.Tensor:
+            return torch.randn(*shape, generator=g, dtype=torch.float64)
 
-    support = torch.tensor([[0, 3], [2, 1]])
-    blocks = [
-        MetricBlock(draw(3, 5), draw(3, 5, 2), scales=draw(3).abs() + 0.5),
-        MetricBlock(draw(2, 2), draw(2, 2, 2), support=support, scales=draw(2).abs() + 0.5),
-    ]
-    bank = LocalMetrics(blocks, num_features=5, norm=norm)
-    x = draw(6, 5)
-    torch.testing.assert_close(bank.traced(x), bank(x), rtol=1e-9, atol=1e-9)
-    bank.train_metrics_()
-    assert bank.trained
-    torch.autograd.gradcheck(lambda features: bank.traced(features), (x.clone().requires_grad_(),))
-    bank.traced(x).sum().backward()
-    for block in bank.iter_blocks():
-        assert all(bool(torch.isfinite(p.grad).all()) for p in block.parameters())
+        support = torch.tensor([[0, 3], [2, 1]])
+        blocks = [
+            MetricBlock(draw(3, 5), draw(3, 5, 2), scales=draw(3).abs() + 0.5),
+            MetricBlock(draw(2, 2), draw(2, 2, 2), support=support, scales=draw(2).abs() + 0.5),
+        ]
+        bank = LocalMetrics(blocks, num_features=5, norm=norm)
+        x = draw(6, 5)
+        torch.testing.assert_close(bank.traced(x), bank(x), rtol=1e-9, atol=1e-9)
+        bank.train_metrics_()
+        assert bank.trained
+        torch.autograd.gradcheck(bank.traced, (x.clone().requires_grad_(),))
+        bank.traced(x).sum().backward()
+        for block in bank.iter_blocks():
+            assert all(bool(torch.isfinite(p.grad).all()) for p in block.parameters())
 
 
 def test_metrics_become_parameters_and_buffers_again_under_the_same_names() -> None:
@@ -192,25 +189,13 @@ def test_a_document_on_its_anchor_has_a_finite_slope() -> None:
     assert torch.equal(x.grad, torch.zeros(1, 2))
 
 
-def test_what_is_not_given_to_a_block() -> None:
-    block = MetricBlock(torch.zeros(2, 3), torch.ones(2, 3, 1))
-    assert block.scales.tolist() == [1.0, 1.0]
-    assert block.quality.isnan().all()
-    assert (block.support.shape, block.support.dtype, block.zoom) == ((0,), torch.int64, None)
-    assert block.is_full
-    chosen = MetricBlock(torch.zeros(2, 1), torch.ones(2, 1, 1), support=torch.tensor([[0], [1]], dtype=torch.int32))
-    assert not chosen.is_full
-    assert chosen.support.dtype == torch.int64
-
-
 def block_of(support: list[int]) -> MetricBlock:
     width = len(support)
     return MetricBlock(torch.zeros(1, width), torch.ones(1, width, 1), support=torch.tensor([support]))
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
+def test_more_errors_are_named() -> None:
+    for build, message in [
         (lambda: MetricBlock(torch.zeros(3), torch.ones(1, 3, 1)), r"`anchors` must have shape \(\*, \*\), got \(3,\)"),
         (
             lambda: MetricBlock(torch.zeros(1, 2), torch.ones(1, 2, 1), support=torch.tensor([[1]])),
@@ -240,11 +225,9 @@ def block_of(support: list[int]) -> MetricBlock:
             lambda: mixed_bank().weighted_sum(torch.zeros(1, 5), torch.ones(4), "paper"),
             r"`weights` must have shape \(5,\), got \(4,\)",
         ),
-    ],
-)
-def test_more_errors_are_named(build, message: str) -> None:
-    with pytest.raises(LGMMLError, match=message):
-        build()
+    ]:
+        with pytest.raises(LGMMLError, match=message):
+            build()
 
 
 def test_the_first_and_the_last_feature_may_be_looked_at() -> None:
@@ -258,29 +241,29 @@ def test_scales_below_the_least_are_raised_to_it() -> None:
     torch.testing.assert_close(bank.scales, torch.tensor([1e-4, 1e-4, 0.7, 1e-4, 1.5e-4]))
 
 
-@pytest.mark.parametrize("norm", ["mahalanobis", "trace"])
-@pytest.mark.parametrize("columns", [[0], [2], [3], [4], [0, 2, 3, 4], [2, 3], [0, 1, 2]])
-def test_selected_columns_keep_norm_scales_and_quality(norm: str, columns: list[int]) -> None:
-    bank = mixed_bank(norm)
-    x = torch.randn(6, D, generator=torch.Generator().manual_seed(2))
-    chosen = torch.tensor(columns)
-    small = bank.select(chosen)
-    torch.testing.assert_close(small(x), bank(x)[:, chosen])
-    assert torch.equal(small.scales, bank.scales[chosen])
-    torch.testing.assert_close(small.quality, bank.quality[chosen], equal_nan=True)
-    assert (small.norm, small.num_features) == (norm, D)
+def test_selected_columns_keep_norm_scales_and_quality() -> None:
+    for norm in ["mahalanobis", "trace"]:
+        for columns in [[0], [2], [3], [4], [0, 2, 3, 4], [2, 3], [0, 1, 2]]:
+            bank = mixed_bank(norm)
+            x = torch.randn(6, D, generator=torch.Generator().manual_seed(2))
+            chosen = torch.tensor(columns)
+            small = bank.select(chosen)
+            torch.testing.assert_close(small(x), bank(x)[:, chosen])
+            assert torch.equal(small.scales, bank.scales[chosen])
+            torch.testing.assert_close(small.quality, bank.quality[chosen], equal_nan=True)
+            assert (small.norm, small.num_features) == (norm, D)
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_a_document_on_its_anchor_is_a_millionth_away_where_slopes_are_wanted(full: bool) -> None:
-    support = None if full else torch.tensor([[1, 0]])
-    bank = LocalMetrics([MetricBlock(torch.ones(1, 2), torch.eye(2)[None], support=support)], num_features=2)
-    x = torch.ones(1, 2, requires_grad=True)
-    found = bank.traced(x)
-    assert found.item() == pytest.approx(1e-6)
-    found.sum().backward()
-    assert torch.equal(x.grad, torch.zeros(1, 2))
-    assert bank(x.detach()).item() == 0
+def test_a_document_on_its_anchor_is_a_millionth_away_where_slopes_are_wanted() -> None:
+    for full in [True, False]:
+        support = None if full else torch.tensor([[1, 0]])
+        bank = LocalMetrics([MetricBlock(torch.ones(1, 2), torch.eye(2)[None], support=support)], num_features=2)
+        x = torch.ones(1, 2, requires_grad=True)
+        found = bank.traced(x)
+        assert found.item() == pytest.approx(1e-6)
+        found.sum().backward()
+        assert torch.equal(x.grad, torch.zeros(1, 2))
+        assert bank(x.detach()).item() == 0
 
 
 def test_zoom_goes_on_from_where_it_was() -> None:
@@ -309,19 +292,19 @@ def test_the_description_says_whether_metrics_are_trained() -> None:
     assert "trained" not in bank.spec()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_description_gives_a_bank_of_its_shapes_and_precision(dtype: torch.dtype) -> None:
-    bank = mixed_bank()
-    bank.train_metrics_()
-    again = LocalMetrics.from_spec(bank.spec(), dtype=dtype)
-    for block, other in zip(bank.iter_blocks(), again.iter_blocks(), strict=True):
-        assert block.factors.shape == other.factors.shape
-        assert {other.anchors.dtype, other.factors.dtype, other.scales.dtype} == {dtype}
-        assert other.zoom is None or other.zoom.dtype == dtype
-        assert block.is_full == other.is_full
-    assert LocalMetrics.from_spec(bank.spec()).scales.dtype == torch.float32
-    single = LocalMetrics([block_of([0])], num_features=1)
-    assert LocalMetrics.from_spec(single.spec()).num_features == 1
+def test_a_description_gives_a_bank_of_its_shapes_and_precision() -> None:
+    for dtype in [torch.float32, torch.float64]:
+        bank = mixed_bank()
+        bank.train_metrics_()
+        again = LocalMetrics.from_spec(bank.spec(), dtype=dtype)
+        for block, other in zip(bank.iter_blocks(), again.iter_blocks(), strict=True):
+            assert block.factors.shape == other.factors.shape
+            assert {other.anchors.dtype, other.factors.dtype, other.scales.dtype} == {dtype}
+            assert other.zoom is None or other.zoom.dtype == dtype
+            assert block.is_full == other.is_full
+        assert LocalMetrics.from_spec(bank.spec()).scales.dtype == torch.float32
+        single = LocalMetrics([block_of([0])], num_features=1)
+        assert LocalMetrics.from_spec(single.spec()).num_features == 1
 
 
 def test_distances_are_written_where_asked() -> None:

@@ -65,23 +65,16 @@ def test_projection_touches_given_rows_only() -> None:
     assert (phi.table.weight == 0).all()
 
 
-@pytest.mark.parametrize("mode", POLICIES)
-def test_state_round_trip(mode: str) -> None:
-    phi = Phi(3, 2, mode=mode, init=torch.tensor([0.25, 4.0]))
-    again = Phi.from_spec(phi.spec())
-    again.load_state_dict(phi.state_dict())
-    assert torch.equal(again(torch.tensor([1])), phi(torch.tensor([1])))
+def test_state_round_trip() -> None:
+    for mode in POLICIES:
+        phi = Phi(3, 2, mode=mode, init=torch.tensor([0.25, 4.0]))
+        again = Phi.from_spec(phi.spec())
+        again.load_state_dict(phi.state_dict())
+        assert torch.equal(again(torch.tensor([1])), phi(torch.tensor([1])))
 
 
-def test_no_global_random_state() -> None:
-    before = torch.get_rng_state()
-    Phi(3, 2, mode="amortized")
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
+def test_errors_are_named() -> None:
+    for build, message in [
         (lambda: Phi(1, 1, mode="global"), "`mode` must be one of"),
         (lambda: Phi(1, 1, mode="shared", policy="knn"), "`policy` must be one of 'shared', 'ones', got 'knn'"),
         (lambda: Phi(1, 1, init=-1.0), "`init` must be finite and at least 0, got -1"),
@@ -90,11 +83,9 @@ def test_no_global_random_state() -> None:
         (lambda: Phi(1, 1, mode="per_query", deviations=True), "`deviations` needs `mode` 'shared'"),
         (lambda: Phi(1, 1, mode="per_query").for_new(None, 1, "knn"), "`summaries` must be given for policy 'knn'"),
         (lambda: Phi(1, 0), "`num_metrics` must be positive"),
-    ],
-)
-def test_errors_are_named(build, message: str) -> None:
-    with pytest.raises(LGMMLError, match=message):
-        build()
+    ]:
+        with pytest.raises(LGMMLError, match=message):
+            build()
 
 
 def test_list_summary_equals_the_loop() -> None:
@@ -208,12 +199,6 @@ def test_summaries_are_remembered_with_their_moments() -> None:
     assert shared.summaries.shape == (0, 2)
 
 
-def test_the_gate_starts_with_a_pattern_of_its_own_size() -> None:
-    phi = Phi(2, 50, mode="amortized", hidden=64)
-    assert phi.gate.first.weight.detach().std().item() == pytest.approx(0.1, rel=0.05)
-    assert all(not bool(part.any()) for part in (phi.gate.first.bias, phi.gate.last.weight, phi.gate.last.bias))
-
-
 def test_columns_of_a_gate_are_selected_with_its_summaries() -> None:
     phi = Phi(4, 3, mode="amortized", init=torch.tensor([1.0, 2.0, 3.0]), hidden=5)
     g = torch.Generator().manual_seed(0)
@@ -231,36 +216,20 @@ def test_columns_of_a_gate_are_selected_with_its_summaries() -> None:
     assert torch.equal(small.summaries, summaries[:, both])
 
 
-def test_settings_that_are_not_given() -> None:
-    phi = Phi(3, 2)
-    assert phi.spec() == {
-        "num_queries": 3, "num_metrics": 2, "mode": "shared", "policy": "shared", "deviations": False,
-        "neighbours": 10, "hidden": 16, "sparse": False,
-    }  # fmt: skip
-    assert phi.table.weight.tolist() == [[1.0, 1.0]]
-    assert (phi.deviation, phi.gate) == (None, None)
-    gate = Phi(3, 2, mode="amortized").gate
-    assert gate is not None
-    assert (gate.first.weight.shape, gate.last.weight.shape, gate.bound) == ((16, 4), (2, 16), 3.0)
-
-
-@pytest.mark.parametrize(
-    ("mode", "deviations", "rows", "names"),
-    [
+def test_what_has_a_row_for_each_query() -> None:
+    for mode, deviations, rows, names in [
         ("shared", False, 1, ()),
         ("shared", True, 1, ("deviation.weight",)),
         ("per_query", False, 3, ("table.weight", "summaries")),
         ("amortized", False, 1, ("summaries",)),
-    ],
-)
-def test_what_has_a_row_for_each_query(mode: str, deviations: bool, rows: int, names: tuple[str, ...]) -> None:
-    phi = Phi(3, 2, mode=mode, deviations=deviations)
-    assert phi.rows_by_query == names
-    assert phi.table.weight.shape == (rows, 2)
-    tensors = phi.state_dict()
-    assert all(len(tensors[name]) == 3 for name in names)
-    assert phi.needs_summaries == (mode != "shared")
-    assert len(phi.summaries) == (0 if mode == "shared" else 3)
+    ]:
+        phi = Phi(3, 2, mode=mode, deviations=deviations)
+        assert phi.rows_by_query == names
+        assert phi.table.weight.shape == (rows, 2)
+        tensors = phi.state_dict()
+        assert all(len(tensors[name]) == 3 for name in names)
+        assert phi.needs_summaries == (mode != "shared")
+        assert len(phi.summaries) == (0 if mode == "shared" else 3)
 
 
 def test_lists_that_nobody_has_summarised_are_standardised_by_nothing() -> None:
@@ -270,21 +239,15 @@ def test_lists_that_nobody_has_summarised_are_standardised_by_nothing() -> None:
     assert phi.summary_spread.tolist() == [1.0] * 4
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_gradients_are_sparse_where_asked_for(sparse: bool) -> None:
-    phi = Phi(3, 2, mode="per_query", sparse=sparse)
-    phi(torch.tensor([1])).sum().backward()
-    assert phi.table.weight.grad is not None
-    assert phi.table.weight.grad.is_sparse == sparse
-    shared = Phi(3, 2, deviations=True, sparse=sparse)
-    shared(torch.tensor([1])).sum().backward()
-    assert shared.deviation.weight.grad.is_sparse == sparse
-
-
-def test_the_gate_starts_with_the_pattern_of_seed_zero() -> None:
-    phi = Phi(2, 3, mode="amortized", hidden=5)
-    expected = torch.empty(5, 6).normal_(0, 6**-0.5, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(phi.gate.first.weight.detach(), expected)
+def test_gradients_are_sparse_where_asked_for() -> None:
+    for sparse in [False, True]:
+        phi = Phi(3, 2, mode="per_query", sparse=sparse)
+        phi(torch.tensor([1])).sum().backward()
+        assert phi.table.weight.grad is not None
+        assert phi.table.weight.grad.is_sparse == sparse
+        shared = Phi(3, 2, deviations=True, sparse=sparse)
+        shared(torch.tensor([1])).sum().backward()
+        assert shared.deviation.weight.grad.is_sparse == sparse
 
 
 def test_starting_weights_may_be_zero_and_are_given_to_every_row() -> None:
@@ -298,9 +261,8 @@ def test_starting_weights_may_be_zero_and_are_given_to_every_row() -> None:
     assert not shared.deviation.weight.any()
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
+def test_more_errors_are_named() -> None:
+    for build, message in [
         (lambda: Phi(1, 2, init=torch.tensor([1.0, -1.0])), "`init` must be finite and at least 0, got -1"),
         (lambda: Phi(1, 2, init=torch.tensor([1.0, torch.inf])), "`init` must be finite and at least 0"),
         (lambda: Phi(1, 1, init=torch.tensor([1e39], dtype=torch.float64)), "`init` must be finite and at least 0"),
@@ -321,11 +283,9 @@ def test_starting_weights_may_be_zero_and_are_given_to_every_row() -> None:
             r"`summaries` must have shape \(1, 4\), got \(1, 2\)",
         ),
         (lambda: Phi(1, 1, mode="amortized").for_new(None, 1), "`summaries` must be given for policy 'amortized'"),
-    ],
-)
-def test_more_errors_are_named(build: Any, message: str) -> None:
-    with pytest.raises(LGMMLError, match=message):
-        build()
+    ]:
+        with pytest.raises(LGMMLError, match=message):
+            build()
 
 
 def test_policies_that_do_not_look_take_any_summaries() -> None:
@@ -396,13 +356,13 @@ class TestCheck:
             phi.deviation.weight.copy_(torch.tensor([[-1.0, 5.0], [0.0, 0.0]]))
         phi.check()
 
-    @pytest.mark.parametrize(("value", "said"), [(-0.5, "-0.5"), (math.nan, "nan"), (math.inf, "inf")])
-    def test_one_bad_weight_is_enough(self, value: float, said: str) -> None:
-        phi = Phi(2, 2, mode="per_query")
-        with torch.no_grad():
-            phi.table.weight[1, 0] = value
-        with pytest.raises(LGMMLError, match=f"weights Φ must be finite and at least 0, got {said}$"):
-            phi.check()
+    def test_one_bad_weight_is_enough(self) -> None:
+        for value, said in [(-0.5, "-0.5"), (math.nan, "nan"), (math.inf, "inf")]:
+            phi = Phi(2, 2, mode="per_query")
+            with torch.no_grad():
+                phi.table.weight[1, 0] = value
+            with pytest.raises(LGMMLError, match=f"weights Φ must be finite and at least 0, got {said}$"):
+                phi.check()
 
     def test_a_querys_own_weights_are_base_and_deviation(self) -> None:
         phi = Phi(2, 2, deviations=True, init=1.0)
@@ -422,17 +382,17 @@ class TestCheck:
             phi.check()
 
 
-@pytest.mark.parametrize("gains", [None, torch.tensor([2.0, 0.5])])
-def test_columns_are_selected_from_all_rows(gains: torch.Tensor | None) -> None:
-    phi = Phi(3, 3, mode="per_query", policy="knn", neighbours=2)
-    g = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        phi.table.weight.copy_(torch.rand(3, 3, generator=g))
-    phi.set_summaries(torch.rand(3, 6, generator=g))
-    columns, both = torch.tensor([2, 0]), torch.tensor([2, 0, 5, 3])
-    small = phi.select(columns, gains)
-    scale = torch.ones(2) if gains is None else gains
-    assert torch.equal(small.table.weight, phi.table.weight[:, columns] * scale)
-    for name in ("summaries", "summary_mean", "summary_spread"):
-        assert torch.equal(getattr(small, name), getattr(phi, name)[..., both])
-    assert small.spec() == {**phi.spec(), "num_metrics": 2}
+def test_columns_are_selected_from_all_rows() -> None:
+    for gains in [None, torch.tensor([2.0, 0.5])]:
+        phi = Phi(3, 3, mode="per_query", policy="knn", neighbours=2)
+        g = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            phi.table.weight.copy_(torch.rand(3, 3, generator=g))
+        phi.set_summaries(torch.rand(3, 6, generator=g))
+        columns, both = torch.tensor([2, 0]), torch.tensor([2, 0, 5, 3])
+        small = phi.select(columns, gains)
+        scale = torch.ones(2) if gains is None else gains
+        assert torch.equal(small.table.weight, phi.table.weight[:, columns] * scale)
+        for name in ("summaries", "summary_mean", "summary_spread"):
+            assert torch.equal(getattr(small, name), getattr(phi, name)[..., both])
+        assert small.spec() == {**phi.spec(), "num_metrics": 2}

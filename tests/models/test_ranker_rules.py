@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from lgmml_torch.checks import CheckpointError, LGMMLError
-from lgmml_torch.functional.score import list_summary
-from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import Standardize
@@ -70,19 +68,17 @@ class TestScore:
         with pytest.raises(LGMMLError, match="`offsets` must end at the number of rows"):
             small_model().score(data.replace(offsets=data.offsets[:-1]))
 
-    @pytest.mark.parametrize("policy", ["ones", "mean", "knn"])
-    def test_known_lists_among_new_ones_have_their_own_weights(self, policy: str) -> None:
-        model, data = small_model(mode="per_query"), small_data()
-        strangers = data.replace(qids=tuple(qid if place == 3 else f"new {qid}" for place, qid in enumerate(data.qids)))
-        found = model.score(strangers, known_queries=True, policy=policy)
-        own = slice(int(data.offsets[3]), int(data.offsets[4]))
-        expected = model.score(data, policy=policy)
-        expected[own] = model.score(data, known_queries=True)[own]
-        torch.testing.assert_close(found, expected)
-
-    def test_no_queries_have_no_rows(self) -> None:
-        rows = small_model(mode="per_query").known_rows(())
-        assert (rows.shape, rows.dtype) == ((0,), torch.int64)
+    def test_known_lists_among_new_ones_have_their_own_weights(self) -> None:
+        for policy in ["ones", "mean", "knn"]:
+            model, data = small_model(mode="per_query"), small_data()
+            strangers = data.replace(
+                qids=tuple(qid if place == 3 else f"new {qid}" for place, qid in enumerate(data.qids))
+            )
+            found = model.score(strangers, known_queries=True, policy=policy)
+            own = slice(int(data.offsets[3]), int(data.offsets[4]))
+            expected = model.score(data, policy=policy)
+            expected[own] = model.score(data, known_queries=True)[own]
+            torch.testing.assert_close(found, expected)
 
     def test_forward_takes_policy_and_rows(self) -> None:
         model, data = small_model(mode="per_query"), small_data()
@@ -114,11 +110,6 @@ class TestIdle:
         assert small.metrics.num_metrics == 1
         assert (small.kernel, small.qids) == ("rbf", data.qids)
         torch.testing.assert_close(model.score(data), expected, rtol=1e-4, atol=1e-5)
-
-    def test_names_are_kept(self) -> None:
-        small = again(small_model(), feature_names=NAMES).without_idle("shared")
-        assert small.metrics.num_metrics == 6
-        assert small.feature_names == NAMES
 
     def test_a_metric_that_one_query_uses_is_not_idle(self) -> None:
         model = small_model(mode="per_query")
@@ -166,35 +157,10 @@ class TestIdle:
 
 
 class TestSummaries:
-    def test_moments_are_asked_of_whoever_knows_all_lists(self) -> None:
-        model, data, seen = small_model(mode="per_query"), small_data(), []
-        dists = model.distances(data.features, data.offsets)
-        summaries = list_summary(dists * (-dists).exp(), data.offsets)
-
-        def moments(own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            seen.append(own)
-            return torch.full((14,), 3.0), torch.full((14,), 0.5)
-
-        model.summarize(dists, data.offsets, moments)
-        torch.testing.assert_close(seen[0], summaries)
-        assert model.phi.summary_mean.tolist() == [3.0] * 14
-        assert model.phi.summary_spread.tolist() == [0.5] * 14
-
     def test_shared_weights_remember_no_lists(self) -> None:
         model, data = small_model(), small_data()
         model.summarize(model.distances(data.features, data.offsets), data.offsets)
         assert model.phi.summaries.numel() == 0
-
-    def test_many_lists_are_summarised_block_by_block(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from lgmml_torch.models import ranker
-
-        model, data = small_model(mode="per_query"), small_data()
-        expected = model.phi.summaries.clone()
-        model.phi.summaries.zero_()
-        real = ranker.list_blocks
-        monkeypatch.setattr(ranker, "list_blocks", lambda offsets, documents: real(offsets, 5))
-        model.summarize(model.distances(data.features, data.offsets), data.offsets)
-        torch.testing.assert_close(model.phi.summaries, expected)
 
 
 class TestFiles:
@@ -255,10 +221,3 @@ class TestFiles:
         write_model(tmp_path / "m", {**spec, "kernel": "cosine"}, tensors)
         with pytest.raises(LGMMLError, match="`kernel` must be one of"):
             LGMML.load(tmp_path / "m")
-
-
-def test_the_kernel_is_the_papers_unless_another_is_asked_for() -> None:
-    bank = LocalMetrics([MetricBlock(torch.zeros(1, 5), torch.eye(5)[None])], num_features=5)
-    data = small_data()
-    model = LGMML(plain_chain().fit(data.features, data.offsets), bank, Phi(1, 1))
-    assert (model.kernel, model.qids, model.feature_names, model.base, model.about) == ("paper", (), None, None, None)

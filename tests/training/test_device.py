@@ -133,12 +133,6 @@ class TestModel:
         assert torch.equal(again.score(data), expected)
         assert torch.allclose(again.to(DEVICE).score(data), expected)
 
-    def test_a_smaller_model(self, found: Prepared) -> None:
-        model, data = make_model(found, "shared").eval(), found.splits["valid"]
-        small = model.to(DEVICE).compress(0.1, data).model
-        assert small.metrics.scales.device == DEVICE
-        assert torch.isfinite(small.score(data)).all()
-
     def test_distances(self, found: Prepared) -> None:
         model, data = make_model(found, "shared").to(DEVICE), found.splits["valid"]
         for dtype in (None, torch.float16):
@@ -314,5 +308,5 @@ def test_an_estimator_predicts_where_it_was_fitted(epochs: int, monkeypatch: pyt
     monkeypatch.setitem(QUIET, "strategy", SingleDeviceStrategy(device=DEVICE))
     with pretend():
         ranker.set_params(device="cuda").fit(y=data.labels.numpy(), **given)
-        assert ranker.model_.metrics.scales.device == DEVICE
+        assert ranker.model_.device == DEVICE
         assert ranker.predict(**given) == pytest.approx(expected, rel=1e-5)

@@ -642,9 +642,9 @@ class TestCheckpoints:
         file = tmp_path / "a.ckpt"
         write_checkpoint(file, self.content())
         whole = file.read_bytes()
-        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        file.write_bytes(whole.replace(b"version", b"persion"))
         for path in (file, str(file)):
-            with pytest.raises(CheckpointError, match="or its bytes were changed"):
+            with pytest.raises(CheckpointError, match="or it is damaged"):
                 LGMMLModule.load_from_checkpoint(path)
 
     def test_a_file_is_not_run_unless_it_is_trusted(self, monkeypatch: pytest.MonkeyPatch) -> None:

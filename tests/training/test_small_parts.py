@@ -281,7 +281,7 @@ class TestUnfinished:
         state = self.make(tmp_path)
         assert state.path is not None
         torch.save({"fit": state.path.stem, "state": {"round": 1}}, state.path)  # nobody can tell what it was
-        with pytest.warns(DataWarning, match=r"\.bank is damaged .*bytes were changed\); the fit begins anew"):
+        with pytest.warns(DataWarning, match=r"\.bank is damaged .*; the fit begins anew"):
             assert state.found() == {}
         write_checkpoint(state.path, {"fit": "another", "state": {"round": 1}})
         with pytest.warns(DataWarning, match=r"is damaged \(it is of another fit\); the fit begins anew"):

@@ -60,7 +60,7 @@ def describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         "training queries": len(model.qids),
         "mean Φ": float(f"{float(phi.mean()):.6g}"),
         "share of Φ that is zero": round(float((phi == 0).double().mean()), 4),
-        "precision": str(model.metrics.scales.dtype).removeprefix("torch."),
+        "precision": str(model.dtype).removeprefix("torch."),
         "adds to": None if base is None else f"a {base.title} model of {len(base.content) / 1024:.1f} KiB",
         "score": None if base is None else f"{base.own_weight:.6g} · own + {base.weight:.6g} · that of the trees",
         "needs": None if base is None else base.needs,

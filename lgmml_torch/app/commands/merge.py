@@ -8,8 +8,7 @@ from argparse import Namespace
 import torch
 
 from lgmml_torch.app.commands.common import load_model, open_data
-from lgmml_torch.functional.combine import combination_weights
-from lgmml_torch.models.merge import merge_models
+from lgmml_torch.models.combine import combination_weights, merge_models
 from lgmml_torch.models.ranker import LGMML
 
 
@@ -17,7 +16,7 @@ def run(args: Namespace) -> None:
     """Weigh the models by the labelled lists and write their sum."""
     names = [args.model, *args.others]
     models = [load_model(args)]
-    models += [LGMML.load(name).to(models[0].metrics.scales.device) for name in args.others]
+    models += [LGMML.load(name).to(models[0].device) for name in args.others]
     merge_models(models, [1.0] * len(models))  # what does not go together is told before the lists are read
     with open_data(args, models[0]) as lists:
         data = lists.read(labelled=True)

@@ -1,8 +1,8 @@
 """Measures of one's own beside the built-in ones: a function of scores, labels and offsets, with a name.
 
-Wherever a measure is named, a function may stand instead. It is given the scores ``(N,)``, labels ``(N,)`` and offsets
-``(Q+1,)`` of whole lists, rows in the order of their `RankingData`, and answers with a value for each query, higher is
-better, NaN for a query that does not count. How equal scores rank is its own affair.
+Wherever a measure is named, a function may stand instead. It gets the scores ``(N,)``, labels ``(N,)`` and offsets
+``(Q+1,)`` of whole lists, rows in the order of their `RankingData`. It returns a value for each query: higher is
+better, NaN for a query that does not count. It decides itself how equal scores rank.
 """
 
 from __future__ import annotations

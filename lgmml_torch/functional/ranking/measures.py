@@ -3,15 +3,15 @@
 A higher score ranks first; scores may be negative or infinite. Each function takes one cutoff, several or none (the
 whole list) and gives the mean over the queries, or with ``reduction="none"`` a value per query with NaN for the queries
 that are skipped; means run over the others. :func:`rank_metrics` gives several measures from the same sort. Values are
-float64. What a name means is a preset's matter: see :class:`~lgmml_torch.functional.ranking.presets.Preset`.
+float64. A preset says what a name means: see :class:`~lgmml_torch.functional.ranking.presets.Preset`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -85,9 +85,14 @@ def rank_metrics(
     for block in ranked_blocks(scores, labels, offsets, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
         if parsed:
             values[:, block.queries] = block_metrics(block, parsed, rules, max_grade, levels)
-    found = dict(zip(names, values, strict=True))
-    own = {one.name: one.per_query(scores, labels, offsets) for one in asked if one.function is not None}
-    return {measure.name: {**found, **own}[measure.name] for measure in asked}
+    built_in = dict(zip(names, values, strict=True))
+    found = {}
+    for measure in asked:
+        if measure.function is None:
+            found[measure.name] = built_in[measure.name]
+        else:
+            found[measure.name] = measure.per_query(scores, labels, offsets)
+    return found
 
 
 def rank_data(
@@ -179,34 +184,76 @@ Cutoffs = int | None | Sequence[int | None]
 Reduction = Literal["mean", "none"]
 
 
-def dcg(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    k: Cutoffs = None,
-    preset: str | Preset = "default",
-    tie_order: Tensor | None = None,  # (N,)
-    reduction: Reduction = "mean",
+class CommonRules(TypedDict, total=False):
+    """Settings of every measure; `rank_metrics` describes them.
+
+    Attributes:
+        preset: Name in ``PRESETS``, or a :class:`Preset`; ``"default"`` unless given.
+        tie_order: ``(N,)`` rank of each document in the caller's order, which breaks ties.
+        reduction: ``"mean"`` over the queries, or ``"none"`` for a value per query.
+    """
+
+    preset: str | Preset
+    tie_order: Tensor | None
+    reduction: Reduction
+
+
+class BinaryRules(CommonRules, total=False):
+    """Settings of measures that only ask whether a document is relevant: labels from ``threshold`` on are."""
+
+    threshold: float | None
+
+
+class GradeRules(CommonRules, total=False):
+    """Settings of ERR, which needs the data set's highest grade."""
+
+    max_grade: float | None
+
+
+def _measure(
+    kind: str,
+    rules: type[CommonRules],
+    lists: tuple[Tensor, Tensor, Tensor],  # (N,), (N,), (Q+1,)
+    k: Cutoffs,
+    given: Mapping[str, Any],
 ) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    """One measure at one cutoff or several: what all functions below compute."""
+    for name in given:
+        if name not in rules.__annotations__:
+            raise TypeError(f"{kind} got an unexpected keyword argument {name!r}")
+    settings = dict(given)
+    reduction = settings.pop("reduction", "mean")
+    check_choice("reduction", reduction, ("mean", "none"))
+    cutoffs = k if isinstance(k, Sequence) else [k]
+    if not cutoffs:
+        raise LGMMLError("`k` must hold at least one cutoff, got none")
+    names = []
+    for cutoff in cutoffs:
+        if cutoff is None:
+            names.append(kind)
+            continue
+        if isinstance(cutoff, bool) or not isinstance(cutoff, int) or cutoff < 1:
+            raise LGMMLError(f"`k` must be None or whole numbers of at least 1, got {cutoff!r}")
+        names.append(f"{kind}@{cutoff}")
+    found = rank_metrics(*lists, metrics=names, **settings)
+    values = torch.stack([found[name] for name in names], dim=-1)
+    if reduction == "mean":
+        values = values.nanmean(dim=0)
+    if isinstance(k, Sequence):
+        return values
+    return values[..., 0]
+
+
+def dcg(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[CommonRules]) -> Tensor:
     """Discounted cumulative gain, ``sum over ranks i <= k of gain(y_i) * discount(i)``.
 
     >>> dcg(torch.tensor([2.0, 1.0]), torch.tensor([1, 2]), torch.tensor([0, 2]))  # 1 + 3 / log2(3)
     tensor(2.8928, dtype=torch.float64)
     """
-    return _single("dcg", scores, labels, offsets, k, preset, None, None, tie_order, reduction)
+    return _measure("dcg", CommonRules, (scores, labels, offsets), k, rules)
 
 
-def ndcg(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    k: Cutoffs = None,
-    preset: str | Preset = "default",
-    tie_order: Tensor | None = None,  # (N,)
-    reduction: Reduction = "mean",
-) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+def ndcg(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[CommonRules]) -> Tensor:
     """DCG over the DCG of the best order, in [0, 1]; lists without any gain follow the preset's rule.
 
     >>> scores, labels = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([1, 2, 0])
@@ -216,58 +263,32 @@ def ndcg(
     >>> ndcg(scores, labels, torch.tensor([0, 2, 3]), k=10, preset="lightgbm")
     tensor(0.8984, dtype=torch.float64)
     """
-    return _single("ndcg", scores, labels, offsets, k, preset, None, None, tie_order, reduction)
+    return _measure("ndcg", CommonRules, (scores, labels, offsets), k, rules)
 
 
 def average_precision(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    k: Cutoffs = None,
-    preset: str | Preset = "default",
-    threshold: float | None = None,
-    tie_order: Tensor | None = None,  # (N,)
-    reduction: Reduction = "mean",
-) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[BinaryRules]
+) -> Tensor:
     """Mean over the relevant documents of the precision at their ranks; with ``k``, ranks after k add nothing.
 
     >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1, 0, 1]), torch.tensor([0, 3]))  # (1 + 2/3) / 2
     tensor(0.8333, dtype=torch.float64)
     """
-    return _single("map", scores, labels, offsets, k, preset, threshold, None, tie_order, reduction)
+    return _measure("map", BinaryRules, (scores, labels, offsets), k, rules)
 
 
 def reciprocal_rank(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    k: Cutoffs = None,
-    preset: str | Preset = "default",
-    threshold: float | None = None,
-    tie_order: Tensor | None = None,  # (N,)
-    reduction: Reduction = "mean",
-) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[BinaryRules]
+) -> Tensor:
     """One over the rank of the first relevant document, 0 if there is none up to rank k.
 
     >>> reciprocal_rank(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 0, 1]), torch.tensor([0, 3]), k=[2, 3])
     tensor([0.0000, 0.3333], dtype=torch.float64)
     """
-    return _single("mrr", scores, labels, offsets, k, preset, threshold, None, tie_order, reduction)
+    return _measure("mrr", BinaryRules, (scores, labels, offsets), k, rules)
 
 
-def err(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    k: Cutoffs = None,
-    preset: str | Preset = "default",
-    max_grade: float | None = None,
-    tie_order: Tensor | None = None,  # (N,)
-    reduction: Reduction = "mean",
-) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+def err(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[GradeRules]) -> Tensor:
     """Expected reciprocal rank: a reader goes down the list and stops at label y with chance (2^y - 1) / 2^max_grade.
 
     ``max_grade`` is the data set's highest grade: with the list's own, equal lists would get unequal values.
@@ -275,78 +296,26 @@ def err(
     >>> err(torch.tensor([2.0, 1.0]), torch.tensor([1, 2]), torch.tensor([0, 2]), max_grade=2)  # 1/4 + 3/4 * 3/4 / 2
     tensor(0.5312, dtype=torch.float64)
     """
-    return _single("err", scores, labels, offsets, k, preset, None, max_grade, tie_order, reduction)
+    return _measure("err", GradeRules, (scores, labels, offsets), k, rules)
 
 
 def precision(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    k: Cutoffs = None,
-    preset: str | Preset = "default",
-    threshold: float | None = None,
-    tie_order: Tensor | None = None,  # (N,)
-    reduction: Reduction = "mean",
-) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[BinaryRules]
+) -> Tensor:
     """Share of relevant documents among the first k; a list shorter than k is filled up with irrelevant ones.
 
     >>> precision(torch.tensor([2.0, 1.0]), torch.tensor([1, 0]), torch.tensor([0, 2]), k=[1, 5])
     tensor([1.0000, 0.2000], dtype=torch.float64)
     """
-    return _single("precision", scores, labels, offsets, k, preset, threshold, None, tie_order, reduction)
+    return _measure("precision", BinaryRules, (scores, labels, offsets), k, rules)
 
 
 def recall(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    k: Cutoffs = None,
-    preset: str | Preset = "default",
-    threshold: float | None = None,
-    tie_order: Tensor | None = None,  # (N,)
-    reduction: Reduction = "mean",
-) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
+    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[BinaryRules]
+) -> Tensor:
     """Share of the list's relevant documents found among the first k.
 
     >>> recall(torch.tensor([2.0, 1.0]), torch.tensor([1, 1]), torch.tensor([0, 2]), k=1)
     tensor(0.5000, dtype=torch.float64)
     """
-    return _single("recall", scores, labels, offsets, k, preset, threshold, None, tie_order, reduction)
-
-
-def _single(
-    kind: str,
-    scores: Tensor,
-    labels: Tensor,
-    offsets: Tensor,
-    k: Cutoffs,
-    preset: str | Preset,
-    threshold: float | None,
-    max_grade: float | None,
-    tie_order: Tensor | None,
-    reduction: Reduction,
-) -> Tensor:
-    check_choice("reduction", reduction, ("mean", "none"))
-    several = isinstance(k, Sequence)
-    cutoffs: Sequence[int | None] = k if isinstance(k, Sequence) else [k]
-    for cutoff in cutoffs:
-        if cutoff is not None and (isinstance(cutoff, bool) or not isinstance(cutoff, int) or cutoff < 1):
-            raise LGMMLError(f"`k` must be None or whole numbers of at least 1, got {cutoff!r}")
-    names = [kind if cutoff is None else f"{kind}@{cutoff}" for cutoff in cutoffs]
-    if not names:
-        raise LGMMLError("`k` must hold at least one cutoff, got none")
-    found = rank_metrics(
-        scores,
-        labels,
-        offsets,
-        metrics=names,
-        preset=preset,
-        threshold=threshold,
-        max_grade=max_grade,
-        tie_order=tie_order,
-    )
-    values = torch.stack([found[name] for name in names], dim=-1)
-    values = values if reduction == "none" else values.nanmean(dim=0)
-    return values if several else values[..., 0]
+    return _measure("recall", BinaryRules, (scores, labels, offsets), k, rules)

@@ -126,20 +126,30 @@ def describe(metric: str, preset: str | Preset = "default", *, threshold: float 
         parts.append(f"relevant means label >= {rules.threshold if threshold is None else threshold:g}")
     if kind == "err":
         parts.append("stops at a document with probability (2^y-1)/2^(highest grade)")
-    if kind == "map":
-        capped = "the relevant documents, at most k" if k else "the relevant documents"
-        found = "the relevant documents found" + (" up to rank k" if k else "")
-        parts.append(
-            "divided by " + {"relevant": "the relevant documents", "capped": capped, "hits": found}[rules.map_divisor]
-        )
-    if kind == "precision":
-        parts.append("divided by " + ("k" if k and rules.precision_divisor == "k" else "min(k, n)" if k else "n"))
+    if kind in ("map", "precision"):
+        parts.append(f"divided by {_divisor(kind, k, rules)}")
     if kind in ("ndcg", "map", "recall"):
-        skipped = math.isnan(rules.no_relevant)
-        parts.append(f"no relevant document: {'query skipped' if skipped else format(rules.no_relevant, 'g')}")
+        value = "query skipped" if math.isnan(rules.no_relevant) else f"{rules.no_relevant:g}"
+        parts.append(f"no relevant document: {value}")
     if kind == "ndcg" and k:
-        parts.append("shorter lists: " + ("min(k, n)" if rules.short_lists == "truncate" else "0"))
+        length = {"truncate": "min(k, n)", "zero": "0"}[rules.short_lists]
+        parts.append(f"shorter lists: {length}")
     return f"{metric} ({rules.name}): " + ", ".join([*parts, f"ties: {_ties(kind, rules)}"])
+
+
+def _divisor(kind: str, k: int | None, rules: Preset) -> str:
+    if kind == "precision":
+        if k is None:
+            return "n"
+        return "k" if rules.precision_divisor == "k" else "min(k, n)"
+    found = {
+        "relevant": "the relevant documents",
+        "capped": "the relevant documents, at most k",
+        "hits": "the relevant documents found up to rank k",
+    }[rules.map_divisor]
+    if k is None:
+        return found.removesuffix(", at most k").removesuffix(" up to rank k")
+    return found
 
 
 def _gain_parts(rules: Preset) -> list[str]:
@@ -151,4 +161,6 @@ def _gain_parts(rules: Preset) -> list[str]:
 def _ties(kind: str, rules: Preset) -> str:
     if rules.ties == "pessimistic":
         return "lowest label first"
-    return "averaged" if rules.ties == "averaged" and kind in ("ndcg", "dcg") else "caller's order"
+    if rules.ties == "averaged" and kind in ("ndcg", "dcg"):
+        return "averaged"
+    return "caller's order"

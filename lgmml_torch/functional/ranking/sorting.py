@@ -224,4 +224,4 @@ def _ideal_dcg(
     ones = block.sizes.new_ones(1, 1).expand_as(block.labels)
     counts = block.sizes.new_zeros(len(block.sizes), levels + 1).scatter_add_(1, block.labels.long(), ones)
     at_least = counts[:, 1:].flip(1).cumsum(1).flip(1)
-    return {k: cumulated[at_least if k is None else at_least.clamp(max=k)] @ steps for k in cutoffs}
+    return {k: cumulated[at_least.clamp(max=k or len(weights))] @ steps for k in cutoffs}

@@ -11,7 +11,7 @@ from lgmml_torch.checks import LGMMLError, check_offsets
 from lgmml_torch.models.preprocess.lists import TrainingLists
 
 CHUNK_ROWS = 16384  # that are transformed together, or fewer where they are wide
-CHUNK_VALUES = 1 << 21
+_CHUNK_VALUES = 1 << 21
 
 
 class Source(NamedTuple):
@@ -142,7 +142,7 @@ class Preprocess(nn.Module):
 
     @property
     def _chunk(self) -> int:
-        return max(1, min(CHUNK_ROWS, CHUNK_VALUES // max(1, self.num_features_in)))
+        return max(1, min(CHUNK_ROWS, _CHUNK_VALUES // max(1, self.num_features_in)))
 
     @torch.no_grad()
     def _in_chunks(self, features: Tensor, offsets: Tensor) -> Tensor:

@@ -161,13 +161,11 @@ def _traced(source: Source, before: list[Source]) -> Source:
     return Source(origin.feature, " of ".join(view for view in (source.view, origin.view) if view))
 
 
-STEPS: dict[str, type[Preprocess]] = {
-    step.name: step
-    for step in (
-        Norm2, Standardize, SignedLog1p, Clip, RemoveConstant, Quantile, Ramps, ListRank, ListMinMax, ListStandardize,
-        PCA, Chain, Concat,
-    )
-}  # fmt: skip
+_STEPS: tuple[type[Preprocess], ...] = (
+    Norm2, Standardize, SignedLog1p, Clip, RemoveConstant, Quantile, Ramps, ListRank, ListMinMax, ListStandardize,
+    PCA, Chain, Concat,
+)  # fmt: skip
+STEPS = {step.name: step for step in _STEPS}
 
 
 def build_preprocess(spec: Mapping[str, Any]) -> Preprocess:

@@ -20,7 +20,7 @@ from lgmml_torch.functional.features import (
 from lgmml_torch.models.preprocess.base import Preprocess, Source
 from lgmml_torch.models.preprocess.lists import TrainingLists
 
-RAMP_ROWS = 100_000  # documents whose values the ends of ramps are taken from: more would move them by little
+_RAMP_ROWS = 100_000  # documents whose values the ends of ramps are taken from: more would move them by little
 
 
 class Norm2(Preprocess):
@@ -49,6 +49,9 @@ class Norm2(Preprocess):
 class Standardize(Preprocess):
     """(x − mean)/deviation with the training set's moments; a feature that is constant there is only centred.
 
+    A deviation of at most two units of rounding counts as constant: an earlier step may have rounded equal values
+    differently.
+
     >>> Standardize().fit_transform(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), torch.tensor([0, 2]))
     tensor([[-1.,  0.],
             [ 1.,  0.]])
@@ -61,7 +64,9 @@ class Standardize(Preprocess):
 
     def _fit(self, lists: TrainingLists) -> None:
         mean, deviation = lists.moments
-        self.mean, self.deviation = mean.to(lists.dtype), _positive_or_one(deviation, lists.dtype)
+        varies = deviation > 2 * torch.finfo(lists.dtype).eps * mean.abs()
+        self.mean = mean.to(lists.dtype)
+        self.deviation = _positive_or_one(torch.where(varies, deviation, 0.0), lists.dtype)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return (features - self.mean.to(features.dtype)) / self.deviation.to(features.dtype)
@@ -235,7 +240,7 @@ class Ramps(Preprocess):
         return {"count": self.count}
 
     def _fit(self, lists: TrainingLists) -> None:
-        step = max(1, lists.num_documents // RAMP_ROWS)
+        step = max(1, lists.num_documents // _RAMP_ROWS)
         knots = lists.per_column(lambda column: ramp_knots(column[::step], self.count))
         counts = torch.tensor([len(knot) - 1 for knot in knots])
         if not int(counts.sum()):

@@ -71,42 +71,42 @@ def xgboost_values(
     return {name: float(value) for name, _, value in fields}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_lightgbm(seed: int) -> None:
-    data = lists(seed)
-    cutoffs = [1, 2, 3, 5, 10, 20]
-    for metric, ours in (("ndcg", ndcg), ("map", average_precision)):
-        expected = lightgbm_values(*data, metric, cutoffs)
-        assert ours(*data, k=cutoffs, preset="lightgbm").tolist() == pytest.approx(expected, rel=1e-12)
+def test_lightgbm() -> None:
+    for seed in SEEDS:
+        data = lists(seed)
+        cutoffs = [1, 2, 3, 5, 10, 20]
+        for metric, ours in (("ndcg", ndcg), ("map", average_precision)):
+            expected = lightgbm_values(*data, metric, cutoffs)
+            assert ours(*data, k=cutoffs, preset="lightgbm").tolist() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("linear", [False, True])
-def test_xgboost_ndcg(seed: int, linear: bool) -> None:
-    data = lists(seed)
-    cutoffs = [1, 2, 3, 5, 10, 20]
-    name = "xgboost-linear" if linear else "xgboost"
-    for suffix in ("", "-"):
-        names = [f"ndcg@{k}{suffix}" for k in cutoffs] + [f"ndcg{suffix}"]
-        expected = xgboost_values(*data, names, ndcg_exp_gain=not linear)
-        ours = ndcg(*data, k=[*cutoffs, None], preset=name + suffix)
-        assert ours.tolist() == pytest.approx([expected[name] for name in names], rel=1e-6)
+def test_xgboost_ndcg() -> None:
+    for seed in SEEDS:
+        for linear in [False, True]:
+            data = lists(seed)
+            cutoffs = [1, 2, 3, 5, 10, 20]
+            name = "xgboost-linear" if linear else "xgboost"
+            for suffix in ("", "-"):
+                names = [f"ndcg@{k}{suffix}" for k in cutoffs] + [f"ndcg{suffix}"]
+                expected = xgboost_values(*data, names, ndcg_exp_gain=not linear)
+                ours = ndcg(*data, k=[*cutoffs, None], preset=name + suffix)
+                assert ours.tolist() == pytest.approx([expected[name] for name in names], rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_xgboost_map_and_precision(seed: int) -> None:
-    data = lists(seed, grades=2)
-    cutoffs = [1, 2, 3, 5, 10, 20]
-    ours = average_precision(*data, k=[*cutoffs, None], preset="xgboost").tolist()
-    names = [f"map@{k}" for k in cutoffs] + ["map"]
-    expected = xgboost_values(*data, names, objective="rank:map")
-    assert ours == pytest.approx([expected[name] for name in names], rel=1e-6)
-    zero = average_precision(*data, k=3, preset="xgboost-")
-    assert float(zero) == pytest.approx(xgboost_values(*data, ["map@3-"], objective="rank:map")["map@3-"], rel=1e-6)
-    names = [f"pre@{k}" for k in cutoffs]
-    expected = xgboost_values(*data, names, objective="rank:map")
-    ours = precision(*data, k=cutoffs, preset="xgboost").tolist()
-    assert ours == pytest.approx([expected[name] for name in names], rel=1e-6)
+def test_xgboost_map_and_precision() -> None:
+    for seed in SEEDS:
+        data = lists(seed, grades=2)
+        cutoffs = [1, 2, 3, 5, 10, 20]
+        ours = average_precision(*data, k=[*cutoffs, None], preset="xgboost").tolist()
+        names = [f"map@{k}" for k in cutoffs] + ["map"]
+        expected = xgboost_values(*data, names, objective="rank:map")
+        assert ours == pytest.approx([expected[name] for name in names], rel=1e-6)
+        zero = average_precision(*data, k=3, preset="xgboost-")
+        assert float(zero) == pytest.approx(xgboost_values(*data, ["map@3-"], objective="rank:map")["map@3-"], rel=1e-6)
+        names = [f"pre@{k}" for k in cutoffs]
+        expected = xgboost_values(*data, names, objective="rank:map")
+        ours = precision(*data, k=cutoffs, preset="xgboost").tolist()
+        assert ours == pytest.approx([expected[name] for name in names], rel=1e-6)
 
 
 def test_xgboost_linear_takes_fractions() -> None:
@@ -116,20 +116,20 @@ def test_xgboost_linear_takes_fractions() -> None:
     assert float(ndcg(scores, labels, offsets, k=5, preset="xgboost-linear")) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("fraction", [1.0, 0.37])
-def test_sklearn(seed: int, fraction: float) -> None:
-    scores, labels, offsets = lists(seed)
-    labels = labels * fraction
-    for k in (1, 3, 10, 100, None):
-        gain = dcg(scores, labels, offsets, k=k, preset="sklearn", reduction="none")
-        share = ndcg(scores, labels, offsets, k=k, preset="sklearn", reduction="none")
-        for q, (s, y) in enumerate(pairs(scores, labels, offsets)):
-            if len(s) > 1:  # scikit-learn refuses lists of one document
-                assert float(share[q]) == pytest.approx(ndcg_score([y], [s], k=k), rel=1e-9, abs=1e-12)
-                assert float(gain[q]) == pytest.approx(dcg_score([y], [s], k=k), rel=1e-9)
-            else:
-                assert float(share[q]) == (1.0 if y[0] else 0.0)
+def test_sklearn() -> None:
+    for seed in SEEDS:
+        for fraction in [1.0, 0.37]:
+            scores, labels, offsets = lists(seed)
+            labels = labels * fraction
+            for k in (1, 3, 10, 100, None):
+                gain = dcg(scores, labels, offsets, k=k, preset="sklearn", reduction="none")
+                share = ndcg(scores, labels, offsets, k=k, preset="sklearn", reduction="none")
+                for q, (s, y) in enumerate(pairs(scores, labels, offsets)):
+                    if len(s) > 1:  # scikit-learn refuses lists of one document
+                        assert float(share[q]) == pytest.approx(ndcg_score([y], [s], k=k), rel=1e-9, abs=1e-12)
+                        assert float(gain[q]) == pytest.approx(dcg_score([y], [s], k=k), rel=1e-9)
+                    else:
+                        assert float(share[q]) == (1.0 if y[0] else 0.0)
 
 
 def test_sklearn_average_precision_without_ties() -> None:
@@ -142,71 +142,75 @@ def test_sklearn_average_precision_without_ties() -> None:
             assert float(found[q]) == 0.0
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("k", [1, 3, 10, None])
-def test_torchmetrics_ndcg(seed: int, k: int | None) -> None:
-    scores, labels, offsets = lists(seed)
-    found = ndcg(scores, labels, offsets, k=k, preset="torchmetrics", reduction="none")
-    for q, (s, y) in enumerate(pairs(scores, labels, offsets)):
-        expected = torchmetrics_functional.retrieval_normalized_dcg(torch.tensor(s), torch.tensor(y), top_k=k)
-        assert float(found[q]) == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
-    metric = RetrievalNormalizedDCG(top_k=k)  # its class counts lists without a relevant document as 0
-    metric.update(scores, labels, indexes=torch.repeat_interleave(offsets.diff()))
-    assert float(found.mean()) == pytest.approx(float(metric.compute()), rel=1e-5)
+def test_torchmetrics_ndcg() -> None:
+    for seed in SEEDS:
+        for k in [1, 3, 10, None]:
+            scores, labels, offsets = lists(seed)
+            found = ndcg(scores, labels, offsets, k=k, preset="torchmetrics", reduction="none")
+            for q, (s, y) in enumerate(pairs(scores, labels, offsets)):
+                expected = torchmetrics_functional.retrieval_normalized_dcg(torch.tensor(s), torch.tensor(y), top_k=k)
+                assert float(found[q]) == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
+            metric = RetrievalNormalizedDCG(top_k=k)  # its class counts lists without a relevant document as 0
+            metric.update(scores, labels, indexes=torch.repeat_interleave(offsets.diff()))
+            assert float(found.mean()) == pytest.approx(float(metric.compute()), rel=1e-5)
 
 
-@pytest.mark.parametrize("k", [1, 3, 10, None])
-def test_torchmetrics_binary_metrics_at_positive_scores(k: int | None) -> None:
+def test_torchmetrics_binary_metrics_at_positive_scores() -> None:
     """Positive scores, since it masks the others, and no ties, since it breaks them in no stated order."""
-    scores, labels, offsets = lists(1, grades=2, ties=False)
-    scores = scores.exp()
-    functions = {
-        "map": torchmetrics_functional.retrieval_average_precision,
-        "mrr": torchmetrics_functional.retrieval_reciprocal_rank,
-        "precision": torchmetrics_functional.retrieval_precision,
-        "recall": torchmetrics_functional.retrieval_recall,
-    }
-    for kind, function in functions.items():
-        name = kind if k is None else f"{kind}@{k}"
-        found = rank_metrics(scores, labels, offsets, metrics=[name], preset="torchmetrics")[name]
-        for q, (s, y) in enumerate(pairs(scores, labels, offsets)):
-            expected = float(function(torch.tensor(s), torch.tensor(y, dtype=torch.long), top_k=k))
-            assert float(found[q]) == pytest.approx(expected, rel=1e-5), (name, q)
+    for k in [1, 3, 10, None]:
+        scores, labels, offsets = lists(1, grades=2, ties=False)
+        scores = scores.exp()
+        functions = {
+            "map": torchmetrics_functional.retrieval_average_precision,
+            "mrr": torchmetrics_functional.retrieval_reciprocal_rank,
+            "precision": torchmetrics_functional.retrieval_precision,
+            "recall": torchmetrics_functional.retrieval_recall,
+        }
+        for kind, function in functions.items():
+            name = kind if k is None else f"{kind}@{k}"
+            found = rank_metrics(scores, labels, offsets, metrics=[name], preset="torchmetrics")[name]
+            for q, (s, y) in enumerate(pairs(scores, labels, offsets)):
+                expected = float(function(torch.tensor(s), torch.tensor(y, dtype=torch.long), top_k=k))
+                assert float(found[q]) == pytest.approx(expected, rel=1e-5), (name, q)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("preset", ["sklearn", "torchmetrics"])
-def test_averaged_ties_are_the_mean_over_all_orders(preset: str, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randint(-1, 2, (7,), generator=generator).double()
-    labels = torch.rand(7, generator=generator, dtype=torch.float64) * 3
-    for k in (1, 2, 4, None):
-        found = ndcg(scores, labels, torch.tensor([0, 7]), k=k, preset=preset)
-        expected = reference.mean_over_ties(
-            scores.tolist(), labels.tolist(), lambda best, k=k: reference.ndcg(best, k, reference.linear, 0)
-        )
-        assert float(found) == pytest.approx(expected, rel=1e-12)
+def test_averaged_ties_are_the_mean_over_all_orders() -> None:
+    for seed in SEEDS:
+        for preset in ["sklearn", "torchmetrics"]:
+            generator = torch.Generator().manual_seed(seed)
+            scores = torch.randint(-1, 2, (7,), generator=generator).double()
+            labels = torch.rand(7, generator=generator, dtype=torch.float64) * 3
+            for k in (1, 2, 4, None):
+                found = ndcg(scores, labels, torch.tensor([0, 7]), k=k, preset=preset)
+                expected = reference.mean_over_ties(
+                    scores.tolist(), labels.tolist(), lambda best, k=k: reference.ndcg(best, k, reference.linear, 0)
+                )
+                assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_catboost_rules(seed: int) -> None:
+def test_catboost_rules() -> None:
     """Linear gain, the lowest label of a tie first, 1 for a list without a relevant document."""
-    data = lists(seed)
-    for k in (1, 3, 10, None):
-        found = ndcg(*data, k=k, preset="catboost", reduction="none").tolist()
-        expected = [reference.ndcg(reference.worst_ties_first(s, y), k, reference.linear, 1.0) for s, y in pairs(*data)]
-        assert found == pytest.approx(expected, rel=1e-12)
+    for seed in SEEDS:
+        data = lists(seed)
+        for k in (1, 3, 10, None):
+            found = ndcg(*data, k=k, preset="catboost", reduction="none").tolist()
+            expected = [
+                reference.ndcg(reference.worst_ties_first(s, y), k, reference.linear, 1.0) for s, y in pairs(*data)
+            ]
+            assert found == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("preset", ["ranklib", "rax", "pytorchltr"])
-def test_ranklib_rax_pytorchltr_rules(preset: str, seed: int) -> None:
+def test_ranklib_rax_pytorchltr_rules() -> None:
     """2^y - 1, caller's order, 0 for a list without a relevant document."""
-    data = lists(seed)
-    for k in (1, 3, 10, None):
-        found = ndcg(*data, k=k, preset=preset, reduction="none").tolist()
-        best = [reference.best_first(s, y) for s, y in pairs(*data)]
-        assert found == pytest.approx([reference.ndcg(b, k, reference.exponential, 0.0) for b in best], rel=1e-12)
+    for seed in SEEDS:
+        for preset in ["ranklib", "rax", "pytorchltr"]:
+            data = lists(seed)
+            for k in (1, 3, 10, None):
+                found = ndcg(*data, k=k, preset=preset, reduction="none").tolist()
+                best = [reference.best_first(s, y) for s, y in pairs(*data)]
+                assert found == pytest.approx(
+                    [reference.ndcg(b, k, reference.exponential, 0.0) for b in best], rel=1e-12
+                )
 
 
 LETOR = {
@@ -215,21 +219,23 @@ LETOR = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("preset", LETOR)
-def test_letor_and_mslr_scripts(preset: str, seed: int) -> None:
-    gain, counts = LETOR[preset]
-    data = lists(seed, grades=len(gain))
-    best = [reference.best_first(s, y) for s, y in pairs(*data)]
-    found = rank_metrics(
-        *data, metrics=["map", *(f"{m}@{k}" for m in ("ndcg", "precision") for k in range(1, 11))], preset=preset
-    )
-    assert found["map"].tolist() == pytest.approx([reference.letor_map(b, counts) for b in best], rel=1e-12)
-    for k in range(1, 11):
-        expected = [reference.letor_ndcg(b, k, gain) for b in best]
-        assert found[f"ndcg@{k}"].tolist() == pytest.approx(expected, rel=1e-12)
-        expected = [reference.letor_precision(b, k, counts) for b in best]
-        assert found[f"precision@{k}"].tolist() == pytest.approx(expected, rel=1e-12)
+def test_letor_and_mslr_scripts() -> None:
+    for seed in SEEDS:
+        for preset in LETOR:
+            gain, counts = LETOR[preset]
+            data = lists(seed, grades=len(gain))
+            best = [reference.best_first(s, y) for s, y in pairs(*data)]
+            found = rank_metrics(
+                *data,
+                metrics=["map", *(f"{m}@{k}" for m in ("ndcg", "precision") for k in range(1, 11))],
+                preset=preset,
+            )
+            assert found["map"].tolist() == pytest.approx([reference.letor_map(b, counts) for b in best], rel=1e-12)
+            for k in range(1, 11):
+                expected = [reference.letor_ndcg(b, k, gain) for b in best]
+                assert found[f"ndcg@{k}"].tolist() == pytest.approx(expected, rel=1e-12)
+                expected = [reference.letor_precision(b, k, counts) for b in best]
+                assert found[f"precision@{k}"].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_letor_presets_know_the_highest_grade_for_err() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -14,19 +17,51 @@ from torch import Tensor, nn
 
 from lgmml_torch.checks import CheckpointError, LGMMLError, check_choice, check_shape, require
 from lgmml_torch.models.local_metrics import tensor_state
-from lgmml_torch.models.tree_files import check_content, file_kind, trees_of
 from lgmml_torch.ragged import RankingData
 
 KINDS = {"lightgbm": "LightGBM", "xgboost": "XGBoost"}
-EXTRA = "trees"
+_EXTRA = "trees"
+
+# Reads a model and scores some rows. XGBoost's model is written back as JSON.
+_TRIAL = """
+import importlib, sys
+import numpy as np
+library, content = importlib.import_module(sys.argv[1]), sys.stdin.buffer.read()
+if sys.argv[1] == "lightgbm":
+    booster = library.Booster(model_str=content.decode())
+    width, predict = booster.num_feature(), booster.predict
+else:
+    booster = library.Booster()
+    booster.load_model(bytearray(content))
+    width, predict = booster.num_features(), booster.inplace_predict
+rows = np.random.default_rng(0).normal(size=(8, 64, width)) * 10.0 ** np.arange(-3, 5)[:, None, None]
+predict(rows.reshape(-1, width).astype(np.float32))
+if sys.argv[1] == "xgboost":
+    sys.stdout.buffer.write(booster.save_raw("json"))
+"""
+_TRIAL_SECONDS = 300  # a damaged tree may lead in a circle
+
+
+def file_kind(content: bytes) -> str | None:
+    r"""``lightgbm`` (text), ``xgboost`` (JSON) or ``xgboost-ubj``; None for anything else.
+
+    >>> file_kind(b"tree\nversion=v4\n"), file_kind(b'{"learner": {}}'), file_kind(b"PK")
+    ('lightgbm', 'xgboost', None)
+    """
+    if content.startswith(b"tree\n"):
+        return "lightgbm"
+    if not content.startswith(b"{") or b"learner" not in content:
+        return None
+    if content[1:2] in (b'"', b" ", b"\n", b"\r", b"\t"):
+        return "xgboost"
+    return "xgboost-ubj"
 
 
 class TreeBase(nn.Module):
     """Boosted trees with a weight: together with ours, a score is ``own_weight``·own + ``weight``·theirs.
 
-    The trees are kept as the bytes of their file and read by their own library when they are first asked; a model that
-    has them can be loaded, copied and saved without it. Trees see raw features, with whatever stands in for missing
-    values, in the precision of the data.
+    The trees are kept as the bytes of their file and read by their own library at the first prediction. A model with
+    trees can be loaded, copied and saved without it. Trees see raw features in the precision of the data.
 
     Args:
         content: LightGBM's text, or XGBoost's JSON; see `read`.
@@ -49,24 +84,26 @@ class TreeBase(nn.Module):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """Take up a model file of LightGBM (text) or XGBoost (JSON, or UBJ, which is kept as JSON).
+        """Read a model file of LightGBM (text) or XGBoost (JSON, or UBJ, which is kept as JSON).
+
+        The library reads the file in a process of its own first: on some damaged files it would end this one.
 
         Raises:
-            CheckpointError: there is no such file, it is of another kind, or it is damaged.
-            MissingDependencyError: a UBJ file, and XGBoost is not installed.
+            CheckpointError: there is no such file, it is of another kind, or the library cannot read it.
+            MissingDependencyError: the library is not installed.
         """
         file = Path(path)
         if not file.is_file():
             raise CheckpointError(f"no model file at {file}")
         content = file.read_bytes()
-        if content.startswith(b"tree\r\n"):  # a copy that went through another system; sizes of trees count bytes
+        if content.startswith(b"tree\r\n"):  # copied from Windows; LightGBM counts the bytes of a tree
             content = content.replace(b"\r\n", b"\n")
         kind = file_kind(content)
         if kind is None:
             raise CheckpointError(f"{file} is neither LightGBM's text nor XGBoost's JSON or UBJ")
+        written = _try_out(content, kind.removesuffix("-ubj"), file)
         if kind == "xgboost-ubj":
-            kind, content = "xgboost", _as_json(content, str(file))
-        check_content(content, kind, str(file))
+            kind, content = "xgboost", written
         return cls(content, kind=kind)
 
     @property
@@ -76,8 +113,8 @@ class TreeBase(nn.Module):
 
     @property
     def needs(self) -> str:
-        """What must be installed for these trees to be asked."""
-        return f"{self.kind} (pip install 'lgmml-torch[{EXTRA}]')"
+        """What must be installed to evaluate these trees."""
+        return f"{self.kind} (pip install 'lgmml-torch[{_EXTRA}]')"
 
     @property
     def num_features(self) -> int:
@@ -103,13 +140,12 @@ class TreeBase(nn.Module):
         if trees.num_features != num_features:
             raise LGMMLError(f"the {self.title} model has {trees.num_features} features, the data has {num_features}")
         if trees.names is not None and feature_names is not None:
-            pairs = zip(trees.names, feature_names, strict=True)
-            wrong = next(((a, b) for a, b in pairs if _plain(a) != _plain(b)), None)
-            if wrong is not None:
-                raise LGMMLError(
-                    f"the {self.title} model must have the features of the data, in their order, got {wrong[0]!r} "
-                    f"where the data has {wrong[1]!r}"
-                )
+            for theirs, ours in zip(trees.names, feature_names, strict=True):
+                if _plain(theirs) != _plain(ours):
+                    raise LGMMLError(
+                        f"the {self.title} model must have the features of the data, in their order, got {theirs!r} "
+                        f"where the data has {ours!r}"
+                    )
 
     @torch.no_grad()
     def predict(
@@ -126,8 +162,9 @@ class TreeBase(nn.Module):
         check_shape("features", features, (None, trees.num_features))
         if not len(features):
             return torch.zeros(0, dtype=torch.float64, device="cpu")
-        wide = features if features.dtype in (torch.float32, torch.float64) else features.float()
-        found = np.asarray(trees.predict(wide.detach().cpu().contiguous().numpy()), dtype=np.float64)
+        if features.dtype not in (torch.float32, torch.float64):
+            features = features.float()
+        found = np.asarray(trees.predict(features.detach().cpu().contiguous().numpy()), dtype=np.float64)
         if found.shape != (len(features),):
             raise LGMMLError(f"the {self.title} model must give one score for a document, got {found.shape[-1]}")
         return torch.from_numpy(found)
@@ -137,7 +174,7 @@ class TreeBase(nn.Module):
         own: Tensor,  # (N,)
         data: RankingData,
     ) -> Tensor:  # (N,)
-        """``own_weight``·own + ``weight``·theirs, in the precision of ``own``; trees without weight are not asked."""
+        """``own_weight``·own + ``weight``·theirs, in the precision of ``own``; trees of weight 0 are not evaluated."""
         total = self.own_weight * own.double()
         if self.weight > 0:
             self._check_features(data.num_features, data.feature_names)
@@ -158,9 +195,8 @@ class TreeBase(nn.Module):
         if self._kept is None or self._kept[0] != state:
             library = _library(self.kind)
             content = self.content.cpu().numpy().tobytes()
-            check_content(content, self.kind, f"the {self.title} model")
-            trees = (_LightGBM if self.kind == "lightgbm" else _XGBoost)(library, content)
-            self._kept = (state, trees, self.content)
+            readers: dict[str, Callable[[Any, bytes], _Trees]] = {"lightgbm": _LightGBM, "xgboost": _XGBoost}
+            self._kept = (state, readers[self.kind](library, content), self.content)
         return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,7 +204,7 @@ class TreeBase(nn.Module):
 
 
 class _Trees(Protocol):
-    """What either library reads out of a file."""
+    """A model as either library has read it."""
 
     num_features: int
     names: list[str] | None
@@ -179,9 +215,9 @@ class _Trees(Protocol):
 class _LightGBM:
     def __init__(self, library: Any, content: bytes) -> None:
         try:
-            self.booster = library.Booster(model_str=trees_of(content).decode())
+            self.booster = library.Booster(model_str=content.decode())
         except (library.basic.LightGBMError, ValueError) as error:
-            raise _unreadable("LightGBM", error) from error
+            raise _unreadable("the LightGBM model", "LightGBM", str(error)) from error
         self.num_features: int = self.booster.num_feature()
         self.names = _given(self.booster.feature_name(), "Column_")
 
@@ -197,11 +233,13 @@ class _XGBoost:
         try:
             self.booster.load_model(bytearray(content))
         except (library.core.XGBoostError, ValueError) as error:
-            raise _unreadable("XGBoost", error) from error
+            raise _unreadable("the XGBoost model", "XGBoost", str(error)) from error
         self.num_features: int = self.booster.num_features()
         self.names = _given(self.booster.feature_names or [], "f")
         best = self.booster.attr("best_iteration")
-        self.rounds = (0, 0) if best is None else (0, int(best) + 1)
+        self.rounds = (0, 0)  # all of them
+        if best is not None:
+            self.rounds = (0, int(best) + 1)
 
     def predict(self, features: NDArray[Any]) -> Any:
         self.booster.set_param({"nthread": torch.get_num_threads()})
@@ -210,25 +248,48 @@ class _XGBoost:
         )
 
 
-def _as_json(content: bytes, name: str) -> bytes:
-    """Only JSON can be looked through before the library reads it, which every later reading then does."""
-    library = _library("xgboost")
-    booster = library.Booster()
+def _try_out(content: bytes, kind: str, file: Path) -> bytes:
+    """Let the library read a model and score some rows in a child process; the model as XGBoost writes it.
+
+    Raises:
+        CheckpointError: the library refused the model, or ended or blocked the process.
+    """
+    _library(kind)
+    if kind == "lightgbm":
+        _check_text(content, file)
+    command = [sys.executable, "-P", "-c", _TRIAL, kind]
     try:
-        booster.load_model(bytearray(content))
-        return bytes(booster.save_raw("json"))
-    except (library.core.XGBoostError, ValueError) as error:
-        raise _unreadable("XGBoost", error, name) from error
+        trial = subprocess.run(command, input=content, capture_output=True, timeout=_TRIAL_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise CheckpointError(f"{file} cannot be used: {KINDS[kind]} does not come to an end with it") from None
+    if trial.returncode == 0:
+        return trial.stdout
+    errors = trial.stderr.decode(errors="replace").strip().splitlines()
+    named = [line for line in errors if line.startswith(kind)]
+    reason = (named or errors or [""])[-1]
+    if trial.returncode < 0:
+        reason = f"the process ended with signal {-trial.returncode}"
+    raise _unreadable(str(file), KINDS[kind], reason)
 
 
-def _unreadable(title: str, error: Exception, name: str | None = None) -> CheckpointError:
-    first = " ".join(str(error).split("Stack trace")[0].split())
-    return CheckpointError(f"{name or f'the {title} model'} cannot be used: {title} cannot read it ({first[:200]})")
+def _check_text(content: bytes, file: Path) -> None:
+    """Require what LightGBM's reader does not look for: all trees, and categories with the numbers of the data."""
+    if b"\nend of trees" not in content:
+        raise CheckpointError(f"{file} cannot be used: it is cut short, the end of its trees is missing")
+    _, mark, rest = content.rpartition(b"\npandas_categorical:")
+    if mark and rest.strip() not in (b"null", b"[]"):
+        raise CheckpointError(f"{file} cannot be used: its categories were numbered by pandas; train it on numbers")
+
+
+def _unreadable(name: str, title: str, reason: str) -> CheckpointError:
+    return CheckpointError(f"{name} cannot be used: {title} cannot read it ({' '.join(reason.split())[:200]})")
 
 
 def _given(names: list[str], prefix: str) -> list[str] | None:
     """The names, unless the library made them up."""
-    return None if names == [f"{prefix}{number}" for number in range(len(names))] else names
+    if names == [f"{prefix}{number}" for number in range(len(names))]:
+        return None
+    return names
 
 
 def _plain(name: str) -> str:
@@ -237,4 +298,4 @@ def _plain(name: str) -> str:
 
 
 def _library(kind: str) -> Any:
-    return require(kind, f"because the model adds to a {KINDS[kind]} model", EXTRA)
+    return require(kind, f"because the model adds to a {KINDS[kind]} model", _EXTRA)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pickle
 from copy import deepcopy
@@ -19,7 +18,7 @@ from lgmml_torch.checks import CheckpointError, LGMMLError, MissingDependencyErr
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.export import export_onnx
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.models.tree_base import TreeBase
+from lgmml_torch.models.trees import TreeBase, file_kind
 from lgmml_torch.ragged import RankingData
 from tests.doors import FEATURES, small_data, small_model
 
@@ -67,162 +66,83 @@ def with_base(file: Path, *, weight: float = 0.75, own_weight: float = 2.0, **op
     return model
 
 
-class TestReading:
-    def test_lightgbm_is_recognised_and_predicts_as_the_library_does(self, lightgbm_file: Path) -> None:
-        base, data = TreeBase.read(lightgbm_file), small_data(seed=2)
-        booster = importlib.import_module("lightgbm").Booster(model_file=lightgbm_file)
-        assert (base.kind, base.title) == ("lightgbm", "LightGBM")
-        assert base.content.numpy().tobytes() == lightgbm_file.read_bytes()
+def test_predictions_are_those_of_the_library(lightgbm_file: Path, tmp_path: Path) -> None:
+    data = small_data(60, seed=9)
+    binary = data.replace(labels=(data.labels > 0).float())
+    boosters = [lightgbm_booster(), lightgbm_booster(binary, objective="regression", linear_tree=True)]
+    for booster in boosters:
+        booster.save_model(tmp_path / "m.txt")
+        base = TreeBase.read(tmp_path / "m.txt")
+        assert (base.kind, base.title, base.num_features) == ("lightgbm", "LightGBM", FEATURES)
+        assert base.content.numpy().tobytes() == (tmp_path / "m.txt").read_bytes()
         found = base.predict(data.features)
         np.testing.assert_array_equal(found.numpy(), booster.predict(data.features.numpy(), raw_score=True))
-        assert found.dtype == torch.float64
-        assert base.predict(data.features[:0]).shape == (0,)
+    rows = data.features.half()  # features in other precisions are widened, and no documents are no scores
+    wide = boosters[1].predict(rows.float().numpy(), raw_score=True)
+    np.testing.assert_array_equal(base.predict(rows).numpy(), wide)
+    assert base.predict(data.features.double()).dtype == torch.float64
+    assert base.predict(data.features[:0]).shape == (0,)
+    (tmp_path / "m.txt").write_bytes(lightgbm_file.read_bytes().replace(b"\n", b"\r\n"))
+    expected = TreeBase.read(lightgbm_file).predict(data.features)
+    assert torch.equal(TreeBase.read(tmp_path / "m.txt").predict(data.features), expected)
 
-    @pytest.mark.parametrize("ending", ["json", "ubj"])
-    def test_xgboost_is_recognised_and_predicts_as_the_library_does(self, ending: str, tmp_path: Path) -> None:
-        booster, data = xgboost_booster(), small_data(seed=2)
+
+@pytest.mark.parametrize("ending", ["json", "ubj"])
+def test_predictions_of_xgboost_stop_at_the_best_iteration(ending: str, tmp_path: Path) -> None:
+    booster, data = xgboost_booster(6), small_data(seed=2)
+    for rounds in ((0, 0), (0, 2)):
+        if rounds[1]:
+            booster.set_attr(best_iteration=str(rounds[1] - 1))
         booster.save_model(tmp_path / f"m.{ending}")
         base = TreeBase.read(tmp_path / f"m.{ending}")
-        assert (base.kind, base.title) == ("xgboost", "XGBoost")
-        expected = booster.inplace_predict(data.features.numpy(), predict_type="margin")
+        assert (base.kind, base.title, base.num_features) == ("xgboost", "XGBoost", FEATURES)
+        expected = booster.inplace_predict(data.features.numpy(), iteration_range=rounds, predict_type="margin")
         np.testing.assert_array_equal(base.predict(data.features).numpy(), expected.astype(np.float64))
 
-    @pytest.mark.parametrize(
-        "params",
-        [{"objective": "binary"}, {"objective": "regression", "linear_tree": True},
-         {"objective": "binary", "boosting": "rf", "bagging_freq": 1, "bagging_fraction": 0.5}],
-        ids=["margin", "linear", "forest"],
-    )  # fmt: skip
-    def test_other_kinds_of_lightgbm_trees(self, params: dict[str, Any], tmp_path: Path) -> None:
-        data = small_data(60, seed=9)
-        booster = lightgbm_booster(data.replace(labels=(data.labels > 0).float()), **params)
-        booster.save_model(tmp_path / "m.txt")
-        found = TreeBase.read(tmp_path / "m.txt").predict(data.features)
-        np.testing.assert_array_equal(found.numpy(), booster.predict(data.features.numpy(), raw_score=True))
 
-    def test_trees_after_the_best_iteration_are_left_out(self, tmp_path: Path) -> None:
-        booster, data = xgboost_booster(6), small_data(seed=2)
-        booster.set_attr(best_iteration="1")
-        booster.save_model(tmp_path / "m.json")
-        expected = booster.inplace_predict(data.features.numpy(), iteration_range=(0, 2), predict_type="margin")
-        found = TreeBase.read(tmp_path / "m.json").predict(data.features)
-        np.testing.assert_array_equal(found.numpy(), expected.astype(np.float64))
-
-    def test_lines_may_end_as_on_other_systems(self, lightgbm_file: Path, tmp_path: Path) -> None:
-        (tmp_path / "m.txt").write_bytes(lightgbm_file.read_bytes().replace(b"\n", b"\r\n"))
-        base, data = TreeBase.read(tmp_path / "m.txt"), small_data()
-        assert torch.equal(base.predict(data.features), TreeBase.read(lightgbm_file).predict(data.features))
-
-    def test_other_files_are_refused(self, tmp_path: Path) -> None:
-        file = tmp_path / "m"
-        with pytest.raises(CheckpointError, match=r"^no model file at "):
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "m"
+    with pytest.raises(CheckpointError, match=r"^no model file at "):
+        TreeBase.read(file)
+    small_model().save(tmp_path / "ours.safetensors")
+    ours = (tmp_path / "ours.safetensors").read_bytes()
+    for content in (b"", b"junk", b"{}", b"trees\n", b"[1]", ours, bytes(100), pickle.dumps({"learner": 1})):
+        file.write_bytes(content)
+        assert file_kind(content) is None
+        with pytest.raises(CheckpointError, match=r"is neither LightGBM's text nor XGBoost's JSON or UBJ$"):
             TreeBase.read(file)
-        small_model().save(tmp_path / "ours.safetensors")
-        contents = [b"", b"junk", b"{}", b"trees\n", b"[1]", (tmp_path / "ours.safetensors").read_bytes(), bytes(100)]
-        for content in contents:
-            file.write_bytes(content)
-            with pytest.raises(CheckpointError, match=r"is neither LightGBM's text nor XGBoost's JSON or UBJ$"):
-                TreeBase.read(file)
-
-    def test_a_pickle_is_never_opened(self, tmp_path: Path) -> None:
-        (tmp_path / "m.pkl").write_bytes(pickle.dumps({"learner": 1}))
-        with pytest.raises(CheckpointError, match="is neither"):
-            TreeBase.read(tmp_path / "m.pkl")
+    kinds = [file_kind(start + b'"learner"') for start in (b"{ ", b"{\n", b"{\r", b"{\t", b"{L")]
+    assert kinds == ["xgboost"] * 4 + ["xgboost-ubj"]
 
 
-class TestDamage:
-    """LightGBM ends the process on many of these, so a refusal here is what keeps the test running."""
-
-    def test_a_cut_file(self, lightgbm_file: Path, tmp_path: Path) -> None:
-        whole, file = lightgbm_file.read_bytes(), tmp_path / "m.txt"
-        end = whole.index(b"end of trees")
-        for length in [5, 40, 200, *range(300, end, 97), end, end + 3]:
-            file.write_bytes(whole[:length])
-            with pytest.raises(CheckpointError, match=r"m\.txt cannot be used: "):
-                TreeBase.read(file)
-        expected = TreeBase.read(lightgbm_file).predict(small_data().features)
-        for length in range(end + 13, len(whole), 301):  # only notes about the training are gone
-            file.write_bytes(whole[:length])
-            assert torch.equal(TreeBase.read(file).predict(small_data().features), expected)
-
-    @pytest.mark.parametrize(
-        ("old", "new", "message"),
-        [
-            (b"left_child=", b"left_child=9", "a branch that leads nowhere"),
-            (b"right_child=", b"right_child=-9", "a branch that leads nowhere"),
-            (b"split_feature=", b"split_feature=7", "a feature beyond its 5"),
-            (b"leaf_value=", b"leaf_value=x", "it is damaged"),
-            (b"leaf_value=", b"leaf_value=1 ", "`leaf_value` of a tree is not complete"),
-            (b"num_leaves=5", b"num_leaves=6", "is not complete"),
-            (b"decision_type=2", b"decision_type=3", "categories that are not there"),
-            (b"leaf_count=", b"\nleaf_count=", "lines that say nothing"),
-            (b"Tree=1", b"Tree=2", "tree 2 of 4 is cut short"),
-            (b"max_feature_idx=4", b"max_feature_idx=5", "`feature_names` is not one for each of 6 features"),
-            (b"end of trees", b"end of tree", "the end of its trees is missing"),
-            (b"pandas_categorical:null", b"pandas_categorical:[[1]]", "its categories were numbered by pandas"),
-        ],
-    )
-    def test_a_changed_lightgbm_file(
-        self, old: bytes, new: bytes, message: str, lightgbm_file: Path, tmp_path: Path
-    ) -> None:
-        whole = lightgbm_file.read_bytes()
-        assert old in whole
-        first = whole.index(b"Tree=0\n")
-        size = int(whole.partition(b"tree_sizes=")[2].split()[0])
-        changed = whole.replace(old, new, 1)
-        if first < whole.index(old) < first + size:  # sizes still fit: what is inside must be looked at
-            changed = changed.replace(b"tree_sizes=%d " % size, b"tree_sizes=%d " % (size + len(new) - len(old)), 1)
-        (tmp_path / "m.txt").write_bytes(changed)
-        with pytest.raises(CheckpointError, match=message):
+def test_a_file_the_library_cannot_read_is_refused(lightgbm_file: Path, xgboost_file: Path, tmp_path: Path) -> None:
+    text, whole = lightgbm_file.read_bytes(), xgboost_file.read_bytes()
+    cases = [
+        (text[: text.index(b"end of trees")], "it is cut short, the end of its trees is missing"),
+        (text.replace(b"num_leaves=5", b"num_leaves=x"), "LightGBM cannot read it"),
+        (text.replace(b"tree_sizes=", b"tree_sizes=9"), "LightGBM cannot read it"),
+        (
+            text.replace(b"pandas_categorical:null", b"pandas_categorical:[[1]]"),
+            "its categories were numbered by pandas",
+        ),
+        (whole[: len(whole) // 2], r"XGBoost cannot read it \(xgboost.core.XGBoostError: "),
+        (whole.replace(b'"num_nodes":"', b'"num_nodes":"x'), "XGBoost cannot read it"),
+    ]
+    for content, message in cases:
+        assert content not in (text, whole)
+        (tmp_path / "m.txt").write_bytes(content)
+        with pytest.raises(CheckpointError, match=f"m.txt cannot be used: {message}") as caught:
             TreeBase.read(tmp_path / "m.txt")
+        assert "\n" not in str(caught.value)
 
-    @pytest.mark.parametrize(
-        ("place", "value", "message"),
-        [
-            (("left_children", 0), 99, "leads nowhere"),
-            (("right_children", 0), 0, "leads back"),
-            (("split_indices", 0), 5, "a feature beyond its 5"),
-            (("split_conditions",), [], "a tree is not complete"),
-            (("split_type", 0), 1, "its categories do not fit"),
-            (("tree_param", "num_nodes"), "x", "it is damaged"),
-            (("parents",), None, "it is damaged"),
-        ],
-    )
-    def test_a_changed_xgboost_file(
-        self, place: tuple[Any, ...], value: Any, message: str, xgboost_file: Path, tmp_path: Path
-    ) -> None:
-        content = json.loads(xgboost_file.read_bytes())
-        part = content["learner"]["gradient_booster"]["model"]["trees"][1]
-        for key in place[:-1]:
-            part = part[key]
-        part[place[-1]] = value
-        (tmp_path / "m.json").write_text(json.dumps(content))
-        with pytest.raises(CheckpointError, match=f"m.json cannot be used: .*{message}"):
-            TreeBase.read(tmp_path / "m.json")
 
-    @pytest.mark.parametrize("ending", ["json", "ubj"])
-    def test_a_cut_xgboost_file(self, ending: str, tmp_path: Path) -> None:
-        file = tmp_path / f"m.{ending}"
-        xgboost_booster().save_model(file)
-        whole = file.read_bytes()
-        for length in (30, len(whole) // 2, len(whole) - 1):
-            file.write_bytes(whole[:length])
-            with pytest.raises(CheckpointError, match="cannot be used: ") as caught:
-                TreeBase.read(file)
-            assert "\n" not in str(caught.value)
-
-    def test_trees_are_what_is_asked_for(self, xgboost_file: Path, tmp_path: Path) -> None:
-        (tmp_path / "m.json").write_bytes(xgboost_file.read_bytes().replace(b'"gbtree"', b'"gblinear"'))
-        with pytest.raises(CheckpointError, match="it has no trees but is of the kind 'gblinear'"):
-            TreeBase.read(tmp_path / "m.json")
-
-    def test_a_damaged_part_of_our_own_file(self, lightgbm_file: Path, tmp_path: Path) -> None:
-        model = with_base(lightgbm_file)
+def test_damage_inside_our_own_file_is_named(lightgbm_file: Path, xgboost_file: Path) -> None:
+    for file, title in ((lightgbm_file, "LightGBM"), (xgboost_file, "XGBoost")):
+        model = with_base(file)
         assert model.base is not None
-        model.base.content[500:520] = ord("x")
-        model.save(tmp_path / "m.safetensors")
-        with pytest.raises(CheckpointError, match="the LightGBM model cannot be used"):
-            LGMML.load(tmp_path / "m.safetensors").score(small_data())
+        model.base.content[:50] = ord("x")
+        with pytest.raises(CheckpointError, match=f"^the {title} model cannot be used: {title} cannot read it"):
+            model.score(small_data())
 
 
 class TestChecks:
@@ -263,8 +183,12 @@ class TestChecks:
 
     def test_weights_must_be_weights(self) -> None:
         for value in (-0.1, float("nan"), float("inf")):
-            with pytest.raises(LGMMLError, match="`weight` must be at least 0 and finite"):
-                TreeBase(b"", kind="lightgbm", weight=value)
+            for name in ("weight", "own_weight"):
+                with pytest.raises(LGMMLError, match=f"`{name}` must be at least 0 and finite"):
+                    TreeBase(b"", kind="lightgbm", **{name: value})
+        assert TreeBase(b"abc", kind="lightgbm", weight=0).spec() == {
+            "kind": "lightgbm", "size": 3, "weight": 0.0, "own_weight": 1.0
+        }  # fmt: skip
         with pytest.raises(LGMMLError, match="`kind` must be one of 'lightgbm', 'xgboost'"):
             TreeBase(b"", kind="catboost")
 
@@ -287,8 +211,7 @@ class TestChecks:
 
 
 class TestTogether:
-    @pytest.mark.parametrize("mode", ["shared", "per_query", "amortized"])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize(("mode", "dtype"), [("shared", torch.float32), ("per_query", torch.float64)])
     def test_the_score_is_the_weighted_sum(self, mode: str, dtype: torch.dtype, lightgbm_file: Path) -> None:
         model, data = with_base(lightgbm_file, mode=mode, dtype=dtype), small_data(seed=3)
         assert model.base is not None
@@ -297,10 +220,6 @@ class TestTogether:
         assert model.score(data).dtype == dtype
         assert torch.equal(model.score(data), expected.to(dtype))
         assert torch.equal(model.score(data, alone=True), small_model(mode=mode, dtype=dtype).score(data))
-
-    def test_training_does_without_it(self, lightgbm_file: Path) -> None:
-        model, data = with_base(lightgbm_file), small_data()
-        assert torch.equal(model(data.features, data.offsets), small_model()(data.features, data.offsets))
 
     @pytest.mark.parametrize("library", ["lightgbm", "xgboost"])
     def test_one_file_holds_both(self, library: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -311,12 +230,6 @@ class TestTogether:
         assert again.base is not None
         assert (again.base.kind, again.base.weight, again.base.own_weight) == (library, 0.75, 2.0)
         assert json.dumps(again.spec()["base"]) == json.dumps(model.spec()["base"])
-
-    def test_a_model_without_says_nothing_of_it(self, tmp_path: Path) -> None:
-        model = small_model()
-        assert "base" not in model.spec()
-        model.save(tmp_path / "m.safetensors")
-        assert LGMML.load(tmp_path / "m.safetensors").base is None
 
     def test_copies_and_pickles_keep_it(self, lightgbm_file: Path) -> None:
         model, data = with_base(lightgbm_file), small_data()
@@ -372,15 +285,3 @@ class TestTogether:
         model = with_base(lightgbm_file)
         with pytest.raises(LGMMLError, match="`model` must not add to a LightGBM model to be exported"):
             export_onnx(model, tmp_path / "m.onnx")
-        with pytest.raises(LGMMLError, match="`model` must not add to a LightGBM model to be compressed"):
-            model.compress(0.1, small_data())
-
-    def test_no_operation_assumes_a_device(self, lightgbm_file: Path) -> None:
-        model, data = with_base(lightgbm_file), small_data()
-        expected = model.score(data)
-        with torch.device("meta"):
-            assert torch.equal(model.score(data), expected)
-            base = TreeBase.read(lightgbm_file)
-            base.check(FEATURES)
-        assert model.base is not None
-        assert torch.equal(base.predict(data.features), model.base.predict(data.features))
