@@ -156,16 +156,6 @@ def of_each(value: Any) -> list[Any]:
     return told
 
 
-def moments_of_all(
-    values: Tensor,  # (n, C) of this process
-) -> tuple[Tensor, Tensor]:  # (C,) each
-    """Mean and standard deviation over the rows of all processes."""
-    wide = values.double()
-    count = combined(torch.tensor(float(len(values)), dtype=torch.float64, device=values.device), "sum")
-    mean = combined(wide.sum(0), "sum") / count
-    return mean.to(values.dtype), (combined((wide - mean).square().sum(0), "sum") / count).sqrt().to(values.dtype)
-
-
 def combined(values: Tensor, how: str) -> Tensor:
     """The sum ("sum"), or the least or largest ("min", "max"), of what the processes have, in place."""
     if place()[1] > 1:
@@ -281,6 +271,11 @@ class Spread:
     ) -> Tensor:  # (Q, ...)
         """One value for every list of the set, on every process."""
         return self.exchange(values, self.owner)
+
+    def all_ids(self, ids: Sequence[Any]) -> tuple[Any, ...]:
+        """The id of every list of the set, of which this process has those of its own lists."""
+        each = [iter(part) for part in of_each(list(ids))]
+        return tuple([next(each[rank]) for rank in self.owner.tolist()])
 
     def collect(
         self,

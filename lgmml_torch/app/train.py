@@ -45,6 +45,7 @@ from lgmml_torch.evaluation.tables import OWN_LABELS
 from lgmml_torch.fitting.bank import trains_metrics
 from lgmml_torch.functional.combine import combination_weights
 from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.tree_base import TreeBase
@@ -116,7 +117,7 @@ def train(
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
     evaluations = evaluate_run(cfg, trained.model, prepared, base)
-    model = trained.whole_model(folder)
+    model = trained.model
     if not first:
         return None
     clock.lap("evaluation")
@@ -270,7 +271,7 @@ def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBa
     found = [seen if base is None else joint(seen)]
     for name in ("valid", "test"):
         if name in splits:
-            policies = model.phi.policies_here if cfg.evaluation.all_policies else (model.phi.policy,)
+            policies = POLICIES[model.phi.mode] if cfg.evaluation.all_policies else (model.phi.policy,)
             unseen = f"{name}: unseen queries"
             there = [evaluate(model, splits[name], split=unseen, policy=policy, **options) for policy in policies]
             found += there if base is None else beside_each_alone(there, model, base, splits[name], options)

@@ -48,7 +48,7 @@ class TrainingBatch(NamedTuple):
 
     Attributes:
         rows: ``(M,)`` documents the batch needs, as rows of the training data.
-        lists: ``(B,)`` the query of each list.
+        lists: ``(B,)`` the query of each list, numbered in the whole training data.
         list_offsets: ``(B+1,)`` where each list stands in ``rows``.
         list_weights: ``(B,)`` of the queries.
         labels: ``(M,)``.
@@ -211,7 +211,8 @@ class TrainingBatches(Dataset[TrainingBatch]):
 
     def _lists(self, chosen: Tensor, generator: torch.Generator) -> TrainingBatch:
         own = self._own(chosen)
-        lists = chosen[own] if self.spread is None else torch.searchsorted(self.spread.own, chosen[own])
+        queries = chosen[own]
+        lists = queries if self.spread is None else torch.searchsorted(self.spread.own, queries)
         counts = self.num_positives[chosen] * self.draws
         most = int(self.most_negatives[chosen].max()) if len(chosen) and self.draws else 0
         among = Among(own.repeat_interleave(counts).nonzero()[:, 0], int(counts.sum()), most)
@@ -226,7 +227,7 @@ class TrainingBatches(Dataset[TrainingBatch]):
         sizes = self.sizes[chosen]
         return TrainingBatch(
             rows,
-            lists,
+            queries,
             list_offsets,
             weights,
             self.labels[rows],

@@ -140,7 +140,7 @@ class Story(Callback):
         seconds = max(time.perf_counter() - self._started, 1e-9)
         pl_module.log("train/tuples_per_second", self._tuples / seconds, reduce_fx="sum", sync_dist=True)
         rows = cast(LGMMLModule, pl_module).model.phi
-        phi = (rows.table.weight if len(rows.table.weight) else rows.mean_row()).detach()
+        phi = rows.table.weight.detach()
         pl_module.log("phi/share_zero", (phi == 0).float().mean(), sync_dist=True)
         pl_module.log("phi/mean", phi.mean(), sync_dist=True)
         self._steps[trainer.current_epoch + 1] = trainer.global_step

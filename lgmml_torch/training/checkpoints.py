@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
 
+from lgmml_torch.checks import CheckpointError
 from lgmml_torch.models.storage import load_checkpoint, write_checkpoint
 
 
@@ -30,7 +31,10 @@ class CheckpointFiles(CheckpointIO):
         Raises:
             CheckpointError: it is missing, foreign, damaged or newer than this release.
         """
-        return load_checkpoint(path)
+        content = load_checkpoint(path)
+        if "rows" in content:
+            raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
+        return content
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove one."""

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from lgmml_torch import distributed
-from lgmml_torch.files import sweep
+from lgmml_torch.files import sweep, write_bytes
 from lgmml_torch.functional.positions import bias_of
 from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.functional.ranking.measures import mean_measure
@@ -14,7 +14,6 @@ from lgmml_torch.models.storage import load_checkpoint, read_model
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import KeepCheckpoints, check_same_run, run_of
 from lgmml_torch.training.module import LGMMLModule
-from lgmml_torch.training.rows import copy_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -31,23 +30,18 @@ def bring_best(resume: Path, best_file: Path) -> None:
         earlier = resume
     check_same_run(earlier, run_of(resume))
     if earlier != best_file:
-        copy_checkpoint(earlier, best_file)
+        write_bytes(best_file, earlier.read_bytes())
 
 
 def take_kept(module: LGMMLModule, file: Path, run: str) -> None:
     """Give all processes the weights of a checkpoint; only the first one needs to see it."""
-    own = {} if module.rows is None else module.rows.read(file)
     model = module.model
     if file.exists() or distributed.place()[0] == 0:
         check_same_run(file, run)
-        model.load_state_dict(read_model(file)[1] | own)
+        model.load_state_dict(read_model(file)[1])
         if module.position_bias is not None:
             module.position_bias.data.copy_(load_checkpoint(file)["state_dict"]["position_bias"])
-    else:
-        model.load_state_dict(own, strict=False)
-    state = model.state_dict()
-    distributed.copy_of_first(state if module.rows is None else module.rows.shared(state))
-    module.agree_on_rows()
+    distributed.copy_of_first(model.state_dict())
 
 
 def keep_start(module: LGMMLModule, keeper: KeepCheckpoints, valid: RankingData | None, measure: Measure) -> None:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from pytorch_lightning.strategies import DDPStrategy
 
 from lgmml_torch import distributed
 
@@ -67,4 +68,5 @@ def trainer_settings() -> dict[str, Any]:
     if not distributed.joined():
         return {}
     size = distributed.place()[1]
-    return {"strategy": "ddp", "devices": local_size(), "num_nodes": size // local_size(), "plugins": [Joined()]}
+    strategy = DDPStrategy(broadcast_buffers=False)  # they are equal from the start
+    return {"strategy": strategy, "devices": local_size(), "num_nodes": size // local_size(), "plugins": [Joined()]}

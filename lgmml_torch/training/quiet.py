@@ -35,4 +35,5 @@ def quiet_lightning() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
         warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
         warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
         yield

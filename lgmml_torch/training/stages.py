@@ -60,7 +60,6 @@ from lgmml_torch.training.module import (
 )
 from lgmml_torch.training.processes import trainer_settings
 from lgmml_torch.training.quiet import QUIET, quiet_lightning
-from lgmml_torch.training.rows import OwnRows, OwnRowsFiles, OwnRowsStrategy
 from lgmml_torch.training.start import Start
 from lgmml_torch.training.step_size import StepSize
 from lgmml_torch.training.unfinished import Unfinished
@@ -70,6 +69,7 @@ log = logging.getLogger(__name__)
 
 MakePhi = Callable[..., Phi]
 KEPT = ("best", "last")
+_LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
 USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
 
@@ -183,16 +183,23 @@ class Prepared:
     encoder: CategoryEncoder | None = None
 
     def model(self, make_phi: MakePhi) -> LGMML:
-        """A ranker with fresh weights: the bank's own Φ₀ where it has one."""
-        train = self.splits["train"]
+        """A ranker with fresh weights: the bank's own Φ₀ where it has one.
+
+        Raises:
+            ConfigError: weights for each query of data that processes share are too large for every process.
+        """
+        train, metrics = self.splits["train"], self.bank.metrics
+        queries, qids = len(train.all_sizes), train.qids
+        if train.spread is not None and distributed.place()[1] > 1:
+            row = _row_bytes(make_phi(1, metrics.num_metrics))
+            if row * queries > _LARGEST_PHI:
+                raise ConfigError(
+                    f"Φ of {queries:,} queries takes {row * queries / 2**30:.1f} GiB on every process, more than "
+                    f"{_LARGEST_PHI / 2**30:g} GiB; use phi=shared"
+                )
+            qids = train.spread.all_ids(qids) if row else ()
         start = {} if self.bank.phi is None else {"init": self.bank.phi}
-        phi = make_phi(train.num_queries, self.bank.metrics.num_metrics, **start)
-        elsewhere = train.spread is not None and distributed.place()[1] > 1
-        if elsewhere and phi.policy == "knn":
-            raise ConfigError("`phi.policy` 'knn' needs all training queries in one process; 'mean' and 'ones' do not")
-        if elsewhere and not phi.rows_by_query:
-            phi.num_queries = len(train.all_sizes)
-        metrics = self.bank.metrics
+        phi = make_phi(queries, metrics.num_metrics, **start)
         if self.bank.trained:  # on a copy: the bank may be the start of several models
             metrics = deepcopy(metrics)
             metrics.train_metrics_()
@@ -201,7 +208,7 @@ class Prepared:
             metrics,
             phi,
             kernel=self.bank.kernel,
-            qids=() if elsewhere and not phi.rows_by_query else train.qids,
+            qids=qids,
             feature_names=train.feature_names,
             encoder=self.encoder,
         )
@@ -224,19 +231,20 @@ class Trained:
 
     @property
     def model(self) -> LGMML:
-        """The ranker; of several processes that share the training queries, each has the rows of its own."""
+        """The ranker."""
         return self.module.model
-
-    def whole_model(self, folder: Path) -> LGMML:
-        """The ranker with the rows of all queries on the first process; ``folder`` has room for them."""
-        rows = self.module.rows
-        return self.model if rows is None else rows.whole(self.model, folder)
 
     @property
     def position_bias(self) -> dict[int, float] | None:
         """What being shown at each position added to a score in training; None without positions."""
         bias = self.module.position_bias
         return None if bias is None else position_curve(bias, self.module.data_of("train"))
+
+
+def _row_bytes(phi: Phi) -> int:
+    """Bytes that a training query adds to Φ."""
+    state = phi.state_dict()
+    return sum(state[name].nbytes for name in phi.rows_by_query)
 
 
 def rehearse(recipe: Recipe) -> None:
@@ -369,7 +377,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     if around.resume is not None:
         bring_best(around.resume, keeper.best_file)
     with quiet_lightning(), telling_loader_failures():
-        lightning = make_trainer(around, keeper, module.rows, validated="valid" in splits)
+        lightning = make_trainer(around, keeper, validated="valid" in splits)
         lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
     if lightning.max_epochs == 0:
         keep_start(module, keeper, splits.get("valid"), measure)
@@ -405,32 +413,16 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
         module.position_bias.data.copy_(bias)
     for name, data in prepared.splits.items():
         module.attach(name, data, prepared.inputs[name])
-    spread = prepared.splits["train"].spread
-    if spread is not None and model.phi.rows_by_query:
-        module.keep_rows(OwnRows(model, spread))
     return module
 
 
-def make_trainer(
-    around: Surroundings, keeper: KeepCheckpoints, rows: OwnRows | None = None, *, validated: bool
-) -> pl.Trainer:
-    """Lightning's trainer; without validation queries it must not ask for any.
-
-    Raises:
-        ConfigError: gradients are to be clipped whose size no process knows.
-    """
+def make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
+    """Lightning's trainer; without validation queries it must not ask for any."""
     make: Callable[..., pl.Trainer] = (
         around.trainer if callable(around.trainer) else partial(pl.Trainer, **{**QUIET, **around.trainer})
     )
     settings = trainer_settings() | ({} if validated else {"limit_val_batches": 0})
-    if rows is not None and "strategy" in settings:
-        settings["strategy"] = OwnRowsStrategy(shares_nothing=rows.shares_nothing)
     trainer = make(callbacks=[*around.callbacks, keeper], logger=list(around.loggers), **settings)
-    if rows is not None and trainer.world_size > 1 and trainer.gradient_clip_val:
-        raise ConfigError(
-            "`trainer.gradient_clip_val` must be null where each process has the rows of Φ of its own queries, "
-            f"got {trainer.gradient_clip_val}"
-        )
-    trainer.strategy.checkpoint_io = CheckpointFiles() if rows is None else OwnRowsFiles(rows)
+    trainer.strategy.checkpoint_io = CheckpointFiles()
     distributed.leave_in_the_end()  # Lightning, which may start processes by itself, does so for NCCL only
     return trainer

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lgmml_torch.checks import CheckpointError, LGMMLError
-from lgmml_torch.functional.score import list_summary
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
@@ -127,16 +126,6 @@ class TestIdle:
             model.phi.table.weight[7, 0] = 0.01
         assert model.without_idle("mean") is model
 
-    def test_rows_that_are_elsewhere_may_use_any_metric(self) -> None:
-        model, data = small_model(mode="per_query"), small_data()
-        model.phi.mean_of_all = torch.linspace(1, 2, 7)[None]
-        assert model.without_idle("mean") is model
-        kappa = -model.contributions(data.features[:4])
-        dists = model.distances(data.features, data.offsets)
-        expected = -(dists * (-dists).exp() * model.phi.mean_of_all).sum(1)
-        torch.testing.assert_close(model.score(data, policy="mean"), expected, rtol=1e-4, atol=1e-5)
-        assert kappa.shape == (4, 7)
-
     def test_without_any_rows_nothing_is_left_out(self) -> None:
         model = small_model()
         empty = LGMML(model.preprocess, model.metrics, Phi(0, 7, mode="per_query"))
@@ -166,20 +155,6 @@ class TestIdle:
 
 
 class TestSummaries:
-    def test_moments_are_asked_of_whoever_knows_all_lists(self) -> None:
-        model, data, seen = small_model(mode="per_query"), small_data(), []
-        dists = model.distances(data.features, data.offsets)
-        summaries = list_summary(dists * (-dists).exp(), data.offsets)
-
-        def moments(own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            seen.append(own)
-            return torch.full((14,), 3.0), torch.full((14,), 0.5)
-
-        model.summarize(dists, data.offsets, moments)
-        torch.testing.assert_close(seen[0], summaries)
-        assert model.phi.summary_mean.tolist() == [3.0] * 14
-        assert model.phi.summary_spread.tolist() == [0.5] * 14
-
     def test_shared_weights_remember_no_lists(self) -> None:
         model, data = small_model(), small_data()
         model.summarize(model.distances(data.features, data.offsets), data.offsets)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def read(folder: Path) -> EventAccumulator:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("run")
     loggers = (TensorBoard(folder, name="board", version=""), CSVLogger(folder, name="csv", version=""))
     around = Surroundings(folder, {"max_epochs": 2, "accelerator": "cpu"}, (Story(),), loggers)
@@ -44,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         sink.outcome({"lr": 0.1}, {"final/ndcg": 0.5}, 14)
         sink.attach([folder / "report.md", folder / "model.bin"])
         sink.close()
-    yield trained, folder
+    return trained, folder
 
 
 def test_tensorboard_has_curves_histograms_figures_and_text(run: Run) -> None:
