@@ -144,9 +144,7 @@ def too_large() -> None:
 
 
 def test_weights_that_would_not_fit_are_refused() -> None:
-    with pytest.raises(
-        ProcessRaisedException, match=r"Φ of 15 queries takes .* GiB on every process, .*; use phi"
-    ):
+    with pytest.raises(ProcessRaisedException, match=r"Φ of 15 queries takes .* GiB on every process, .*; use phi"):
         in_processes(2, too_large)
 
 
