@@ -45,8 +45,8 @@ from lgmml_torch.parameters import ACCELERATORS, PHIS, check_parameters
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
+    from lgmml_torch.training.resume import Start
     from lgmml_torch.training.stages import Prepared, Recipe, Trained
-    from lgmml_torch.training.start import Start
     from lgmml_torch.training.ways import Way
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def make_recipe(params: Mapping[str, Any], seed: int, way: Way | None = None) ->
 
 def started(init_model: Any) -> Start | None:
     """What to go on from: of a fitted ranker, a model or the file of one."""
-    from lgmml_torch.training.start import Start  # Lightning takes its time to import
+    from lgmml_torch.training.resume import Start  # Lightning takes its time to import
 
     if init_model is None:
         return None
@@ -161,11 +161,11 @@ def started(init_model: Any) -> Start | None:
 def prepared_from(start: Start | None, splits: Mapping[str, RankingData], recipe: Recipe, verbose: bool) -> Prepared:
     """Preprocessing and metrics: fitted, added to those of a start, or a start's own."""
     from lgmml_torch.fitting.bank import grows, trains_metrics
+    from lgmml_torch.training.callbacks import log_rounds
     from lgmml_torch.training.stages import Prepared, check_positions, prepare
-    from lgmml_torch.training.telling import tell_rounds
 
     if start is None or grows(recipe.fit_bank):
-        return prepare(splits, recipe, tell_rounds if verbose else None, start=start)
+        return prepare(splits, recipe, log_rounds if verbose else None, start=start)
     trains = trains_metrics(recipe.fit_bank)
     splits = start.read(splits, recipe.categories)
     check_positions(splits["train"], trains)
@@ -176,8 +176,8 @@ def fit_model(
     splits: Mapping[str, RankingData], params: Mapping[str, Any], seed: int, start: Start | None = None
 ) -> tuple[Trained, Bank]:
     """Preprocessing, metrics, then Φ; nothing stays on disk."""
+    from lgmml_torch.training.callbacks import LogEpochs
     from lgmml_torch.training.stages import Surroundings, train_phi
-    from lgmml_torch.training.telling import TellEpochs
     from lgmml_torch.training.ways import GRADIENT_CLIP
 
     params, way = settled(params, splits["train"], start)
@@ -190,7 +190,7 @@ def fit_model(
             "max_epochs": params["epochs"], "accelerator": ACCELERATORS[params["device"]], "default_root_dir": folder,
             "gradient_clip_val": GRADIENT_CLIP if params["bank"] == "trained" else None,
         }  # fmt: skip
-        watching = [TellEpochs()] if verbose else []
+        watching = [LogEpochs()] if verbose else []
         trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer, watching))
     return trained, prepared.bank
 

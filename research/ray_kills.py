@@ -32,7 +32,7 @@ SETTINGS = (
     "callbacks=quiet", "trainer.enable_progress_bar=false", "loader.batch_size=8", "loader.num_workers=0", "threads=1",
     "launcher=ray",
 )  # fmt: skip
-RESUMES, BEGINS, GOES_ON = "resume=auto: /", "] - train: ", "goes on after round"  # what workers say first
+RESUMES, BEGINS, GOES_ON = "resume=auto: /", "] - train: ", "resumes after round"  # what workers say first
 ANEW = "the beginning"
 LONGEST = 900  # seconds that any wait may take
 BEFORE_THE_END = 0.85  # of a run: one whose report is written has finished, and the same words begin another

@@ -31,8 +31,8 @@ from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.storage import is_archive, load_checkpoint, read_model
 from lgmml_torch.models.tree_base import TreeBase
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.callbacks import quiet_lightning
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.quiet import quiet_lightning
 from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, rehearse
 from lgmml_torch.training.ways import Way, budget_seconds, choose_way
 

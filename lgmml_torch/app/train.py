@@ -50,14 +50,12 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.tree_base import TreeBase
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import bank_curve
-from lgmml_torch.training.distances import compute_distances
+from lgmml_torch.training.callbacks import StopAtStep, bank_curve, quiet_lightning
 from lgmml_torch.training.ideal import ideal_scores
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.quiet import quiet_lightning
+from lgmml_torch.training.preprocessed import compute_distances
+from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import Prepared, Recipe, Trained, check_positions, prepare, train_phi
-from lgmml_torch.training.start import Start
-from lgmml_torch.training.stopping import StopAtStep
 
 log = logging.getLogger(__name__)
 
@@ -160,10 +158,10 @@ def found_resume(cfg: DictConfig) -> DictConfig:
         files = (
             place / "checkpoints" / "last.ckpt" for place in places if place == folder or _unfinished(place, folder)
         )
-        found = distributed.agreed(next((str(file) for file in files if file.is_file()), None))
+        found = distributed.broadcast(next((str(file) for file in files if file.is_file()), None))
         log.info("resume=auto: %s", found or "there is nothing to go on from, so the run begins")
     if found is not None:
-        distributed.file_of_first(Path(found))
+        distributed.broadcast_file(Path(found))
     resumed = cfg.copy()
     resumed.resume = found
     return resumed

@@ -23,9 +23,9 @@ from lgmml_torch.models.storage import FORMAT, VERSION, check_header, check_seal
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatch, mixed_seed
+from lgmml_torch.training.callbacks import Horizon, StepSize
 from lgmml_torch.training.losses import Loss, LossValue, Warp, build_loss
-from lgmml_torch.training.step_size import Horizon, StepSize
-from lgmml_torch.training.views import Views
+from lgmml_torch.training.preprocessed import Views
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DEFAULT_OPTIMIZER: OptimizerFactory = partial(torch.optim.SGD, lr=0.001)

@@ -1,12 +1,13 @@
-"""The stages of training, one after the other; what `train.py` and `LGMMLRanker` both compose.
+"""The stages of training, which `train.py` and `LGMMLRanker` both call: `prepare`, then `train_phi`.
 
-A `Recipe` says what is fitted, `Surroundings` where and under whose eyes; both are fixed before the first stage starts,
-and `rehearse` finds out what of a recipe cannot work before any time is spent on it.
+A `Recipe` has the settings of what is fitted. `Surroundings` has the output folder, trainer, callbacks, loggers and
+cache. `rehearse` checks a recipe before any time is spent on it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -16,13 +17,16 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
+from lgmml_torch.distributed import gather_lists
 from lgmml_torch.fitting.bank import (
     Bank,
     BankBuilder,
@@ -43,13 +47,9 @@ from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.sharing import gather_lists
-from lgmml_torch.training.batches import TrainingBatches, telling_loader_failures
-from lgmml_torch.training.callbacks import KeepCheckpoints, Story
-from lgmml_torch.training.checkpoints import CheckpointFiles
-from lgmml_torch.training.datamodule import RankingDataModule
-from lgmml_torch.training.distances import compute_distances
-from lgmml_torch.training.kept import bring_best, keep_start, take_kept
+from lgmml_torch.training.batches import TrainingBatches
+from lgmml_torch.training.callbacks import QUIET, CheckpointFiles, KeepCheckpoints, StepSize, Story, quiet_lightning
+from lgmml_torch.training.datamodule import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.losses import Loss, Warp
 from lgmml_torch.training.module import (
     DEFAULT_OPTIMIZER,
@@ -58,17 +58,13 @@ from lgmml_torch.training.module import (
     OptimizerFactory,
     make_optimizer,
 )
-from lgmml_torch.training.processes import trainer_settings
-from lgmml_torch.training.quiet import QUIET, quiet_lightning
-from lgmml_torch.training.start import Start
-from lgmml_torch.training.step_size import StepSize
-from lgmml_torch.training.unfinished import Unfinished
-from lgmml_torch.training.views import Views, fit_through, sample_of, seen_through
+from lgmml_torch.training.preprocessed import Views, compute_distances, fit_preprocess, preprocessed, sample_of
+from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_start, take_kept
 
 log = logging.getLogger(__name__)
 
 MakePhi = Callable[..., Phi]
-KEPT = ("best", "last")
+_KEEP = ("best", "last")
 _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
 USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
@@ -84,7 +80,7 @@ class PhiSettings:
         step_size: see `LGMMLModule`.
         dropout: see `LGMMLModule`.
         deviation_penalty: see `LGMMLModule`.
-        keep: weights to come back with: ``"best"`` by validation NDCG@10, or ``"last"``.
+        keep: the weights of the result: ``"best"`` by validation, or ``"last"``.
         preset: metric definitions of the curves.
         distances: dtype distances are kept in: the model's when None, or a half precision.
     """
@@ -100,7 +96,7 @@ class PhiSettings:
     distances: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        check_choice("keep", self.keep, KEPT)
+        check_choice("keep", self.keep, _KEEP)
 
 
 @dataclass(frozen=True)
@@ -113,8 +109,8 @@ class Recipe:
         make_phi: called with the numbers of queries and metrics and, where the bank has weights, with ``init``.
         phi: how Φ is trained.
         seed: of all draws.
-        categories: how they become numbers, where the data has any.
-        measure: what decides on validation lists when to stop and what to keep, by name or as a function.
+        categories: settings of the encoder of categories.
+        measure: decides on validation lists when to stop and what to keep; a name or a function.
         grows: whether the metrics are added to those of an earlier model.
     """
 
@@ -134,7 +130,7 @@ class Recipe:
         return None if found == Measure(USUAL) else found
 
     def build_bank(self, start: Bank | None = None) -> BankBuilder:
-        """The builder with all it shall know beside the data."""
+        """The builder with all its settings."""
         builder: Callable[..., Bank] = self.fit_bank
         if self.own_measure is not None and takes_measure(builder):
             builder = partial(builder, measure=self.own_measure)
@@ -143,7 +139,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where Φ is trained, and who watches.
+    """Output folder, trainer, callbacks, loggers and cache of training.
 
     Attributes:
         folder: for ``best.ckpt`` and ``last.ckpt``.
@@ -151,7 +147,7 @@ class Surroundings:
         callbacks: further ones.
         loggers: e.g. TensorBoard.
         cache: where distances are kept; in memory when None.
-        resume: a ``last.ckpt`` to go on from.
+        resume: a ``last.ckpt`` to resume from.
         every_n_steps: how often ``last.ckpt`` is written within an epoch.
     """
 
@@ -166,14 +162,14 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Preprocessing and metrics, fitted, and what training needs of every split.
+    """Fitted preprocessing and metrics, and the inputs of training.
 
     Attributes:
         preprocess: fitted.
         bank: fitted, or the start of one that is trained.
         splits: raw lists, with numbers in place of categories.
         inputs: of the splits so far: distances, or preprocessed features where the metrics are trained.
-        encoder: what made numbers of categories, where there were any.
+        encoder: turned categories into numbers; None without categories.
     """
 
     preprocess: Preprocess
@@ -190,7 +186,7 @@ class Prepared:
         """
         train, metrics = self.splits["train"], self.bank.metrics
         queries, qids = len(train.all_sizes), train.qids
-        if train.spread is not None and distributed.place()[1] > 1:
+        if train.spread is not None and distributed.world_size() > 1:
             row = _row_bytes(make_phi(1, metrics.num_metrics))
             if row * queries > _LARGEST_PHI:
                 raise ConfigError(
@@ -217,7 +213,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Trained:
-    """A model, how validation went, and what Lightning leaves.
+    """A trained model, its validation curve, and Lightning's objects.
 
     Attributes:
         module: with the weights that were kept.
@@ -236,7 +232,7 @@ class Trained:
 
     @property
     def position_bias(self) -> dict[int, float] | None:
-        """What being shown at each position added to a score in training; None without positions."""
+        """The bias of each position in training; None without positions."""
         bias = self.module.position_bias
         return None if bias is None else position_curve(bias, self.module.data_of("train"))
 
@@ -248,7 +244,7 @@ def _row_bytes(phi: Phi) -> int:
 
 
 def rehearse(recipe: Recipe) -> None:
-    """Try the parts of a recipe that need no data worth the name, so that a mistake in them costs no fit.
+    """Check the parts of a recipe without data, so that a mistake costs no time.
 
     Raises:
         LGMMLError: what is wrong.
@@ -281,13 +277,13 @@ def prepare(
     unfinished: Path | None = None,
     start: Start | None = None,
 ) -> Prepared:
-    """Make numbers of categories, fit the preprocessing on the training lists, then build the local metrics.
+    """Encode categories, fit the preprocessing on the training lists, then build the local metrics.
 
-    ``unfinished`` is a folder for how far a fit has come: one that was killed goes on from there when it is repeated.
-    With a ``start``, its preprocessing stays, and metrics are added to its own.
+    ``unfinished`` is a folder for the state of a fit: a killed fit resumes from it when it is repeated. With a
+    ``start``, its preprocessing stays, and metrics are added to its own.
 
-    The preprocessing, and all metrics but boosted ones, are fitted on a sample of the lists where they have more than
-    `SAMPLE_VALUES` values: the same one in memory, from shards, and on any number of processes.
+    The preprocessing, and all metrics but boosted ones, are fitted on a sample of the lists if these have more than
+    `SAMPLE_VALUES` values. The sample does not depend on shards or the number of processes.
     """
     rehearse(recipe)
     if start is None:
@@ -310,7 +306,7 @@ def prepare(
             if on_round is not None:
                 on_round(done, info)
 
-        bank = recipe.build_bank(earlier)(fitted, seen, seed=recipe.seed, on_round=tell, **state.found())
+        bank = recipe.build_bank(earlier)(fitted, seen, seed=recipe.seed, on_round=tell, **state.arguments())
     state.done()
     log.info("%d local metrics", bank.metrics.num_metrics)
     inputs: dict[str, Tensor | Views] = {}
@@ -321,34 +317,37 @@ def prepare(
 
 
 def check_positions(train: RankingData, fitted: bool) -> None:
-    """Refuse positions where nothing would learn what they add to a score.
+    """Refuse positions of documents if no biases are fitted.
 
     Raises:
-        ConfigError: the metrics are neither boosted nor trained now.
+        ConfigError: the metrics are neither boosted nor trained.
     """
     if train.positions is not None and not fitted:
-        raise ConfigError("positions need metrics that are boosted or trained in this fit, got others")
+        raise ConfigError("Position debiasing works only with boosted or trained metrics")
 
 
 def _through(
     preprocess: Preprocess, splits: Mapping[str, RankingData], recipe: Recipe, folder: Path | None, *, known: bool
 ) -> tuple[RankingData, RankingData | None]:
-    """Training and validation lists as the builder shall see them; the preprocessing is fitted unless it is known."""
+    """Preprocessed training and validation lists for the builder; the preprocessing is fitted unless it is known."""
     train, valid = splits["train"], splits.get("valid")
     trains, everywhere = trains_metrics(recipe.fit_bank), takes_spread(recipe.fit_bank)
     shown = sample_of(train, recipe.seed, folder)
     wanted = train if everywhere and not trains else shown
-    fitted = seen_through(preprocess, wanted, folder) if known else fit_through(preprocess, shown, wanted, folder)
+    if not known:
+        fitted = fit_preprocess(preprocess, shown, wanted, folder)
+    else:
+        fitted = preprocessed(preprocess, wanted, folder)
     if not everywhere:
         fitted = gather_lists(fitted, folder)
     if valid is None or (trains and valid.spread is not None):
         return fitted, None
     judged = valid if everywhere else gather_lists(sample_of(valid, recipe.seed, folder), folder)
-    return fitted, seen_through(preprocess, judged, folder)
+    return fitted, preprocessed(preprocess, judged, folder)
 
 
 def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None) -> None:
-    """What training needs of every split that has nothing yet: distances, kept in ``dtype``, or features."""
+    """Add the missing inputs of splits: distances in ``dtype``, or features where the metrics are trained."""
     for name, data in prepared.splits.items():
         if name in prepared.inputs:
             continue
@@ -361,7 +360,7 @@ def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dty
 
 
 def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Trained:
-    """Train Φ in Lightning; the module comes back with the weights that validation kept."""
+    """Train Φ in Lightning; the result has the weights that validation kept."""
     module = make_module(prepared, recipe, around.cache)
     splits, settings = prepared.splits, recipe.phi
     data_module = RankingDataModule(
@@ -376,7 +375,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     keeper = KeepCheckpoints(around.folder, monitor=f"val/{measure.name}", every_n_steps=around.every_n_steps)
     if around.resume is not None:
         bring_best(around.resume, keeper.best_file)
-    with quiet_lightning(), telling_loader_failures():
+    with quiet_lightning(), loader_failures_in_a_sentence():
         lightning = make_trainer(around, keeper, validated="valid" in splits)
         lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
     if lightning.max_epochs == 0:
@@ -392,7 +391,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
 
 
 def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) -> LGMMLModule:
-    """The Lightning module of a fresh model, with what it needs of every split attached."""
+    """The Lightning module of a fresh model, with the inputs of every split attached."""
     model, settings = prepared.model(recipe.make_phi), recipe.phi
     train, bias = prepared.splits["train"], prepared.bank.position_bias
     add_inputs(prepared, model, cache, settings.distances)
@@ -417,12 +416,43 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
 
 
 def make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
-    """Lightning's trainer; without validation queries it must not ask for any."""
-    make: Callable[..., pl.Trainer] = (
-        around.trainer if callable(around.trainer) else partial(pl.Trainer, **{**QUIET, **around.trainer})
-    )
-    settings = trainer_settings() | ({} if validated else {"limit_val_batches": 0})
+    """Lightning's trainer."""
+    make: Callable[..., pl.Trainer] = pl.Trainer
+    settings = _process_settings()
+    if not validated:
+        settings["limit_val_batches"] = 0
+    if callable(around.trainer):
+        make = around.trainer
+    else:
+        settings = {**QUIET, **around.trainer, **settings}
     trainer = make(callbacks=[*around.callbacks, keeper], logger=list(around.loggers), **settings)
     trainer.strategy.checkpoint_io = CheckpointFiles()
-    distributed.leave_in_the_end()  # Lightning, which may start processes by itself, does so for NCCL only
+    distributed.leave_at_exit()  # Lightning does so for NCCL only
     return trainer
+
+
+class _Ranks(TorchElasticEnvironment):
+    """The ranks that a launcher has started, as Lightning asks for them."""
+
+    def local_rank(self) -> int:
+        """Below the number of devices, also where machines have different numbers of processes."""
+        return super().local_rank() % _local_world_size()
+
+
+def _local_world_size() -> int:
+    """Processes on this machine; 1 where machines have different numbers of them."""
+    here, size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), distributed.world_size()
+    return here if size % here == 0 else 1
+
+
+def _process_settings() -> dict[str, Any]:
+    """Settings of a trainer whose processes a launcher has started; none otherwise."""
+    if not distributed.joined():
+        return {}
+    devices = _local_world_size()
+    return {
+        "strategy": DDPStrategy(broadcast_buffers=False),  # buffers are equal from the start
+        "devices": devices,
+        "num_nodes": distributed.world_size() // devices,
+        "plugins": [_Ranks()],
+    }

@@ -20,10 +20,10 @@ from lgmml_torch.fitting.trained import start_trained
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import all_views
+from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.losses import Softmax
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import PhiSettings, Recipe
-from lgmml_torch.training.step_size import OneCycle
 
 TRAINED_DOCUMENTS = 20_000  # from so many documents and queries on, metrics are trained
 TRAINED_QUERIES = 200

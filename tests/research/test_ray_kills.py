@@ -12,7 +12,7 @@ from research.ray_kills import Row, equal, starts, table
 
 def test_what_workers_went_on_from() -> None:
     begins = "[2026-01-01][lgmml_torch.app.compose][INFO] - train: RankingData(3 queries)"
-    bank = "[2026-01-01][unfinished][INFO] - the fit of local metrics goes on after round 35 of an earlier run"
+    bank = "[2026-01-01][unfinished][INFO] - the fit of local metrics resumes after round 35 of an earlier run"
     resumed = "[2026-01-01][train][INFO] - resume=auto: /run/checkpoints/last.ckpt"
     nothing = "[2026-01-01][train][INFO] - resume=auto: there is nothing to go on from, so the run begins"
     said = "\n".join([begins, begins, bank, resumed, begins, nothing, begins])

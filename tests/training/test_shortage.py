@@ -16,7 +16,8 @@ import pytorch_lightning as pl
 import torch
 
 from lgmml_torch.checks import LoaderError, NoSpaceError
-from lgmml_torch.training.batches import BatchLoader, TrainingBatches
+from lgmml_torch.training.batches import TrainingBatches
+from lgmml_torch.training.datamodule import BatchLoader
 from tests.full_disk import room_for
 from tests.training import tiny
 

@@ -19,7 +19,7 @@ from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.fitting.boosted.fit import fit_boosted
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training import stages, views
+from lgmml_torch.training import preprocessed, stages
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.stages import Recipe, Surroundings, prepare, quiet_lightning, train_phi
 from tests.processes import in_processes, own_part
@@ -70,12 +70,12 @@ def run(kind: str, owners: dict[str, list[int]], home: str | None = None, epochs
     splits = {name: own_part(data, owners.get(name)) for name, data in whole_splits().items()}
     recipe = RECIPES[kind]()
     with tempfile.TemporaryDirectory() as own:
-        first = distributed.place()[0] == 0
+        first = distributed.rank() == 0
         folder = Path(home) if home is not None and first else Path(own)
         resume = None
         if home is not None and epochs == EPOCHS:
             resume = folder / "last.ckpt"
-            distributed.file_of_first(resume)
+            distributed.broadcast_file(resume)
         around = Surroundings(folder, {"max_epochs": epochs, "accelerator": "cpu"}, resume=resume, every_n_steps=2)
         trained = train_phi(prepare(splits, recipe), recipe, around)
         with quiet_lightning():
@@ -150,7 +150,7 @@ def test_weights_that_would_not_fit_are_refused() -> None:
 
 def banks_of_a_sample(values: int, owner: list[int] | None) -> dict[str, dict[str, Tensor]]:
     """What is fitted where a sample of that size stands for the training lists."""
-    views.SAMPLE_VALUES = values
+    preprocessed.SAMPLE_VALUES = values
     found = {}
     for kind in ("boosted", "trained", "adam"):
         splits = {name: own_part(data, owner if name == "train" else None) for name, data in whole_splits().items()}
@@ -161,7 +161,7 @@ def banks_of_a_sample(values: int, owner: list[int] | None) -> dict[str, dict[st
 
 def test_a_sample_is_the_same_in_memory_from_files_and_on_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """15 lists have 1,200 values."""
-    monkeypatch.setattr(views, "SAMPLE_VALUES", 500)
+    monkeypatch.setattr(preprocessed, "SAMPLE_VALUES", 500)
     alone = {kind: prepare(whole_splits(), RECIPES[kind]()) for kind in ("boosted", "trained", "adam")}
     each = [banks_of_a_sample(500, None), *in_processes(3, banks_of_a_sample, 500, [0] * 10 + [2] * 5)]
     for found in each:
