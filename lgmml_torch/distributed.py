@@ -1,7 +1,7 @@
-"""Several processes as one: which lists of a set each of them has, and what they tell one another.
+"""Several processes as one: the process group, and lists of a set that processes share.
 
-Written against ``torch.distributed`` alone: torchrun, SLURM and Ray set the same environment variables, and nothing
-here knows which of them it was. With one process nothing is sent.
+Everything here is written against ``torch.distributed``: torchrun, SLURM and Ray set the same environment variables.
+With one process nothing is sent.
 """
 
 from __future__ import annotations
@@ -9,188 +9,138 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
-import socket
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, LGMMLError
-from lgmml_torch.files import write_bytes
-from lgmml_torch.segments import offsets_from_sizes
+from lgmml_torch.files import scratch_array, write_bytes
+from lgmml_torch.segments import argsort_segments, gather_segments, offsets_from_sizes, positions
 
-PATIENCE = timedelta(minutes=30)  # how long one process waits for the others, e.g. while they read their data
+if TYPE_CHECKING:
+    from lgmml_torch.ragged import RankingData
 
-GLANCE = timedelta(seconds=10)  # the longest wait in which a signal is not heard
-MET = "met"  # counts the processes that have come
-
-JOINED = "LGMML_JOINED"  # set by `join`: the process that did it
+TIMEOUT = timedelta(minutes=30)  # how long one process waits for the others, e.g. while they read their data
+_JOINED = "LGMML_JOINED"  # environment variable: the process that called `join`
+_ROWS_AT_ONCE = 4096  # rows of features that are copied at once
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
 def join() -> None:
-    """Become one of several processes, if whoever started this one says so by RANK and WORLD_SIZE.
-
-    Ray Train has joined its workers already; that counts.
+    """Initialize the process group if RANK and WORLD_SIZE are set; Ray Train has done so already.
 
     Raises:
-        ConfigError: numbers that cannot be, or nobody to meet.
+        ConfigError: the other processes could not be reached.
     """
     if dist.is_initialized():
-        os.environ[JOINED] = str(os.getpid())
+        os.environ[_JOINED] = str(os.getpid())
         return
-    found = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
-    if None in found or int(found[1] or 1) < 2:
+    own, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if own is None or size is None:
         return
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
     try:
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # what is fitted may be in files
-        rank, size = (int(number or 0) for number in found)
-        dist.init_process_group(backend, store=_meeting(rank, size), rank=rank, world_size=size, timeout=PATIENCE)
-        os.environ[JOINED] = str(os.getpid())
-        leave_in_the_end()
+        if int(size) < 2:
+            return
+        dist.init_process_group(backend, rank=int(own), world_size=int(size), timeout=TIMEOUT)
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"process {found[0]} of {found[1]} could not join the others: {' '.join(str(error).split())[:300]}"
-        ) from error
-
-
-def _meeting(rank: int, size: int) -> Any:
-    """The store at MASTER_ADDR and MASTER_PORT, once all processes have come to it.
-
-    PyTorch would wait in one call, in which no signal is heard; here a process sleeps between short questions.
-
-    Raises:
-        RuntimeError: some did not come within `PATIENCE`; ValueError for an address that is none.
-    """
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not address or not port:
-        raise ValueError("MASTER_ADDR and MASTER_PORT do not say where to meet")
-    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else torchrun has the store
-    store: Any = None
-    end, come = time.monotonic() + PATIENCE.total_seconds(), 0
-    while time.monotonic() < end:
-        if store is not None and (come := store.add(MET, 0)) >= size:
-            store.set_timeout(PATIENCE)
-            return store
-        if store is None and (hosts or _is_open(address, int(port))):
-            served = dist.TCPStore(  # type: ignore[attr-defined]
-                address, int(port), None, hosts, timeout=GLANCE, wait_for_workers=False, multi_tenant=True
-            )
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-            store = dist.PrefixStore(f"lgmml {attempt}", served)  # type: ignore[attr-defined]
-            store.add(MET, 1)
-        time.sleep(0.05)
-    there = "nobody was there" if store is None else f"{come} of {size} processes had come"
-    raise RuntimeError(f"after {PATIENCE.total_seconds() / 60:g} minutes at {address}:{port}, {there}")
-
-
-def _is_open(address: str, port: int) -> bool:
-    """Whether anybody listens there: PyTorch's store fills the screen where nobody does."""
-    try:
-        with socket.create_connection((address, port), timeout=GLANCE.total_seconds()):
-            return True
-    except OSError:
-        return False
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"process {own} of {size} could not join the others: {reason}") from error
+    os.environ[_JOINED] = str(os.getpid())
+    leave_at_exit()
 
 
 def leave() -> None:
-    """Be one process again; nothing to do for one that is alone."""
+    """Destroy the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def leave_in_the_end() -> None:
-    """Leave the others before the program ends: gloo's threads, still there at the very end, would abort it."""
+def leave_at_exit() -> None:
+    """Destroy the process group before the program ends: gloo's threads would abort it."""
     atexit.unregister(leave)
     atexit.register(leave)
 
 
 def joined() -> bool:
-    """Whether `join` found others to join, as opposed to processes that Lightning starts by itself in a fit."""
-    return dist.is_initialized() and os.environ.get(JOINED) == str(os.getpid())
+    """Whether `join` found other processes; false for processes that Lightning starts in a fit."""
+    return dist.is_initialized() and os.environ.get(_JOINED) == str(os.getpid())
 
 
-def place() -> tuple[int, int]:
-    """The number of this process, and how many there are.
+def rank() -> int:
+    """The rank of this process.
 
-    >>> place()
+    >>> rank(), world_size()
     (0, 1)
     """
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
-def agreed(value: Any, source: int = 0) -> Any:
-    """What the first process says, or another one, on all of them: text, numbers, or lists of these."""
-    if place()[1] == 1:
+def world_size() -> int:
+    """The number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def broadcast(value: Any) -> Any:
+    """The value of rank 0, on all processes: text, numbers, or lists of these."""
+    if world_size() == 1:
         return value
-    told = [value]
-    dist.broadcast_object_list(told, src=source)
-    return told[0]
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
-def tensor_of(source: int, tensor: Tensor | None) -> Tensor:
-    """The tensor that one process has, on all of them; the others need not know what it looks like."""
-    if place()[1] == 1:
-        assert tensor is not None
-        return tensor
-    shape, dtype = agreed(None if tensor is None else (list(tensor.shape), str(tensor.dtype)[6:]), source)
-    told = torch.empty(shape, dtype=getattr(torch, dtype)) if tensor is None else tensor.contiguous()
-    if told.numel():
-        dist.broadcast(told, src=source)
-    return told
-
-
-def of_each(value: Any) -> list[Any]:
-    """What every process says, in their order; for small things."""
-    size = place()[1]
+def all_gather(value: Any) -> list[Any]:
+    """The value of every process, in the order of ranks; for small values."""
+    size = world_size()
     if size == 1:
         return [value]
-    told: list[Any] = [None] * size
-    dist.all_gather_object(told, value)
-    return told
-
-
-def moments_of_all(
-    values: Tensor,  # (n, C) of this process
-) -> tuple[Tensor, Tensor]:  # (C,) each
-    """Mean and standard deviation over the rows of all processes."""
-    wide = values.double()
-    count = combined(torch.tensor(float(len(values)), dtype=torch.float64, device=values.device), "sum")
-    mean = combined(wide.sum(0), "sum") / count
-    return mean.to(values.dtype), (combined((wide - mean).square().sum(0), "sum") / count).sqrt().to(values.dtype)
-
-
-def combined(values: Tensor, how: str) -> Tensor:
-    """The sum ("sum"), or the least or largest ("min", "max"), of what the processes have, in place."""
-    if place()[1] > 1:
-        dist.all_reduce(values, {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}[how])
+    values: list[Any] = [None] * size
+    dist.all_gather_object(values, value)
     return values
 
 
-def copy_of_first(tensors: dict[str, Tensor]) -> None:
-    """Overwrite tensors by those of the first process, so that all have the same bits."""
-    if place()[1] > 1:
-        for name in sorted(tensors):
-            if tensors[name].numel():
-                dist.broadcast(tensors[name], src=0)
+def all_reduce(values: Tensor, operation: str) -> Tensor:
+    """The "sum", "min" or "max" over processes, in place."""
+    if world_size() > 1:
+        dist.all_reduce(values, _OPERATIONS[operation])
+    return values
 
 
-def file_of_first(path: Path) -> None:
-    """Give a file of the first process to those that do not have it, or another one, under the same name."""
-    if place()[1] == 1:
+def barrier() -> None:
+    """Wait until all processes are here."""
+    all_gather(None)
+
+
+def broadcast_tensors(tensors: dict[str, Tensor]) -> None:
+    """Overwrite tensors by those of rank 0."""
+    if world_size() == 1:
+        return
+    for name in sorted(tensors):
+        if tensors[name].numel():
+            dist.broadcast(tensors[name], src=0)
+
+
+def broadcast_file(path: Path) -> None:
+    """Give the file of rank 0 to processes that have none, or another one, under the same name."""
+    if world_size() == 1:
         return
     held = path.read_bytes() if path.is_file() else b""
-    digests = of_each(hashlib.sha256(held).hexdigest())
-    if len(set(digests)) > 1:
-        content = agreed(held if place()[0] == 0 else None)
-        if content and content != held:
-            write_bytes(path, content)
+    digests = all_gather(hashlib.sha256(held).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    content = broadcast(held if rank() == 0 else None)
+    if content and content != held:
+        write_bytes(path, content)
 
 
 @dataclass
@@ -200,10 +150,15 @@ class Traffic:
     calls: int = 0
     bytes: int = 0
 
+    def add(self, size: int) -> None:
+        """Count a call that sent that many bytes."""
+        self.calls += 1
+        self.bytes += size
+
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """A set whose lists are spread over processes: how long every list is, and who has it.
+    """A set whose lists are spread over processes: how long every list is, and which process has it.
 
     Lists are numbered as they would be on one process. A process keeps the documents of its own lists, one list after
     the other in the order of their numbers.
@@ -237,7 +192,9 @@ class Spread:
     @cached_property
     def most(self) -> int:
         """Documents of the process that has most."""
-        return int(torch.bincount(self.owner, self.sizes.double()).max()) if len(self.owner) else 0
+        if not len(self.owner):
+            return 0
+        return int(torch.bincount(self.owner, self.sizes.double()).max())
 
     @cached_property
     def own_rows(self) -> Tensor:  # (n,)
@@ -249,8 +206,8 @@ class Spread:
     @cached_property
     def _shift(self) -> Tensor:  # (Q,) from a row of the whole set to a row of its owner
         starts = torch.empty_like(self.sizes)
-        for rank in range(int(self.owner.max()) + 1 if len(self.owner) else 0):
-            lists = self.owner == rank
+        for owner in set(self.owner.tolist()):
+            lists = self.owner == owner
             starts[lists] = offsets_from_sizes(self.sizes[lists])[:-1]
         return starts - self.offsets[:-1]
 
@@ -282,46 +239,51 @@ class Spread:
         """One value for every list of the set, on every process."""
         return self.exchange(values, self.owner)
 
+    def all_ids(self, ids: Sequence[Any]) -> tuple[Any, ...]:
+        """The id of every list of the set, of which this process has those of its own lists."""
+        each = [iter(part) for part in all_gather(list(ids))]
+        return tuple([next(each[owner]) for owner in self.owner.tolist()])
+
     def collect(
         self,
         values: Tensor,  # (n, C) of the documents of this process
         receiver: int,
     ) -> Tensor:  # (N, C), or nothing
         """Values of all documents, in the order of the whole set, on one process; the others get no rows."""
-        rank, size = place()
-        if size == 1:
+        if world_size() == 1:
             return values
-        if rank != receiver:
+        if self.rank != receiver:
             if len(values):
                 dist.send(values.contiguous(), receiver)
-                self.traffic.calls += 1
-                self.traffic.bytes += values.nbytes
+                self.traffic.add(values.nbytes)
             return values[:0]
         owner = self.owner.repeat_interleave(self.sizes)
-        found = values.new_empty((len(owner), *values.shape[1:]))
-        for source, count in enumerate(torch.bincount(owner, minlength=size).tolist()):
+        whole = values.new_empty((len(owner), *values.shape[1:]))
+        for source, count in enumerate(torch.bincount(owner).tolist()):
+            if not count:
+                continue
             part = values
-            if source != rank and count:
+            if source != self.rank:
                 part = values.new_empty((count, *values.shape[1:]))
                 dist.recv(part, source)
-            if count:
-                found[(owner == source).to(found.device)] = part
-        return found
+            whole[(owner == source).to(whole.device)] = part
+        return whole
 
-    def combined(self, values: Tensor, how: str) -> Tensor:
-        """`combined` of all processes, which counts as sent."""
-        if place()[1] > 1:
-            self.traffic.calls += 1
-            self.traffic.bytes += values.nbytes
-        return combined(values, how)
+    def all_reduce(self, values: Tensor, operation: str) -> Tensor:
+        """`all_reduce` over processes, counted in `traffic`."""
+        if world_size() > 1:
+            self.traffic.add(values.nbytes)
+        return all_reduce(values, operation)
 
-    def told_by_each(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays, or tuples of them, that every process has found, on all of them; for small ones."""
-        if place()[1] > 1:
-            parts = [part for one in arrays for part in (one if isinstance(one, tuple) else (one,))]
-            self.traffic.calls += 1
-            self.traffic.bytes += sum(part.nbytes for part in parts)
-        return of_each(arrays)
+    def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
+        """`all_gather` of arrays, or of tuples of arrays, counted in `traffic`; for small ones."""
+        if world_size() > 1:
+            size = 0
+            for one in arrays:
+                parts = one if isinstance(one, tuple) else (one,)
+                size += sum(part.nbytes for part in parts)
+            self.traffic.add(size)
+        return all_gather(arrays)
 
     def part(
         self,
@@ -336,17 +298,87 @@ class Spread:
         owner: Tensor,  # (M,) the process that has each of them
     ) -> Tensor:  # (M, ...)
         """Values of which every process has some, all of them on every process, in their order."""
-        size = place()[1]
+        size = world_size()
         if size == 1:
             return values
         counts = torch.bincount(owner, minlength=size).tolist()
         sent = values.new_zeros((max(counts), *values.shape[1:]))
         sent[: len(values)] = values
-        told = [torch.empty_like(sent) for _ in range(size)]
-        dist.all_gather(told, sent)
-        self.traffic.calls += 1
-        self.traffic.bytes += sent.numel() * sent.element_size()
-        found = values.new_empty((len(owner), *values.shape[1:]))
-        for rank, part in enumerate(told):
-            found[(owner == rank).to(found.device)] = part[: counts[rank]]
-        return found
+        received = [torch.empty_like(sent) for _ in range(size)]
+        dist.all_gather(received, sent)
+        self.traffic.add(sent.nbytes)
+        whole = values.new_empty((len(owner), *values.shape[1:]))
+        for source, part in enumerate(received):
+            whole[(owner == source).to(whole.device)] = part[: counts[source]]
+        return whole
+
+
+def sample_lists(data: RankingData, documents: int, *, seed: int = 0, folder: Path | None = None) -> RankingData:
+    """A random sample of whole lists with at most ``documents`` documents, but at least one list.
+
+    The sample does not depend on the number of processes. A list stays on its process; features of shared lists are
+    copied to a file in ``folder``.
+    """
+    sizes = data.all_sizes
+    if int(sizes.sum()) <= documents:
+        return data
+    drawn = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
+    within = sizes[drawn].cumsum(0) <= documents
+    within[0] = True
+    return pick_lists(data, drawn[within].sort().values, folder)
+
+
+def pick_lists(
+    data: RankingData,
+    queries: Tensor,  # (C,) rising
+    folder: Path | None = None,
+) -> RankingData:
+    """Lists by their numbers in the whole set; each stays on its process."""
+    if data.spread is None:
+        return data.select(queries)
+    own = torch.isin(data.spread.own, queries).nonzero()[:, 0]
+    rows = gather_segments(data.offsets, own)[0]
+    part = data.replace(features=data.features[:, :0]).select(own)
+    return part.replace(
+        features=_copied(data, rows, lambda some: data.features[some], folder),
+        feature_names=data.feature_names,
+        categories=data.categories,
+        spread=data.spread.part(queries),
+    )
+
+
+def gather_lists(data: RankingData, folder: Path | None = None) -> RankingData:
+    """All lists on every process; features of shared lists are copied to a file in ``folder``."""
+    if data.spread is None:
+        return data
+    if world_size() == 1:
+        return data.replace(spread=None)
+    offsets = data.all_offsets
+    rows = torch.arange(int(offsets[-1]))
+    order = torch.empty_like(data.order)  # of the documents of a list, as the caller gave them
+    order[argsort_segments(data.order, data.offsets)] = positions(data.offsets)
+    weights = data.query_weights
+    if weights is not None:
+        weights = data.of_all_queries(weights)
+
+    def gathered(values: Tensor) -> Tensor:
+        return values if values is data.features else data.take(values, rows)
+
+    others = data.of_documents(gathered)
+    return data.replace(
+        **{**others, "features": _copied(data, rows, lambda some: data.take(data.features, some), folder)},
+        offsets=offsets,
+        qids=tuple(range(len(offsets) - 1)),
+        order=data.take(order, rows) + offsets[:-1].repeat_interleave(offsets.diff()),
+        doc_ids=None,
+        query_weights=weights,
+        spread=None,
+    )
+
+
+def _copied(data: RankingData, rows: Tensor, features_of: Callable[[Tensor], Tensor], folder: Path | None) -> Tensor:
+    """Features of some documents in a memory-mapped file, copied block by block."""
+    kept = torch.from_numpy(scratch_array((len(rows), data.num_features), data.features.numpy().dtype, folder))
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        kept[start : start + _ROWS_AT_ONCE] = features_of(rows[start : start + _ROWS_AT_ONCE])
+    return kept

@@ -39,8 +39,8 @@ from lgmml_torch.parameters import ACCELERATORS, check_parameters
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
+    from lgmml_torch.training.resume import Start
     from lgmml_torch.training.stages import Prepared, Recipe, Trained
-    from lgmml_torch.training.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
 
 def started(init_model: Any) -> Start | None:
     """What to go on from: of a fitted ranker, a model or the file of one."""
-    from lgmml_torch.training.start import Start  # Lightning takes its time to import
+    from lgmml_torch.training.resume import Start  # Lightning takes its time to import
 
     if init_model is None:
         return None
@@ -99,12 +99,12 @@ def started(init_model: Any) -> Start | None:
 
 def prepared_from(start: Start | None, splits: Mapping[str, RankingData], recipe: Recipe, verbose: bool) -> Prepared:
     """Preprocessing and metrics: fitted, added to those of a start, or a start's own."""
+    from lgmml_torch.training.callbacks import log_rounds
     from lgmml_torch.training.stages import Prepared, check_positions, prepare
-    from lgmml_torch.training.telling import tell_rounds
 
     builder = recipe.builder
     if start is None or builder.grows:
-        return prepare(splits, recipe, tell_rounds if verbose else None, start=start)
+        return prepare(splits, recipe, log_rounds if verbose else None, start=start)
     splits = start.read(splits, recipe.categories)
     check_positions(splits["train"], builder.trains_metrics)
     return Prepared(
@@ -123,9 +123,9 @@ def fit_model(
 ) -> tuple[Trained, Bank]:
     """Preprocessing, metrics, then Φ; nothing stays on disk."""
     # Lightning takes its time to import.
+    from lgmml_torch.training.callbacks import LogEpochs
     from lgmml_torch.training.defaults import GRADIENT_CLIP, Sizes, choose_defaults, make_recipe
     from lgmml_torch.training.stages import Surroundings, train_phi
-    from lgmml_torch.training.telling import TellEpochs
 
     kind = None if start is None else start.kind
     chosen = choose_defaults(Sizes.of(splits["train"]), asked_settings(params), start=kind)
@@ -140,7 +140,7 @@ def fit_model(
             "default_root_dir": folder,
             "gradient_clip_val": GRADIENT_CLIP if chosen.bank == "trained" else None,
         }
-        watching = [TellEpochs()] if verbose else []
+        watching = [LogEpochs()] if verbose else []
         trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer, watching))
     return trained, prepared.bank
 

@@ -37,8 +37,8 @@ from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_featu
 from lgmml_torch.models.preprocess.steps import ListRank, Quantile, RemoveConstant, Standardize
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.distances import compute_distances
-from lgmml_torch.training.quiet import QUIET, quiet_lightning
+from lgmml_torch.training.callbacks import QUIET, quiet_lightning
+from lgmml_torch.training.preprocessed import compute_distances
 from lgmml_torch.training.stages import Prepared, Recipe, Surroundings, prepare, train_phi
 from research.protocol import NOISES, RankingFold
 from research.systems.base import ExampleSystem

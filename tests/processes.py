@@ -107,7 +107,7 @@ def _program(rank: int, main: Callable[[], None], words: list[str], count: int, 
 
 def own_part(data: RankingData, owner: list[int] | None = None) -> RankingData:
     """The lists of this process; by default every process has the same number, one after the other in turn."""
-    rank, count = distributed.place()
+    rank, count = distributed.rank(), distributed.world_size()
     owners = torch.arange(data.num_queries) % count if owner is None else torch.tensor(owner)
     spread = Spread(data.sizes, owners, rank)
     return data.select(spread.own).replace(spread=spread)

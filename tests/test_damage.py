@@ -130,7 +130,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_a_checkpoint_of_another_run_is_noticed(runs: list[Path], tmp_path: Path) -> None:
     for name, source in (("last.ckpt", runs[0]), ("best.ckpt", runs[1])):
         (tmp_path / name).write_bytes((source / name).read_bytes())
-    with pytest.raises(CheckpointError, match=r"best\.ckpt is of another run than the one that goes on here"):
+    with pytest.raises(CheckpointError, match=r"best\.ckpt belongs to another run"):
         tiny.train(tmp_path, resume=True, epochs=2)
 
 

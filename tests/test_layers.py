@@ -15,11 +15,9 @@ PACKAGE = ROOT / "lgmml_torch"
 LAYERS = (
     ("checks",),
     ("files", "progress", "segments"),
-    ("distributed",),
     ("inputs", "rules"),
     ("categories",),
-    ("ragged",),
-    ("sharing",),
+    ("ragged", "distributed"),
     ("functional",),
     ("data", "models", "evaluation/metric"),
     ("plots", "fitting"),

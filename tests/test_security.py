@@ -39,7 +39,7 @@ from lgmml_torch.models.storage import (
 )
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.training.module import LGMMLModule
-from lgmml_torch.training.unfinished import Unfinished
+from lgmml_torch.training.resume import Unfinished
 from tests.doors import small_data, small_model
 from tests.models.test_trees import lightgbm_booster
 
@@ -148,8 +148,8 @@ def test_an_entry_and_a_state_run_nothing(tmp_path: Path, trace: Path) -> None:
     kept = Unfinished(tmp_path, fit_boosted, small_data(), None, 0)
     assert kept.path is not None
     write_checkpoint(kept.path, {"fit": kept.path.stem, "state": Run(trace)})
-    with pytest.warns(DataWarning, match="begins anew"):
-        assert kept.found() == {}
+    with pytest.warns(DataWarning, match="starts from the beginning"):
+        assert kept.arguments() == {}
     assert not trace.exists()
 
 

@@ -13,12 +13,12 @@ import torch
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.cache import from_arrays, to_arrays
 from lgmml_torch.data.catalog import open_table
+from lgmml_torch.distributed import sample_lists
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.fitting.learners import BoostConfig
 from lgmml_torch.fitting.round import Bag, draw_bag, first_prior, make_problem, subspace_factors
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.sharing import sample_lists
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import LambdaRank, Softmax, Warp
 

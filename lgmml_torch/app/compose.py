@@ -32,6 +32,7 @@ from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.storage import is_archive, load_checkpoint, read_model
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.callbacks import quiet_lightning
 from lgmml_torch.training.defaults import (
     BANKS,
     SETTINGS,
@@ -42,7 +43,6 @@ from lgmml_torch.training.defaults import (
     choose_defaults,
 )
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.quiet import quiet_lightning
 from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, rehearse
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,8 @@ def meet() -> None:
     """Join the other processes of a run, if there are any, and agree with them on its folder."""
     distributed.join()
     if distributed.joined():
-        os.environ[STARTED] = distributed.agreed(started())
-        if distributed.place()[0]:
+        os.environ[STARTED] = distributed.broadcast(started())
+        if distributed.rank():
             logging.getLogger("lgmml_torch").setLevel(logging.WARNING)  # the first one tells the story
 
 

@@ -29,7 +29,6 @@ from lgmml_torch.app.launch import WATCHERS, own_words
 from lgmml_torch.app.ray_cluster import cluster, ray_part
 from lgmml_torch.checks import ConfigError, check_whole, sentence
 from lgmml_torch.files import write_bytes
-from lgmml_torch.training.rows import row_files
 
 log = logging.getLogger(__name__)
 
@@ -296,12 +295,9 @@ class Reported(Callback):
     def _report(self, trainer: pl.Trainer) -> None:
         if self._due:
             self._due = False
-            own = f".{trainer.global_rank}-of-"  # rows of Φ that this process keeps
-            files = [file for name in FILES for file in row_files(self.folder / name) if own in file.name]
-            if (
-                trainer.is_global_zero and (self.folder / "last.ckpt").is_file()
-            ):  # a best one alone is no place to go on
-                files += [self.folder / name for name in FILES]
+            files = []
+            if trainer.is_global_zero and (self.folder / "last.ckpt").is_file():  # no resume from best.ckpt alone
+                files = [self.folder / name for name in FILES]
             there = [f"checkpoints/{file.name}" for file in files if file.is_file()]
             self._send({"step": trainer.global_step}, self.folder.parent if there else None, there)
 

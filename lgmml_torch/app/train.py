@@ -44,18 +44,17 @@ from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_score
 from lgmml_torch.evaluation.tables import OWN_LABELS
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.combine import combination_weights
+from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import bank_curve
-from lgmml_torch.training.distances import compute_distances
+from lgmml_torch.training.callbacks import StopAtStep, bank_curve, quiet_lightning
 from lgmml_torch.training.ideal import ideal_scores
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.quiet import quiet_lightning
+from lgmml_torch.training.preprocessed import compute_distances
+from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import Prepared, Recipe, Trained, check_positions, prepare, train_phi
-from lgmml_torch.training.start import Start
-from lgmml_torch.training.stopping import StopAtStep
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ def train(
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
     evaluations = evaluate_run(cfg, trained.model, prepared, base)
-    model = trained.whole_model(folder)
+    model = trained.model
     if not first:
         return None
     clock.lap("evaluation")
@@ -158,10 +157,10 @@ def found_resume(cfg: DictConfig) -> DictConfig:
         files = (
             place / "checkpoints" / "last.ckpt" for place in places if place == folder or _unfinished(place, folder)
         )
-        found = distributed.agreed(next((str(file) for file in files if file.is_file()), None))
+        found = distributed.broadcast(next((str(file) for file in files if file.is_file()), None))
         log.info("resume=auto: %s", found or "there is nothing to go on from, so the run begins")
     if found is not None:
-        distributed.file_of_first(Path(found))
+        distributed.broadcast_file(Path(found))
     resumed = cfg.copy()
     resumed.resume = found
     return resumed
@@ -269,7 +268,7 @@ def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBa
     found = [seen if base is None else joint(seen)]
     for name in ("valid", "test"):
         if name in splits:
-            policies = model.phi.policies_here if cfg.evaluation.all_policies else (model.phi.policy,)
+            policies = POLICIES[model.phi.mode] if cfg.evaluation.all_policies else (model.phi.policy,)
             unseen = f"{name}: unseen queries"
             there = [evaluate(model, splits[name], split=unseen, policy=policy, **options) for policy in policies]
             found += there if base is None else beside_each_alone(there, model, base, splits[name], options)

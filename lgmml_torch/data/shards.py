@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lgmml_torch import distributed
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
 from lgmml_torch.data.arrow import require_arrow
 from lgmml_torch.data.cache import Cache, resolve
@@ -40,7 +41,6 @@ from lgmml_torch.data.manifest import (
 from lgmml_torch.data.source import PathLike, Source
 from lgmml_torch.data.write import nested_table, save_parquet
 from lgmml_torch.distributed import Spread
-from lgmml_torch.distributed import place as own_place
 from lgmml_torch.files import SUFFIX
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
@@ -237,8 +237,8 @@ def open_shards(
     Raises:
         DataError: the shard that is missing, cut, changed or written twice, or a query that is in two of them.
     """
-    here, there = own_place()
-    rank, processes = here if rank is None else rank, there if world_size is None else world_size
+    rank = distributed.rank() if rank is None else rank
+    processes = distributed.world_size() if world_size is None else world_size
     if not 0 <= rank < processes:
         raise LGMMLError(f"`rank` must lie in [0, world_size = {processes}), got {rank}")
     home, manifest = Path(folder), read_manifest(folder)

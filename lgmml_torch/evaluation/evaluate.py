@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, DataWarning, check_shape
 from lgmml_torch.data.trec import as_arrays
-from lgmml_torch.distributed import of_each
 from lgmml_torch.evaluation.tables import evaluation_markdown, evaluation_table
 from lgmml_torch.functional.ranking.custom import Function, Measure, measures_of
 from lgmml_torch.functional.ranking.measures import rank_data, rank_metrics
@@ -184,8 +183,7 @@ def _all_qids(data: RankingData) -> tuple[Hashable, ...]:
     """The ids of all queries, where processes share them."""
     if data.spread is None:
         return data.qids
-    each = [iter(qids) for qids in of_each(data.qids)]
-    return tuple(next(each[owner]) for owner in data.spread.owner.tolist())
+    return data.spread.all_ids(data.qids)
 
 
 def summarise(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_unit_interval, check_whole
+from lgmml_torch.distributed import gather_lists, pick_lists
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound
 from lgmml_torch.functional.boosting import list_scatter
 from lgmml_torch.functional.gmml import scatter_matrices
@@ -24,7 +25,6 @@ from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_min, segment_sum
-from lgmml_torch.sharing import gather_lists, pick_lists
 
 SCALE_DOCUMENTS = 2000  # the mean distance of more of them is the same
 SCATTER_QUERIES = 300  # and so are diagonal scatters of more lists

@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lgmml_torch.distributed import of_each
+from lgmml_torch.distributed import all_gather
 from lgmml_torch.ragged import RankingData
 
 
 def num_positions(data: RankingData) -> int:
     """Positions from 0 to the last one at which a document of any process was shown; 0 where nobody says."""
     last = -1 if data.positions is None or not data.num_documents else int(data.positions.max())
-    return 1 + (max(of_each(last)) if data.spread is not None else last)
+    return 1 + (max(all_gather(last)) if data.spread is not None else last)
 
 
 def position_step(

@@ -49,9 +49,6 @@ class Phi(nn.Module):
         neighbours: for ``"knn"``.
         hidden: width of the gate.
         sparse: give sparse gradients, so that a step costs what it touches; needs an optimizer that takes them.
-
-    Attributes:
-        mean_of_all: ``(1, K)`` where these are the rows of one process of several: the mean row of all of them.
     """
 
     summaries: Tensor
@@ -83,7 +80,6 @@ class Phi(nn.Module):
             raise LGMMLError(f"`deviations` needs `mode` 'shared', got {mode!r}")
         self.mode, self.deviations, self.neighbours, self.hidden = mode, deviations, neighbours, hidden
         self.num_queries, self.num_metrics, self.sparse = num_queries, num_metrics, sparse
-        self.mean_of_all: Tensor | None = None
         self.policy = policy or POLICIES[mode][0]
         self.table = _embedding(num_queries if mode == "per_query" else 1, num_metrics, sparse)
         self.deviation = _embedding(num_queries, num_metrics, sparse) if deviations else None
@@ -111,11 +107,6 @@ class Phi(nn.Module):
         return self.mode != "shared"
 
     @property
-    def policies_here(self) -> tuple[str, ...]:
-        """The policies that the mode allows, less those that need rows which are elsewhere."""
-        return tuple(name for name in POLICIES[self.mode] if name != "knn" or self.mean_of_all is None)
-
-    @property
     def rows_by_query(self) -> tuple[str, ...]:
         """Names of the tensors that have a row for each training query."""
         own = {"per_query": ("table.weight", "summaries"), "amortized": ("summaries",), "shared": ()}[self.mode]
@@ -137,18 +128,14 @@ class Phi(nn.Module):
     def set_summaries(
         self,
         summaries: Tensor,  # (Q, 2K) of the training lists
-        moments: tuple[Tensor, Tensor] | None = None,  # (2K,) each
     ) -> None:
-        """Remember what the training lists look like.
-
-        ``moments`` are mean and standard deviation over the lists of all processes, where these are those of one.
-        """
+        """Remember what the training lists look like."""
         if not self.needs_summaries:
             return
         check_shape("summaries", summaries, (self.num_queries, 2 * self.num_metrics))
         self.summaries.copy_(summaries)
-        mean, spread = moments or (summaries.mean(0), summaries.std(0, unbiased=False))
-        self.summary_mean.copy_(mean)
+        spread = summaries.std(0, unbiased=False)
+        self.summary_mean.copy_(summaries.mean(0))
         self.summary_spread.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
 
     def forward(
@@ -183,10 +170,8 @@ class Phi(nn.Module):
         """The mean of all rows.
 
         Raises:
-            LGMMLError: there are none, as in a checkpoint whose rows are in other files.
+            LGMMLError: there are none, as in some checkpoints of release 0.2.
         """
-        if self.mean_of_all is not None:
-            return self.mean_of_all.to(self.table.weight)
         if not self.table.num_embeddings:
             raise LGMMLError("`policy` 'mean' needs the rows of the training queries, and this file has none of them")
         return self.table.weight.mean(0, keepdim=True)
@@ -198,10 +183,10 @@ class Phi(nn.Module):
         """The mean row of the training queries whose means of κ are nearest.
 
         Raises:
-            LGMMLError: not all rows are here.
+            LGMMLError: there are no rows, as in some checkpoints of release 0.2.
         """
-        if self.mean_of_all is not None or not self.table.num_embeddings:
-            raise LGMMLError("`policy` 'knn' needs the rows of all training queries in one place; 'mean' does not")
+        if not self.table.num_embeddings:
+            raise LGMMLError("`policy` 'knn' needs the rows of the training queries, and this file has none of them")
         half = self.num_metrics
         return nearest_mean(summaries[:, :half], self.summaries[:, :half], self.table.weight, self.neighbours)
 

@@ -245,7 +245,7 @@ class LGMML(nn.Module):
 
     def without_idle(self, policy: str) -> LGMML:
         """The model without the metrics that no query gives any weight, where the policy makes no other use of them."""
-        if policy not in ("shared", "mean") or self.phi.mean_of_all is not None or not len(self.phi.table.weight):
+        if policy not in ("shared", "mean") or not len(self.phi.table.weight):
             return self
         most = self.phi.table.weight.amax(dim=0)
         if self.phi.deviation is not None:
@@ -275,11 +275,11 @@ class LGMML(nn.Module):
         self,
         dists: Tensor,  # (N, K)
         offsets: Tensor,  # (Q+1,)
-        moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+        gather: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Store summaries of the training lists in Φ, where its mode needs them.
 
-        ``moments`` computes the mean and standard deviation of the summaries of all processes.
+        ``gather`` adds the summaries of the lists that other processes have.
         """
         if not self.phi.needs_summaries:
             return
@@ -289,7 +289,9 @@ class LGMML(nn.Module):
             kappa = kernel(dists[start:stop].to(self.dtype), self.kernel)
             blocks.append(list_summary(kappa, offsets[first : last + 1] - start))
         summaries = torch.cat(blocks)
-        self.phi.set_summaries(summaries, None if moments is None else moments(summaries))
+        if gather is not None:
+            summaries = gather(summaries)
+        self.phi.set_summaries(summaries)
 
     @torch.no_grad()
     def contributions(

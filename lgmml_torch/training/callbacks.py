@@ -1,33 +1,161 @@
-"""What happens around training: the best model is kept, epoch 0 included, and the loggers are told the story."""
+"""What happens around training: checkpoints, figures for loggers, lines for the log, stopping, learning rates."""
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import signal
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import pytorch_lightning as pl
+from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
 from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import plots
-from lgmml_torch.checks import CheckpointError
-from lgmml_torch.models.storage import load_checkpoint
+from lgmml_torch.checks import CheckpointError, check_unit_interval
+from lgmml_torch.models.storage import load_checkpoint, write_checkpoint
 from lgmml_torch.training.loggers import Sink, sink_of
-from lgmml_torch.training.module import LGMMLModule
 
-ROUNDING = 1e-9  # a mean over queries may differ by less with the number of processes that add it up
+if TYPE_CHECKING:
+    from lgmml_torch.training.module import LGMMLModule
+
+log = logging.getLogger(__name__)
+
+_ROUNDING = 1e-9  # a mean over queries may differ by less than this with the number of processes
+_LINES = 10  # log lines for all rounds of a fit, about
+
+# Settings of a trainer that prints no tables, bars and advice.
+QUIET: dict[str, Any] = {
+    "accelerator": "auto",
+    "devices": 1,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
+    "use_distributed_sampler": False,
+    "inference_mode": False,
+}
+_QUIET_LOGGERS = (
+    "pytorch_lightning.utilities.rank_zero",
+    "lightning_fabric.utilities.rank_zero",
+    "pytorch_lightning.trainer.connectors.signal_connector",
+)
+_QUIET_WARNINGS = (
+    ".*does not have many workers.*",
+    ".*is smaller than the logging interval.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+    "`broadcast_buffers` is deprecated",
+)
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Hide advice of Lightning that does not apply: loaders here send row numbers, which is cheap."""
+    for name in _QUIET_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        for message in _QUIET_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        yield
+
+
+class Horizon(NamedTuple):
+    """The length of training, for rules of the learning rate."""
+
+    queries: int
+    updates: int  # single updates in all: batches times their size
+
+
+StepSize = Callable[[int, Horizon], float]
+"""Factor on the learning rate after a number of single updates."""
+
+
+def constant() -> None:
+    """No rule: the optimizer's learning rate stays as it is."""
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """μ_t = 1/(1 + exp(t/(100·Q))): half at the start, then falling within a few hundred updates per query.
+
+    >>> Logistic()(0, Horizon(queries=10, updates=100))
+    0.5
+    """
+
+    def __call__(self, updates: int, horizon: Horizon) -> float:
+        """The factor after that many single updates."""
+        # exp overflows beyond 709; the step is zero in any float long before.
+        return 1 / (1 + math.exp(min(updates / (100 * horizon.queries), 700.0)))
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """A rise along half a cosine over the share ``warmup`` of all updates, then a fall along the other half to zero.
+
+    >>> rule, horizon = OneCycle(warmup=0.25, start=0.0), Horizon(queries=10, updates=100)
+    >>> [round(rule(t, horizon), 3) for t in (0, 25, 100)]
+    [0.0, 1.0, 0.0]
+    """
+
+    warmup: float = 0.15
+    start: float = 0.04
+
+    def __post_init__(self) -> None:
+        check_unit_interval("warmup", self.warmup)
+        check_unit_interval("start", self.start)
+
+    def __call__(self, updates: int, horizon: Horizon) -> float:
+        """The factor after that many single updates."""
+        done = min(1.0, updates / max(1, horizon.updates))
+        if done < self.warmup:
+            return self.start + (1 - self.start) * (1 - math.cos(math.pi * done / self.warmup)) / 2
+        return (1 + math.cos(math.pi * (done - self.warmup) / max(1e-9, 1 - self.warmup))) / 2
+
+
+class CheckpointFiles(CheckpointIO):
+    """Lightning's checkpoints as files: written atomically with a seal, read without running code."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint; an earlier one of that name survives any failure.
+
+        Raises:
+            NoSpaceError: the disk is full.
+        """
+        write_checkpoint(path, checkpoint)
+
+    def load_checkpoint(self, path: str | os.PathLike[str], *_: Any, **__: Any) -> dict[str, Any]:
+        """Read a checkpoint into main memory.
+
+        Raises:
+            CheckpointError: it is missing, foreign, damaged or newer than this release.
+        """
+        content = load_checkpoint(path)
+        if "rows" in content:
+            raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
+        return content
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint."""
+        Path(path).unlink(missing_ok=True)
 
 
 class KeepCheckpoints(Checkpoint):
     """Writes ``best.ckpt`` whenever validation improves, the untrained Φ of epoch 0 included, and ``last.ckpt``.
 
     Args:
-        folder: where to.
+        folder: of both files.
         monitor: a validation metric, higher is better.
         every_n_steps: how often ``last.ckpt`` is written within an epoch; it is always written at its end.
     """
@@ -37,30 +165,30 @@ class KeepCheckpoints(Checkpoint):
         self.monitor, self.every_n_steps = monitor, every_n_steps
         self.best, self.best_epoch = -math.inf, -1
         self.curve: dict[int, float] = {}
-        self.run = uuid.uuid4().hex  # a file of another run that was put in the place of ours shall not pass for it
+        self.run = uuid.uuid4().hex  # so that a file of another run is noticed
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Judge the starting weights, unless this run goes on from a checkpoint."""
+        """Validate the starting weights, unless this run resumes from a checkpoint."""
         self.run = trainer.strategy.broadcast(self.run)
         if not self.curve and trainer.val_dataloaders:
-            values = cast(LGMMLModule, pl_module).validate_now(trainer.val_dataloaders)
+            values = cast("LGMMLModule", pl_module).validate_now(trainer.val_dataloaders)
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=0)
             self._judge(trainer, 0, values.get(self.monitor, math.nan))
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Keep a place to go on from in the middle of an epoch."""
+        """Write ``last.ckpt`` in the middle of an epoch."""
         if trainer.global_step % self.every_n_steps == 0:
             trainer.save_checkpoint(self.last_file, weights_only=False)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Judge the epoch that has just ended."""
+        """Compare the epoch that has just ended with the best one."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             value = float(trainer.callback_metrics.get(self.monitor, math.nan))
             self._judge(trainer, trainer.current_epoch + 1, value)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep a place to go on from; without validation the last epoch is the best there is."""
+        """Write ``last.ckpt``; without validation the last epoch is also the best one."""
         if not trainer.val_dataloaders:
             self.best, self.best_epoch = math.nan, trainer.current_epoch + 1
             trainer.save_checkpoint(self.best_file, weights_only=False)
@@ -69,9 +197,12 @@ class KeepCheckpoints(Checkpoint):
     def _judge(self, trainer: pl.Trainer, epoch: int, value: float) -> None:
         self.curve[epoch] = value
         undecided = math.isnan(value) and self.best == -math.inf  # no validation query has a relevant document
-        if value > self.best + ROUNDING or undecided:
-            self.best, self.best_epoch = (self.best if undecided else value), epoch
-            trainer.save_checkpoint(self.best_file, weights_only=False)
+        if value > self.best + _ROUNDING:
+            self.best = value
+        elif not undecided:
+            return
+        self.best_epoch = epoch
+        trainer.save_checkpoint(self.best_file, weights_only=False)
 
     def state_dict(self) -> dict[str, Any]:
         """For resuming."""
@@ -85,24 +216,24 @@ class KeepCheckpoints(Checkpoint):
 
 
 def run_of(file: Path) -> str | None:
-    """Which run wrote a checkpoint; None where release 0.1 did."""
+    """The id of the run that wrote a checkpoint; None for checkpoints of release 0.1."""
     states = load_checkpoint(file).get("callbacks", {})
     return cast("str | None", states.get(KeepCheckpoints.__qualname__, {}).get("run"))
 
 
 def check_same_run(file: Path, run: str | None) -> None:
-    """Require that a checkpoint is of a run, as far as both can be told.
+    """Require that a checkpoint is of a run, where both ids are known.
 
     Raises:
-        CheckpointError: it is of another one.
+        CheckpointError: it is of another run.
     """
     written = run_of(file)
     if None not in (written, run) and written != run:
-        raise CheckpointError(f"{file} is of another run than the one that goes on here; put its own file there")
+        raise CheckpointError(f"{file} belongs to another run; put back the file of the run that is resumed")
 
 
 class Story(Callback):
-    """Φ, the metrics and the throughput, told to every logger in what it can show."""
+    """Logs Φ, statistics of the metrics and the throughput; figures only to loggers that show them."""
 
     def __init__(self, *, pictures: bool = True) -> None:
         self.pictures = pictures
@@ -110,8 +241,8 @@ class Story(Callback):
         self._steps: dict[int, int] = {0: 0}  # at the end of each epoch
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """What the metrics look like; training does not change them."""
-        bank = cast(LGMMLModule, pl_module).model.metrics
+        """Log the metrics of the start."""
+        bank = cast("LGMMLModule", pl_module).model.metrics
         spectra, conditions = plots.metric_spectra(bank)
         quality = bank.quality[~bank.quality.isnan()]
         for sink in _sinks(trainer):
@@ -122,8 +253,8 @@ class Story(Callback):
                 sink.histogram("metrics/anchor_ndcg", quality, 0)
                 sink.numbers({"metrics/mean_anchor_ndcg": float(quality.mean())}, 0)
         if self.pictures:
-            show(trainer, "metrics/spectrum", lambda: plots.spectrum_picture(bank), 0)
-        self._picture_phi(trainer, pl_module, trainer.global_step)
+            _show(trainer, "metrics/spectrum", lambda: plots.spectrum_picture(bank), 0)
+        self._show_phi(trainer, pl_module, trainer.global_step)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock."""
@@ -132,15 +263,14 @@ class Story(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the work."""
+        """Count the tuples."""
         self._tuples += len(batch.queries)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tuples per second of all processes, and what has become of Φ."""
+        """Log Φ and the tuples per second of all processes."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         pl_module.log("train/tuples_per_second", self._tuples / seconds, reduce_fx="sum", sync_dist=True)
-        rows = cast(LGMMLModule, pl_module).model.phi
-        phi = (rows.table.weight if len(rows.table.weight) else rows.mean_row()).detach()
+        phi = cast("LGMMLModule", pl_module).model.phi.table.weight.detach()
         pl_module.log("phi/share_zero", (phi == 0).float().mean(), sync_dist=True)
         pl_module.log("phi/mean", phi.mean(), sync_dist=True)
         self._steps[trainer.current_epoch + 1] = trainer.global_step
@@ -148,38 +278,142 @@ class Story(Callback):
             sink.histogram("phi/values", phi, trainer.global_step)
 
     def show_kept(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
-        """The metrics with the weights that were kept, at the step where their epoch ended."""
-        self._picture_phi(trainer, pl_module, self._steps.get(epoch, trainer.global_step))
+        """Show the metrics with the weights that were kept, at the step where their epoch ended."""
+        self._show_phi(trainer, pl_module, self._steps.get(epoch, trainer.global_step))
 
-    def _picture_phi(self, trainer: pl.Trainer, pl_module: pl.LightningModule, step: int) -> None:
-        if self.pictures:
-            model = cast(LGMMLModule, pl_module).model
-            names = [str(source).removeprefix("feature ") for source in model.preprocess.sources()]
-            weights = model.phi.mean_row()[0].detach()
-            draw = partial(plots.metrics_picture, model.metrics, weights, names=names, panels=4)  # boards show it small
-            show(trainer, "metrics/learned", draw, step)
+    def _show_phi(self, trainer: pl.Trainer, pl_module: pl.LightningModule, step: int) -> None:
+        if not self.pictures:
+            return
+        model = cast("LGMMLModule", pl_module).model
+        names = [str(source).removeprefix("feature ") for source in model.preprocess.sources()]
+        weights = model.phi.mean_row()[0].detach()
+
+        def draw() -> Any:
+            return plots.metrics_picture(model.metrics, weights, names=names, panels=4)  # boards show it small
+
+        _show(trainer, "metrics/learned", draw, step)
 
 
-def show(trainer: pl.Trainer, tag: str, draw: Callable[[], Any], step: int) -> None:
-    """Draw a picture once and show it to every logger that has a place for it; where none has, do not draw it."""
-    places = [sink for sink in _sinks(trainer) if sink.shows_pictures]
-    if places:
+def _show(trainer: pl.Trainer, tag: str, draw: Callable[[], Any], step: int) -> None:
+    """Draw a figure once and give it to every logger that shows figures; without such a logger, do not draw it."""
+    sinks = [sink for sink in _sinks(trainer) if sink.shows_pictures]
+    if sinks:
         figure = draw()
-        for sink in places:
+        for sink in sinks:
             sink.picture(tag, figure, step)
 
 
-def bank_curve(loggers: Sequence[Logger]) -> Callable[[int, Any], None]:
-    """A callback for fitting that sends what it is told to the loggers, e.g. the validation curve of boosting."""
+def _sinks(trainer: pl.Trainer) -> list[Sink]:
+    if not trainer.is_global_zero:
+        return []
+    return [sink_of(logger) for logger in trainer.loggers]
 
-    def tell(done: int, info: Any) -> None:
-        numbers = {f"bank/{name}": value for name, value in vars(info).items() if isinstance(value, float)}
+
+def _figures(info: Any) -> dict[str, float]:
+    """The numbers that a fit reports of a round."""
+    return {name: value for name, value in vars(info).items() if isinstance(value, float)}
+
+
+def bank_curve(loggers: Sequence[Logger]) -> Callable[[int, Any], None]:
+    """An ``on_round`` callback that sends the numbers of a round to the loggers, e.g. the validation curve."""
+
+    def send(done: int, info: Any) -> None:
+        numbers = {f"bank/{name}": value for name, value in _figures(info).items()}
         if numbers:
             for logger in loggers:
                 logger.log_metrics(numbers, step=done)
 
-    return tell
+    return send
 
 
-def _sinks(trainer: pl.Trainer) -> list[Sink]:
-    return [sink_of(logger) for logger in trainer.loggers] if trainer.is_global_zero else []
+def log_rounds(done: int, info: Any) -> None:
+    """An ``on_round`` callback that logs about ten of the rounds, and the last one."""
+    total = int(info.total)
+    if done % max(1, total // _LINES) and done != total:
+        return
+    figures = [f"{name} {value:.4f}" for name, value in _figures(info).items()]
+    log.info("%s", ", ".join([f"local metrics: {done} of {total}", *figures]))
+
+
+class LogEpochs(Callback):
+    """Logs the end of every epoch, with its validation measure."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lightning calls this after validation."""
+        epoch = trainer.current_epoch + 1
+        line = f"epoch {epoch} of {trainer.max_epochs}"
+        for keeper in trainer.checkpoint_callbacks:
+            if isinstance(keeper, KeepCheckpoints) and epoch in keeper.curve:
+                measure = keeper.monitor.removeprefix("val/").replace("ndcg", "NDCG")
+                line += f", validation {measure} {keeper.curve[epoch]:.4f}"
+        log.info("%s", line)
+
+
+class Stopper(Protocol):
+    """An object that may ask for the end at any moment, see `lgmml_torch.app.signals.Watch`."""
+
+    asked: int | None
+    waits: bool
+
+    def listen(self) -> None:
+        """Install the signal handlers again after Lightning has replaced them."""
+
+    def stop(self) -> None:
+        """Raise if the end was asked for."""
+
+
+class StopAtStep(Callback):
+    """Ends training when it is asked to, with a ``last.ckpt`` of that very step.
+
+    At the last batch of an epoch it lets the epoch end: validation belongs to it, and ``last.ckpt`` is written then
+    anyway. Lightning's own handling of SIGTERM and Ctrl-C, which saves nothing, is replaced.
+    """
+
+    def __init__(self, stopper: Stopper) -> None:
+        self._stopper = stopper
+        self._step = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """From here on a signal waits for the next step."""
+        self._stopper.listen()
+        self._stopper.waits = True
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop between epochs: everything is saved."""
+        if self._asked(trainer):
+            self._stopper.stop()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Note the step before the batch: accumulated gradients are in no checkpoint."""
+        self._step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save this step and stop, if that is asked for."""
+        last = batch_idx + 1 >= trainer.num_training_batches
+        if not self._asked(trainer) or last or trainer.global_step == self._step:
+            return
+        for keeper in trainer.checkpoint_callbacks:
+            if isinstance(keeper, KeepCheckpoints):
+                trainer.save_checkpoint(keeper.last_file, weights_only=False)
+        self._stopper.stop()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """After training, a signal may interrupt immediately."""
+        self._stopper.waits = False
+        self._stopper.stop()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """After training, a signal may interrupt immediately."""
+        self._stopper.waits = False
+
+    def _asked(self, trainer: pl.Trainer) -> bool:
+        """Whether any process has been asked: all must stop at the same step."""
+        asked = self._stopper.asked is not None
+        if trainer.world_size == 1:
+            return asked
+        any_asked = bool(trainer.strategy.reduce_boolean_decision(asked, all=False))
+        if any_asked and not asked:
+            self._stopper.asked = signal.SIGTERM
+        return any_asked

@@ -27,10 +27,10 @@ from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import all_views, build_preprocess, list_rank_features
 from lgmml_torch.parameters import PHIS
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.losses import Softmax, Warp
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import PhiSettings, Recipe
-from lgmml_torch.training.step_size import OneCycle
 
 BANKS = ("boosted", "trained", "sampled")
 TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on

@@ -1,20 +1,93 @@
-"""Who is told about a run: loggers without the noise, and what each of them can show beyond numbers.
+"""Lightning's loggers with small changes, and what each of them can show beyond numbers.
 
-Training speaks to Lightning's loggers through a `Sink`: pictures, histograms, files, settings with the final figures.
-What a logger has no place for, its sink leaves out. A logger of another kind becomes known by an entry of `SINKS`.
+Training writes to a logger through a `Sink`: figures, histograms, files, settings with the final results. A sink leaves
+out what its logger cannot show. A logger of another kind needs an entry in `SINKS`.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_fabric.loggers.logger import rank_zero_experiment
 from pytorch_lightning.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from pytorch_lightning.loggers.logger import DummyLogger
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from lgmml_torch.checks import require
+
+log = logging.getLogger(__name__)
+
+
+class TensorBoard(TensorBoardLogger):
+    """TensorBoard without the number of the epoch; training continues if events cannot be written."""
+
+    _failed = False
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """TensorBoard's writer; an object that does nothing where no file can be made."""
+        if self._experiment is None and not self._failed:
+            try:
+                writer: Any = super().experiment
+                writer.file_writer.event_writer = _SafeEvents(writer.file_writer.event_writer, self._fail)
+            except OSError as error:
+                self._fail(error)
+        return DummyLogger().experiment if self._experiment is None else self._experiment
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log numbers at a step."""
+        super().log_metrics(_without_epoch(metrics), step)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Log the settings of the run."""
+        writer = self.experiment
+        if writer is self._experiment:
+            super().log_hyperparams(*args, **kwargs)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the settings beside the events."""
+        try:
+            super().save()
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            reason = error.strerror or error
+            log.warning("Could not write TensorBoard events (%s); training continues without them.", reason)
+        self._failed = True
+
+
+class _SafeEvents:
+    """An event writer of TensorBoard that reports an `OSError` instead of raising it."""
+
+    def __init__(self, writer: Any, fail: Callable[[OSError], None]) -> None:
+        self._writer, self._fail = writer, fail
+
+    def add_event(self, event: Any) -> None:
+        self._attempt(self._writer.add_event, event)
+
+    def flush(self) -> None:
+        self._attempt(self._writer.flush)
+
+    def close(self) -> None:
+        self._attempt(self._writer.close)
+
+    def get_logdir(self) -> str:
+        return str(self._writer.get_logdir())
+
+    def _attempt(self, method: Callable[..., None], *args: Any) -> None:
+        try:
+            method(*args)
+        except OSError as error:
+            self._fail(error)
 
 
 class Wandb(WandbLogger):
@@ -27,7 +100,7 @@ class Wandb(WandbLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Numbers at a step."""
-        super().log_metrics(without_epoch(metrics), step)
+        super().log_metrics(_without_epoch(metrics), step)
 
     def finalize(self, status: str) -> None:
         """A run that failed is over; one that went well has still to be told of its outcome."""
@@ -56,11 +129,11 @@ class MLflow(MLFlowLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Numbers at a step; MLflow has no ``@`` in names: ``val/ndcg_at_10``."""
-        plain = {plain_name(name): value for name, value in without_epoch(metrics).items()}
+        plain = {plain_name(name): value for name, value in _without_epoch(metrics).items()}
         super().log_metrics(plain, step)
 
 
-def without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
+def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
     """Lightning adds the number of the epoch to everything it logs; the step says as much."""
     return {name: value for name, value in metrics.items() if name != "epoch"}
 

@@ -12,7 +12,6 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lgmml_torch import distributed
 from lgmml_torch.checks import DivergedError, LGMMLError, check_number, check_positive
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.positions import bias_of
@@ -20,14 +19,13 @@ from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel, score, tie_equal_rows
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.models.storage import FORMAT, MODEL_PREFIX, VERSION, check_archive, check_header
+from lgmml_torch.models.storage import FORMAT, VERSION, check_archive, check_header
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatch, mixed_seed
+from lgmml_torch.training.callbacks import Horizon, StepSize
 from lgmml_torch.training.losses import Loss, LossValue, Warp, build_loss
-from lgmml_torch.training.rows import OwnRows
-from lgmml_torch.training.step_size import Horizon, StepSize
-from lgmml_torch.training.views import Views
+from lgmml_torch.training.preprocessed import Views
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DEFAULT_OPTIMIZER: OptimizerFactory = partial(torch.optim.SGD, lr=0.001)
@@ -122,9 +120,7 @@ class LGMMLModule(pl.LightningModule):
         self.trains_metrics = self.model.metrics.trained  # inputs are features then, also when training is over
         self._data: dict[str, tuple[RankingData, Tensor | Views]] = {}
         self._placed: dict[str, Lists] = {}
-        self._hooks: list[Any] = []
         self._moved: Tensor | None = None  # rows of Φ that the coming step moves; None: any
-        self.rows: OwnRows | None = None
         self.counts: dict[str, dict[str, int]] = {}  # queries counted in the last evaluation of a split
         bias = torch.zeros(num_positions) if num_positions else None
         if bias is not None and self.trains_metrics:
@@ -145,11 +141,6 @@ class LGMMLModule(pl.LightningModule):
         self._data[split] = (data, inputs)
         self._placed.pop(split, None)
 
-    def keep_rows(self, rows: OwnRows) -> None:
-        """Have rows of Φ for the training lists of this process only; nobody else needs or changes them."""
-        self.rows = rows
-        self._ddp_params_and_buffers_to_ignore = [MODEL_PREFIX + name for name in rows.names]
-
     def data_of(self, split: str) -> RankingData:
         """The lists of a split, as they were attached."""
         return self._data[split][0]
@@ -159,31 +150,7 @@ class LGMMLModule(pl.LightningModule):
         if self.model.phi.needs_summaries:
             lists = self.lists("train")
             everything = lists.part(slice(None), lists.offsets)
-            moments = None if self.rows is None else distributed.moments_of_all
-            self.model.summarize(self._distances(everything), lists.offsets, moments)
-        if self.rows is not None:  # their gradients are not averaged, as those of all others are
-            size = self.trainer.world_size
-            own = [weight for name, weight in self.model.named_parameters() if name in self.rows.names]
-            self._hooks = [weight.register_hook(lambda gradient: gradient / size) for weight in own]  # type: ignore[no-untyped-call]
-
-    def on_fit_end(self) -> None:
-        """Leave gradients alone again."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def agree_on_rows(self) -> None:
-        """Tell Φ the mean row of all processes, where each has some."""
-        if self.rows is not None and distributed.place()[1] > 1:
-            phi = self.model.phi
-            phi.mean_of_all = distributed.moments_of_all(phi.table.weight.detach())[0][None]
-
-    def on_validation_epoch_start(self) -> None:
-        """New queries may get the mean of all rows."""
-        self.agree_on_rows()
-
-    def on_test_epoch_start(self) -> None:
-        """New queries may get the mean of all rows."""
-        self.agree_on_rows()
+            self.model.summarize(self._distances(everything), lists.offsets, self.data_of("train").of_all_queries)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """Loss of one batch."""
@@ -209,22 +176,17 @@ class LGMMLModule(pl.LightningModule):
         return total
 
     def _nothing(self) -> Tensor:
-        """Zero, with gradients of zero for all that is trained: other processes wait for them.
-
-        Nobody waits for rows of Φ that are this process's own: of these none is touched.
-        """
-        phi, own = self.model.phi, () if self.rows is None else self.rows.names
-        tables = {"phi.table.weight": phi.table} | (
-            {} if phi.deviation is None else {"phi.deviation.weight": phi.deviation}
-        )
-        sums = []
-        for name, parameter in self.model.named_parameters():
-            if name in tables:
-                touched = torch.zeros(int(name not in own), dtype=torch.long, device=self.device)
-                sums.append(tables[name](touched).sum())
-            elif parameter.requires_grad:
-                sums.append(parameter.sum())
-        return torch.stack(sums).sum() * 0.0
+        """Zero, with gradients of zero for all that is trained: DDP waits for them on every rank."""
+        total = torch.zeros((), device=self.device)
+        no_rows = torch.zeros(0, dtype=torch.long, device=self.device)
+        for part in self.model.modules():
+            if isinstance(part, nn.Embedding):
+                total = total + part(no_rows).sum()
+                continue
+            for parameter in part.parameters(recurse=False):
+                if parameter.requires_grad:
+                    total = total + parameter.sum() * 0.0
+        return total
 
     def batch_loss(self, batch: TrainingBatch, batch_idx: int = 0) -> LossValue:
         """The loss of a batch, differentiable in all that is trained."""
@@ -314,7 +276,6 @@ class LGMMLModule(pl.LightningModule):
     @torch.no_grad()
     def validate_now(self, blocks: Iterable[Tensor]) -> dict[str, float]:
         """Validation metrics of the weights as they are, outside Lightning's loops."""
-        self.agree_on_rows()
         for block in blocks:
             self._evaluate("valid", block, self.valid_metrics)
         values = {f"val/{name}": float(value) for name, value in self.valid_metrics.compute().items()}
@@ -328,13 +289,17 @@ class LGMMLModule(pl.LightningModule):
         start, stop = int(lists.offsets[first]), int(lists.offsets[last])
         offsets = lists.offsets[first : last + 1] - start
         kappa = kernel(self._distances(lists.part(slice(start, stop), offsets)), self.model.kernel)
-        rows = torch.arange(first, last, device=kappa.device) if known else None
+        rows = self._rows_of_phi(split, first, last).to(kappa.device) if known else None
         scores = score(kappa, self.model.weights(kappa, offsets, rows=rows), offsets)
         if not bool(scores.isfinite().all()):
             raise DivergedError(
                 f"scores of the {split} lists are not finite at step {self.global_step}; no model is kept"
             )
         return tie_equal_rows(scores, self._data[split][0].features[start:stop], offsets)
+
+    def _rows_of_phi(self, split: str, first: int, last: int) -> Tensor:  # (B,)
+        spread = self.data_of(split).spread
+        return torch.arange(first, last) if spread is None else spread.own[first:last]
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and the step-size rule counted in single updates."""

@@ -1,28 +1,31 @@
-"""The stages of training, one after the other; what `train.py` and `LGMMLRanker` both compose.
+"""The stages of training, which `train.py` and `LGMMLRanker` both call: `prepare`, then `train_phi`.
 
-A `Recipe` says what is fitted, `Surroundings` where and under whose eyes; both are fixed before the first stage starts,
-and `rehearse` finds out what of a recipe cannot work before any time is spent on it.
+A `Recipe` has the settings of what is fitted. `Surroundings` has the output folder, trainer, callbacks, loggers and
+cache. `rehearse` checks a recipe before any time is spent on it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
+from lgmml_torch.distributed import gather_lists
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, as_builder
 from lgmml_torch.functional.positions import num_positions, position_curve
 from lgmml_torch.functional.ranking.custom import Function, Measure
@@ -33,13 +36,9 @@ from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.sharing import gather_lists
-from lgmml_torch.training.batches import TrainingBatches, telling_loader_failures
-from lgmml_torch.training.callbacks import KeepCheckpoints, Story
-from lgmml_torch.training.checkpoints import CheckpointFiles
-from lgmml_torch.training.datamodule import RankingDataModule
-from lgmml_torch.training.distances import compute_distances
-from lgmml_torch.training.kept import bring_best, keep_start, take_kept
+from lgmml_torch.training.batches import TrainingBatches
+from lgmml_torch.training.callbacks import QUIET, CheckpointFiles, KeepCheckpoints, StepSize, Story, quiet_lightning
+from lgmml_torch.training.datamodule import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.losses import Loss, Warp
 from lgmml_torch.training.module import (
     DEFAULT_OPTIMIZER,
@@ -48,18 +47,14 @@ from lgmml_torch.training.module import (
     OptimizerFactory,
     make_optimizer,
 )
-from lgmml_torch.training.processes import trainer_settings
-from lgmml_torch.training.quiet import QUIET, quiet_lightning
-from lgmml_torch.training.rows import OwnRows, OwnRowsFiles, OwnRowsStrategy
-from lgmml_torch.training.start import Start
-from lgmml_torch.training.step_size import StepSize
-from lgmml_torch.training.unfinished import Unfinished
-from lgmml_torch.training.views import Views, fit_through, sample_of, seen_through
+from lgmml_torch.training.preprocessed import Views, compute_distances, fit_preprocess, preprocessed, sample_of
+from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_start, take_kept
 
 log = logging.getLogger(__name__)
 
 MakePhi = Callable[..., Phi]
-KEPT = ("best", "last")
+_KEEP = ("best", "last")
+_LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
 USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
 
@@ -74,7 +69,7 @@ class PhiSettings:
         step_size: see `LGMMLModule`.
         dropout: see `LGMMLModule`.
         deviation_penalty: see `LGMMLModule`.
-        keep: weights to come back with: ``"best"`` by validation NDCG@10, or ``"last"``.
+        keep: the weights of the result: ``"best"`` by validation, or ``"last"``.
         preset: metric definitions of the curves.
         distances: dtype distances are kept in: the model's when None, or a half precision.
     """
@@ -90,7 +85,7 @@ class PhiSettings:
     distances: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        check_choice("keep", self.keep, KEPT)
+        check_choice("keep", self.keep, _KEEP)
 
 
 @dataclass(frozen=True)
@@ -103,8 +98,8 @@ class Recipe:
         make_phi: called with the numbers of queries and metrics and, where the bank has weights, with ``init``.
         phi: how Φ is trained.
         seed: of all draws.
-        categories: how they become numbers, where the data has any.
-        measure: what decides on validation lists when to stop and what to keep, by name or as a function.
+        categories: settings of the encoder of categories.
+        measure: decides on validation lists when to stop and what to keep; a name or a function.
         grows: whether the metrics are added to those of an earlier model.
     """
 
@@ -140,7 +135,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where Φ is trained, and who watches.
+    """Output folder, trainer, callbacks, loggers and cache of training.
 
     Attributes:
         folder: for ``best.ckpt`` and ``last.ckpt``.
@@ -148,7 +143,7 @@ class Surroundings:
         callbacks: further ones.
         loggers: e.g. TensorBoard.
         cache: where distances are kept; in memory when None.
-        resume: a ``last.ckpt`` to go on from.
+        resume: a ``last.ckpt`` to resume from.
         every_n_steps: how often ``last.ckpt`` is written within an epoch.
     """
 
@@ -163,14 +158,14 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Preprocessing and metrics, fitted, and what training needs of every split.
+    """Fitted preprocessing and metrics, and the inputs of training.
 
     Attributes:
         preprocess: fitted.
         bank: fitted, or the start of one that is trained.
         splits: raw lists, with numbers in place of categories.
         inputs: of the splits so far: distances, or preprocessed features where the metrics are trained.
-        encoder: what made numbers of categories, where there were any.
+        encoder: turned categories into numbers; None without categories.
     """
 
     preprocess: Preprocess
@@ -180,16 +175,23 @@ class Prepared:
     encoder: CategoryEncoder | None = None
 
     def model(self, make_phi: MakePhi) -> LGMML:
-        """A ranker with fresh weights: the bank's own Φ₀ where it has one."""
-        train = self.splits["train"]
+        """A ranker with fresh weights: the bank's own Φ₀ where it has one.
+
+        Raises:
+            ConfigError: weights for each query of data that processes share are too large for every process.
+        """
+        train, metrics = self.splits["train"], self.bank.metrics
+        queries, qids = len(train.all_sizes), train.qids
+        if train.spread is not None and distributed.world_size() > 1:
+            row = _row_bytes(make_phi(1, metrics.num_metrics))
+            if row * queries > _LARGEST_PHI:
+                raise ConfigError(
+                    f"Φ of {queries:,} queries takes {row * queries / 2**30:.1f} GiB on every process, more than "
+                    f"{_LARGEST_PHI / 2**30:g} GiB; use phi=shared"
+                )
+            qids = train.spread.all_ids(qids) if row else ()
         start = {} if self.bank.phi is None else {"init": self.bank.phi}
-        phi = make_phi(train.num_queries, self.bank.metrics.num_metrics, **start)
-        elsewhere = train.spread is not None and distributed.place()[1] > 1
-        if elsewhere and phi.policy == "knn":
-            raise ConfigError("`phi.policy` 'knn' needs all training queries in one process; 'mean' and 'ones' do not")
-        if elsewhere and not phi.rows_by_query:
-            phi.num_queries = len(train.all_sizes)
-        metrics = self.bank.metrics
+        phi = make_phi(queries, metrics.num_metrics, **start)
         if self.bank.trained:  # on a copy: the bank may be the start of several models
             metrics = deepcopy(metrics)
             metrics.train_metrics_()
@@ -198,7 +200,7 @@ class Prepared:
             metrics,
             phi,
             kernel=self.bank.kernel,
-            qids=() if elsewhere and not phi.rows_by_query else train.qids,
+            qids=qids,
             feature_names=train.feature_names,
             encoder=self.encoder,
         )
@@ -207,7 +209,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Trained:
-    """A model, how validation went, and what Lightning leaves.
+    """A trained model, its validation curve, and Lightning's objects.
 
     Attributes:
         module: with the weights that were kept.
@@ -221,23 +223,24 @@ class Trained:
 
     @property
     def model(self) -> LGMML:
-        """The ranker; of several processes that share the training queries, each has the rows of its own."""
+        """The ranker."""
         return self.module.model
-
-    def whole_model(self, folder: Path) -> LGMML:
-        """The ranker with the rows of all queries on the first process; ``folder`` has room for them."""
-        rows = self.module.rows
-        return self.model if rows is None else rows.whole(self.model, folder)
 
     @property
     def position_bias(self) -> dict[int, float] | None:
-        """What being shown at each position added to a score in training; None without positions."""
+        """The bias of each position in training; None without positions."""
         bias = self.module.position_bias
         return None if bias is None else position_curve(bias, self.module.data_of("train"))
 
 
+def _row_bytes(phi: Phi) -> int:
+    """Bytes that a training query adds to Φ."""
+    state = phi.state_dict()
+    return sum(state[name].nbytes for name in phi.rows_by_query)
+
+
 def rehearse(recipe: Recipe) -> None:
-    """Try the parts of a recipe that need no data worth the name, so that a mistake in them costs no fit.
+    """Check the parts of a recipe without data, so that a mistake costs no time.
 
     Raises:
         LGMMLError: what is wrong.
@@ -270,13 +273,13 @@ def prepare(
     unfinished: Path | None = None,
     start: Start | None = None,
 ) -> Prepared:
-    """Make numbers of categories, fit the preprocessing on the training lists, then build the local metrics.
+    """Encode categories, fit the preprocessing on the training lists, then build the local metrics.
 
-    ``unfinished`` is a folder for how far a fit has come: one that was killed goes on from there when it is repeated.
-    With a ``start``, its preprocessing stays, and metrics are added to its own.
+    ``unfinished`` is a folder for the state of a fit: a killed fit resumes from it when it is repeated. With a
+    ``start``, its preprocessing stays, and metrics are added to its own.
 
-    The preprocessing, and all metrics but boosted ones, are fitted on a sample of the lists where they have more than
-    `SAMPLE_VALUES` values: the same one in memory, from shards, and on any number of processes.
+    The preprocessing, and all metrics but boosted ones, are fitted on a sample of the lists if these have more than
+    `SAMPLE_VALUES` values. The sample does not depend on shards or the number of processes.
     """
     rehearse(recipe)
     if start is None:
@@ -299,7 +302,7 @@ def prepare(
             if on_round is not None:
                 on_round(done, info)
 
-        further = recipe.builder_arguments(earlier) | state.found()
+        further = recipe.builder_arguments(earlier) | state.arguments()
         bank = recipe.builder(fitted, seen, seed=recipe.seed, on_round=tell, **further)
     state.done()
     log.info("%d local metrics", bank.metrics.num_metrics)
@@ -311,34 +314,37 @@ def prepare(
 
 
 def check_positions(train: RankingData, fitted: bool) -> None:
-    """Refuse positions where nothing would learn what they add to a score.
+    """Refuse positions of documents if no biases are fitted.
 
     Raises:
-        ConfigError: the metrics are neither boosted nor trained now.
+        ConfigError: the metrics are neither boosted nor trained.
     """
     if train.positions is not None and not fitted:
-        raise ConfigError("positions need metrics that are boosted or trained in this fit, got others")
+        raise ConfigError("Position debiasing works only with boosted or trained metrics")
 
 
 def _through(
     preprocess: Preprocess, splits: Mapping[str, RankingData], recipe: Recipe, folder: Path | None, *, known: bool
 ) -> tuple[RankingData, RankingData | None]:
-    """Training and validation lists as the builder shall see them; the preprocessing is fitted unless it is known."""
+    """Preprocessed training and validation lists for the builder; the preprocessing is fitted unless it is known."""
     train, valid = splits["train"], splits.get("valid")
     trains, everywhere = recipe.builder.trains_metrics, recipe.builder.takes_shared_lists
     shown = sample_of(train, recipe.seed, folder)
     wanted = train if everywhere and not trains else shown
-    fitted = seen_through(preprocess, wanted, folder) if known else fit_through(preprocess, shown, wanted, folder)
+    if not known:
+        fitted = fit_preprocess(preprocess, shown, wanted, folder)
+    else:
+        fitted = preprocessed(preprocess, wanted, folder)
     if not everywhere:
         fitted = gather_lists(fitted, folder)
     if valid is None or (trains and valid.spread is not None):
         return fitted, None
     judged = valid if everywhere else gather_lists(sample_of(valid, recipe.seed, folder), folder)
-    return fitted, seen_through(preprocess, judged, folder)
+    return fitted, preprocessed(preprocess, judged, folder)
 
 
 def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None) -> None:
-    """What training needs of every split that has nothing yet: distances, kept in ``dtype``, or features."""
+    """Add the missing inputs of splits: distances in ``dtype``, or features where the metrics are trained."""
     for name, data in prepared.splits.items():
         if name in prepared.inputs:
             continue
@@ -351,7 +357,7 @@ def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dty
 
 
 def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Trained:
-    """Train Φ in Lightning; the module comes back with the weights that validation kept."""
+    """Train Φ in Lightning; the result has the weights that validation kept."""
     module = make_module(prepared, recipe, around.cache)
     splits, settings = prepared.splits, recipe.phi
     data_module = RankingDataModule(
@@ -366,8 +372,8 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     keeper = KeepCheckpoints(around.folder, monitor=f"val/{measure.name}", every_n_steps=around.every_n_steps)
     if around.resume is not None:
         bring_best(around.resume, keeper.best_file)
-    with quiet_lightning(), telling_loader_failures():
-        lightning = make_trainer(around, keeper, module.rows, validated="valid" in splits)
+    with quiet_lightning(), loader_failures_in_a_sentence():
+        lightning = make_trainer(around, keeper, validated="valid" in splits)
         lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
     if lightning.max_epochs == 0:
         keep_start(module, keeper, splits.get("valid"), measure)
@@ -382,7 +388,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
 
 
 def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) -> LGMMLModule:
-    """The Lightning module of a fresh model, with what it needs of every split attached."""
+    """The Lightning module of a fresh model, with the inputs of every split attached."""
     model, settings = prepared.model(recipe.make_phi), recipe.phi
     train, bias = prepared.splits["train"], prepared.bank.position_bias
     add_inputs(prepared, model, cache, settings.distances)
@@ -403,32 +409,47 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
         module.position_bias.data.copy_(bias)
     for name, data in prepared.splits.items():
         module.attach(name, data, prepared.inputs[name])
-    spread = prepared.splits["train"].spread
-    if spread is not None and model.phi.rows_by_query:
-        module.keep_rows(OwnRows(model, spread))
     return module
 
 
-def make_trainer(
-    around: Surroundings, keeper: KeepCheckpoints, rows: OwnRows | None = None, *, validated: bool
-) -> pl.Trainer:
-    """Lightning's trainer; without validation queries it must not ask for any.
-
-    Raises:
-        ConfigError: gradients are to be clipped whose size no process knows.
-    """
-    make: Callable[..., pl.Trainer] = (
-        around.trainer if callable(around.trainer) else partial(pl.Trainer, **{**QUIET, **around.trainer})
-    )
-    settings = trainer_settings() | ({} if validated else {"limit_val_batches": 0})
-    if rows is not None and "strategy" in settings:
-        settings["strategy"] = OwnRowsStrategy(shares_nothing=rows.shares_nothing)
+def make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
+    """Lightning's trainer."""
+    make: Callable[..., pl.Trainer] = pl.Trainer
+    settings = _process_settings()
+    if not validated:
+        settings["limit_val_batches"] = 0
+    if callable(around.trainer):
+        make = around.trainer
+    else:
+        settings = {**QUIET, **around.trainer, **settings}
     trainer = make(callbacks=[*around.callbacks, keeper], logger=list(around.loggers), **settings)
-    if rows is not None and trainer.world_size > 1 and trainer.gradient_clip_val:
-        raise ConfigError(
-            "`trainer.gradient_clip_val` must be null where each process has the rows of Φ of its own queries, "
-            f"got {trainer.gradient_clip_val}"
-        )
-    trainer.strategy.checkpoint_io = CheckpointFiles() if rows is None else OwnRowsFiles(rows)
-    distributed.leave_in_the_end()  # Lightning, which may start processes by itself, does so for NCCL only
+    trainer.strategy.checkpoint_io = CheckpointFiles()
+    distributed.leave_at_exit()  # Lightning does so for NCCL only
     return trainer
+
+
+class _Ranks(TorchElasticEnvironment):
+    """The ranks that a launcher has started, as Lightning asks for them."""
+
+    def local_rank(self) -> int:
+        """Below the number of devices, also where machines have different numbers of processes."""
+        return super().local_rank() % _local_world_size()
+
+
+def _local_world_size() -> int:
+    """Processes on this machine; 1 where machines have different numbers of them."""
+    here, size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), distributed.world_size()
+    return here if size % here == 0 else 1
+
+
+def _process_settings() -> dict[str, Any]:
+    """Settings of a trainer whose processes a launcher has started; none otherwise."""
+    if not distributed.joined():
+        return {}
+    devices = _local_world_size()
+    return {
+        "strategy": DDPStrategy(broadcast_buffers=False),  # buffers are equal from the start
+        "devices": devices,
+        "num_nodes": distributed.world_size() // devices,
+        "plugins": [_Ranks()],
+    }

@@ -32,7 +32,7 @@ from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.shards import open_shards, write_shards
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.views import SAMPLE_VALUES
+from lgmml_torch.training.preprocessed import SAMPLE_VALUES
 from research.compare import fit_bank, train_weights
 from research.protocol import RankingFold
 from research.speed.harness import parse, print_table, resident, save_result, watched
@@ -53,7 +53,7 @@ def prepare(folder: Path, settings: dict[str, Any]) -> int:
 
 def work(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What one process does, stage by stage, all of them together."""
-    rank, size = distributed.place()
+    rank, size = distributed.rank(), distributed.world_size()
     found: dict[str, Any] = {"MiB at the start": resident()["resident"] * 1024}
     with watched() as most:
         _stages(found, folder, settings, rank, size)
@@ -79,16 +79,16 @@ def _stages(found: dict[str, Any], folder: Path, settings: dict[str, Any], rank:
 
 def _timed(found: dict[str, Any], name: str, call: Callable[[], Any]) -> Any:
     """The result; the clock runs from when all processes begin to when the last one is done."""
-    distributed.of_each(None)
+    distributed.barrier()
     start = time.perf_counter()
     result = call()
-    distributed.of_each(None)
+    distributed.barrier()
     found[f"{name} seconds"] = time.perf_counter() - start
     return result
 
 
 def _of_all(scores: torch.Tensor, data: RankingData) -> float:
-    each = distributed.of_each((mean_ndcg(scores, data) if len(scores) else 0.0, data.num_queries))
+    each = distributed.all_gather((mean_ndcg(scores, data) if len(scores) else 0.0, data.num_queries))
     return float(sum(value * count for value, count in each) / sum(count for _, count in each))
 
 

@@ -94,7 +94,7 @@ def counted_by(rank: int | None = None) -> tuple[Tensor, dict[str, tuple[int, in
 
 
 def part_of_two() -> tuple[Tensor, dict[str, tuple[int, int]]]:
-    return counted_by(distributed.place()[0])
+    return counted_by(distributed.rank())
 
 
 def test_two_processes_add_up() -> None:

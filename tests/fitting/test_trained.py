@@ -20,10 +20,10 @@ from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_min
+from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, Warp
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, Trained, prepare, train_phi
-from lgmml_torch.training.step_size import OneCycle
 from tests.reference import boosting as naive
 
 

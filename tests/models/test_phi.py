@@ -298,35 +298,14 @@ def test_all_training_queries_share_one_row() -> None:
     assert phi(torch.tensor([0, 2, 1])).tolist() == [[0.5, 0.5]]
 
 
-def test_moments_of_all_processes_take_the_place_of_ones_own() -> None:
-    phi = Phi(2, 1, mode="amortized")
-    phi.set_summaries(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), (torch.tensor([7.0, 8.0]), torch.tensor([0.5, 0.0])))
-    assert phi.summaries.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert phi.summary_mean.tolist() == [7.0, 8.0]
-    assert phi.summary_spread.tolist() == [0.5, 1.0]
-
-
-class TestRowsElsewhere:
-    """Where rows are spread over processes, or stand in other files, policies know what they can do."""
-
-    def test_the_mean_of_all_is_the_mean(self) -> None:
-        phi = Phi(3, 2, mode="per_query")
-        assert phi.policies_here == ("ones", "mean", "knn")
-        phi.mean_of_all = torch.tensor([[2.0, 5.0]], dtype=torch.float64)
-        assert phi.policies_here == ("ones", "mean")
-        assert phi.for_new(None, 4, "mean").tolist() == [[2.0, 5.0]]
-        assert phi.for_new(None, 4, "mean").dtype == torch.float32
-        with pytest.raises(LGMMLError, match="`policy` 'knn' needs the rows of all training queries in one place"):
-            phi.for_new(torch.zeros(1, 4), 1, "knn")
-
+class TestWithoutRows:
     def test_without_rows_there_is_no_mean(self) -> None:
         phi = Phi(0, 2, mode="per_query")
         with pytest.raises(LGMMLError, match="`policy` 'mean' needs the rows of the training queries, and this file"):
             phi.for_new(None, 1, "mean")
-        with pytest.raises(LGMMLError, match="`policy` 'knn' needs the rows of all training queries in one place"):
+        with pytest.raises(LGMMLError, match="`policy` 'knn' needs the rows of the training queries, and this file"):
             phi.for_new(torch.zeros(1, 4), 1, "knn")
         phi.check()
-        assert Phi(3, 2).policies_here == ("shared", "ones")
 
 
 def test_the_penalty_is_half_the_squares_of_the_queries_asked_for() -> None:

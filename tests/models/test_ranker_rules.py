@@ -118,16 +118,6 @@ class TestIdle:
             model.phi.table.weight[7, 0] = 0.01
         assert model.without_idle("mean") is model
 
-    def test_rows_that_are_elsewhere_may_use_any_metric(self) -> None:
-        model, data = small_model(mode="per_query"), small_data()
-        model.phi.mean_of_all = torch.linspace(1, 2, 7)[None]
-        assert model.without_idle("mean") is model
-        kappa = -model.contributions(data.features[:4])
-        dists = model.distances(data.features, data.offsets)
-        expected = -(dists * (-dists).exp() * model.phi.mean_of_all).sum(1)
-        torch.testing.assert_close(model.score(data, policy="mean"), expected, rtol=1e-4, atol=1e-5)
-        assert kappa.shape == (4, 7)
-
     def test_without_any_rows_nothing_is_left_out(self) -> None:
         model = small_model()
         empty = LGMML(model.preprocess, model.metrics, Phi(0, 7, mode="per_query"))

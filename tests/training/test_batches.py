@@ -12,8 +12,8 @@ from lgmml_torch.distributed import Spread
 from lgmml_torch.functional.warp import negative_table
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max
-from lgmml_torch.training.batches import BatchLoader, ListBlocks, TrainingBatch, TrainingBatches, mixed_seed
-from lgmml_torch.training.datamodule import RankingDataModule
+from lgmml_torch.training.batches import TrainingBatch, TrainingBatches, mixed_seed
+from lgmml_torch.training.datamodule import BatchLoader, ListBlocks, RankingDataModule
 
 # More workers than this machine may have cores: that is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

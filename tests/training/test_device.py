@@ -24,9 +24,9 @@ from lgmml_torch.parameters import ACCELERATORS
 from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
 from lgmml_torch.training.callbacks import Story
 from lgmml_torch.training.datamodule import RankingDataModule
-from lgmml_torch.training.distances import compute_distances
 from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, Warp
 from lgmml_torch.training.module import LGMMLModule, OptimizerFactory
+from lgmml_torch.training.preprocessed import compute_distances
 from lgmml_torch.training.stages import QUIET, Prepared, Surroundings, add_inputs, quiet_lightning, train_phi
 from tests.pretend import DEVICE, MOVED, PretendTensor, pretend
 from tests.training import tiny

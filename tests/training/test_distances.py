@@ -15,8 +15,7 @@ from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training import distances as store
-from lgmml_torch.training.distances import compute_distances
+from lgmml_torch.training.preprocessed import compute_distances
 
 HALVES = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
@@ -39,23 +38,21 @@ def test_memory_and_disk_agree(dtype: torch.dtype | None, tmp_path: Path) -> Non
     stored = compute_distances(model, data, dtype=dtype, cache=Cache(tmp_path), documents_at_once=60)
     assert stored.dtype == plain.dtype == (dtype or torch.float32)
     assert torch.equal(stored, plain)
-    assert torch.equal(
-        plain.float() if dtype is None else plain, model.distances(data.features, data.offsets).to(plain)
-    )
+    expected = model.distances(data.features, data.offsets)
+    torch.testing.assert_close(plain.float(), expected, rtol=1e-5 + HALVES.get(plain.dtype, 0.0), atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_half_precision_rounds_once(dtype: torch.dtype) -> None:
+def test_half_precision_rounds_once() -> None:
     model, data = example()
     exact = compute_distances(model, data).double()
-    error = (compute_distances(model, data, dtype=dtype).double() - exact).abs()
-    assert bool((error <= HALVES[dtype] * exact + 3e-8).all())
-    assert float(error.max()) > 0
+    for dtype, unit in HALVES.items():
+        error = (compute_distances(model, data, dtype=dtype).double() - exact).abs()
+        assert bool((error <= unit * exact + 3e-8).all())
+        assert float(error.max()) > 0
 
 
-@pytest.mark.parametrize("mode", ["per_query", "amortized"])
-def test_summaries_of_half_precision_distances_are_computed_in_full(mode: str) -> None:
-    model, data = example(mode)
+def test_summaries_of_half_precision_distances_are_computed_in_full() -> None:
+    model, data = example("amortized")
     model.summarize(compute_distances(model, data), data.offsets)
     exact = model.phi.summaries.clone()
     model.summarize(compute_distances(model, data, dtype=torch.float16), data.offsets)
@@ -63,14 +60,30 @@ def test_summaries_of_half_precision_distances_are_computed_in_full(mode: str) -
     torch.testing.assert_close(model.phi.summaries, exact, rtol=2e-3, atol=2e-3)
 
 
-def test_each_dtype_has_an_entry_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_has_an_entry_for_all_that_distances_depend_on(tmp_path: Path) -> None:
+    """Other dtypes, documents, metrics and preprocessings are computed anew; other weights and labels are not."""
     model, data = example()
-    calls = []
-    real = store._fill
-    monkeypatch.setattr(store, "_fill", lambda *a: calls.append(a[2].dtype) or real(*a))
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float16):
-        compute_distances(model, data, dtype=dtype, cache=Cache(tmp_path))
-    assert calls == [torch.float32, torch.float16, torch.bfloat16]
+
+    def computed(model: LGMML, data: RankingData, dtype: torch.dtype | None = None) -> bool:
+        calls: list[int] = []
+        values = compute_distances(model, data, dtype=dtype, cache=Cache(tmp_path), progress=calls.append)
+        expected = compute_distances(model, data, dtype=dtype)
+        assert torch.equal(values, expected)
+        return bool(calls)
+
+    assert computed(model, data)
+    assert computed(model, data, torch.float16)
+    assert computed(model, data, torch.bfloat16)
+    assert not computed(model, data, torch.float16)
+    with torch.no_grad():
+        model.phi.table.weight.mul_(2)
+    assert not computed(model, data.replace(labels=1 - data.labels))
+    assert computed(model, data.replace(features=data.features + 1))
+    assert computed(model, data.select([1, 0, 2, 3]))
+    model.metrics.set_scales(2 * model.metrics.scales)
+    assert computed(model, data)
+    other = Chain([Standardize()]).fit(2 * data.features, data.offsets)
+    assert computed(LGMML(other, model.metrics, model.phi), data)
 
 
 def test_progress_ends_at_the_number_of_documents() -> None:

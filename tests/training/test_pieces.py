@@ -14,9 +14,9 @@ from lgmml_torch.checks import LGMMLError
 from lgmml_torch.fitting.sampled import fit_sampled
 from lgmml_torch.functional.score import kernel, list_summary
 from lgmml_torch.models.phi import Phi
+from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.module import Dropout, LGMMLModule
 from lgmml_torch.training.stages import PhiSettings, Recipe, rehearse
-from lgmml_torch.training.step_size import OneCycle
 from tests.training import tiny
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import signal
@@ -15,11 +14,10 @@ from unittest.mock import Mock
 import pytest
 import pytorch_lightning as pl
 import torch
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from lgmml_torch.checks import LoaderError, NoSpaceError
-from lgmml_torch.training.batches import BatchLoader, TrainingBatches
-from lgmml_torch.training.board import TensorBoard
+from lgmml_torch.training.batches import TrainingBatches
+from lgmml_torch.training.datamodule import BatchLoader
 from tests.full_disk import room_for
 from tests.training import tiny
 
@@ -111,23 +109,3 @@ def test_a_full_disk_ends_training_with_a_sentence_and_a_whole_checkpoint(tmp_pa
         with room_for(limit), pytest.raises(NoSpaceError, match=r"no room for .*\.ckpt \(File too large\): it needs"):
             tiny.train(tmp_path, found=prepared, epochs=2, resume=True)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_tensorboard_on_a_full_disk_is_said_once_and_the_run_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    board = TensorBoard(tmp_path, name="", version="", default_hp_metric=False)
-    board.log_metrics({"a": 1.0}, step=0)
-    with caplog.at_level(logging.WARNING), room_for(4000):
-        for step in range(1, 200):
-            board.log_metrics({"a": float(step)}, step=step)
-        board.experiment.add_histogram("b", torch.arange(9.0), 0)
-        board.log_hyperparams({"x": "y" * 5000}, {"z": 1.0})
-        board.save()
-        board.finalize("success")
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["TensorBoard has no more of this run"]
-    (file,) = tmp_path.glob("events*")
-    assert file.stat().st_size == 4000
-    steps = [event.step for event in EventFileLoader(str(file)).Load() if event.HasField("summary")]
-    assert steps == list(range(len(steps)))  # whole events, in order, as far as there was room
-    assert len(steps) > 50

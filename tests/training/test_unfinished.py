@@ -14,9 +14,9 @@ import torch
 from lgmml_torch.checks import DataWarning
 from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.fitting.sampled import fit_sampled
-from lgmml_torch.training import unfinished
+from lgmml_torch.training import resume
+from lgmml_torch.training.resume import Unfinished
 from lgmml_torch.training.stages import Prepared, Recipe, prepare
-from lgmml_torch.training.unfinished import Unfinished
 from tests.training.tiny import recipe as tiny_recipe
 from tests.training.tiny import splits
 
@@ -29,7 +29,7 @@ class KilledError(Exception):
 
 @pytest.fixture(autouse=True)
 def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished, "SECONDS", 0.0)
+    monkeypatch.setattr(resume, "_SECONDS", 0.0)
 
 
 def recipe(**settings: Any) -> Recipe:
@@ -70,10 +70,10 @@ def test_a_killed_fit_goes_on(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing is left to go on with
 
 
-@pytest.mark.parametrize("other", [{"rounds": ROUNDS + 1}, {"shrinkage": 0.2}])
-def test_another_fit_does_not_take_it(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_another_fit_does_not_take_it(tmp_path: Path) -> None:
     killed(tmp_path, recipe())
-    assert fit(tmp_path, recipe(**other))[1][0] == 1
+    for other in ({"rounds": ROUNDS + 1}, {"shrinkage": 0.2}):
+        assert fit(tmp_path, recipe(**other))[1][0] == 1
     assert fit(tmp_path, replace(recipe(), seed=7))[1][0] == 1
     assert fit(tmp_path, recipe())[1][0] == 6
 
@@ -84,15 +84,15 @@ def test_damage_to_a_state_is_told_and_the_fit_begins_anew(tmp_path: Path) -> No
     good = file.read_bytes()
     drawn = np.random.default_rng(0)
     cuts = [good[:place] for place in (0, 200, len(good) - 1)]
-    flips = [good[:p] + bytes([good[p] ^ 4]) + good[p + 1 :] for p in drawn.integers(0, len(good), 300).tolist()]
+    flips = [good[:p] + bytes([good[p] ^ 4]) + good[p + 1 :] for p in drawn.integers(0, len(good), 60).tolist()]
     kept = Unfinished(tmp_path, recipe().fit_bank, splits()[0], None, 0)
     kept.path = file
-    assert kept.found()
+    assert kept.arguments()
     for bad in (*cuts, *flips):
         file.write_bytes(bad)
-        with pytest.warns(DataWarning, match=r"\.bank is damaged .* the fit begins anew"):
-            assert kept.found() == {}
-    with pytest.warns(DataWarning, match="the fit begins anew"):
+        with pytest.warns(DataWarning, match=r"\.bank is damaged .* the fit starts from the beginning"):
+            assert kept.arguments() == {}
+    with pytest.warns(DataWarning, match="the fit starts from the beginning"):
         assert fit(tmp_path, recipe())[1][0] == 1
 
 
@@ -102,7 +102,7 @@ def test_a_state_of_another_fit_in_its_place_is_told(tmp_path: Path) -> None:
     killed(tmp_path, recipe(shrinkage=0.2))
     other = next(file for file in tmp_path.glob("*.bank") if file != own)
     own.write_bytes(other.read_bytes())
-    with pytest.warns(DataWarning, match=r"\.bank is damaged \(it is of another fit\); the fit begins anew"):
+    with pytest.warns(DataWarning, match=r"\.bank is damaged \(it belongs to another fit\); the fit starts"):
         assert fit(tmp_path, recipe())[1][0] == 1
 
 

@@ -24,7 +24,7 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import RemoveConstant, Standardize
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import Story
+from lgmml_torch.training.callbacks import OneCycle, Story
 from lgmml_torch.training.losses import Loss, Softmax, Warp
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import (
@@ -37,7 +37,6 @@ from lgmml_torch.training.stages import (
     quiet_lightning,
     train_phi,
 )
-from lgmml_torch.training.step_size import OneCycle
 
 
 def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:

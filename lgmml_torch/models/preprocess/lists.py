@@ -111,12 +111,12 @@ class TrainingLists:
         Raises:
             LGMMLError: values that are not finite, on every process.
         """
-        return block_ranges(self.blocks(), self.features.new_empty(self.num_features), self._combined)
+        return block_ranges(self.blocks(), self.features.new_empty(self.num_features), self._all_reduce)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
         """Mean and (population) standard deviation of each column over all documents."""
-        return block_moments(self.blocks(), self.num_documents, self.ranges, self._combined)
+        return block_moments(self.blocks(), self.num_documents, self.ranges, self._all_reduce)
 
     def weighted_sum(
         self,
@@ -125,14 +125,14 @@ class TrainingLists:
         """The sum over all documents of each column times the weights."""
         centre, half = self.ranges
         largest = weights.abs().max() if len(weights) else weights.new_zeros(())
-        scale = (centre.abs() + half) * self._combined(largest.double(), "max")
+        scale = (centre.abs() + half) * self._all_reduce(largest.double(), "max")
         scale = torch.where(scale > 0, scale, 1.0)
         total, start = OrderlessSum(self.num_documents, scale), 0
         for block in self.blocks():
             part = weights[start : start + len(block)].double()[:, None]
             total.add(block.double() * part / scale)
             start += len(block)
-        total.parts = self._combined(total.parts, "sum")
+        total.parts = self._all_reduce(total.parts, "sum")
         return total.total * scale
 
     def blocks(self) -> Iterator[Tensor]:  # (n, D)
@@ -152,7 +152,7 @@ class TrainingLists:
         if self.spread is None:
             return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
         _ = self.ranges  # for what is not finite
-        rank, size = distributed.place()
+        rank, size = distributed.rank(), distributed.world_size()
         together = 2 * COLUMN_VALUES // self.spread.most  # columns that whoever has most documents takes out at once
         width = min(COLUMN_VALUES // self.num_documents, together // size, math.ceil(self.num_features / size))
         width = max(1, width)  # columns that each process looks at
@@ -164,7 +164,7 @@ class TrainingLists:
                 whole = self.spread.collect(here[:, number * width : (number + 1) * width], number)
                 if number == rank:
                     mine = [call(column.numpy()) for column in whole.mT.contiguous().cpu()]
-            found += [one for each in self.spread.told_by_each(mine) for one in each]
+            found += [one for each in self.spread.all_gather(mine) for one in each]
         return found
 
     def _columns(self, start: int, stop: int) -> Tensor:  # (n, D')
@@ -181,7 +181,7 @@ class TrainingLists:
         for block in self.blocks():
             centred = block.double() - mean
             total.addmm_(centred.mT, centred, alpha=1 / self.num_documents)
-        return self._combined(total, "sum")
+        return self._all_reduce(total, "sum")
 
-    def _combined(self, values: Tensor, how: str) -> Tensor:
-        return values if self.spread is None else self.spread.combined(values, how)
+    def _all_reduce(self, values: Tensor, operation: str) -> Tensor:
+        return values if self.spread is None else self.spread.all_reduce(values, operation)

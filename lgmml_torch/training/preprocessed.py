@@ -1,21 +1,90 @@
-"""Scaled distances of a whole data set, computed once and kept: after that, training Φ is linear work."""
+"""What training reads of a data set: preprocessed features, and distances that are computed once and kept."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.cache import Arrays, Cache
+from lgmml_torch.distributed import sample_lists
+from lgmml_torch.files import scratch_array
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import tensors_digest
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
-FORMAT = 2  # of the cached distances
+SAMPLE_VALUES = 1 << 27  # raw values that a preprocessing and the start of metrics are fitted on at most
+_FORMAT = 2  # of the cached distances
+
+
+@dataclass(frozen=True)
+class Views:
+    """Preprocessed features that are computed when a batch needs them.
+
+    Attributes:
+        features: ``(N, D)`` raw.
+        preprocess: fitted; it gets whole lists, as in scoring.
+        dtype: of the preprocessed features.
+        device: of the preprocessed features; that of the raw ones when None.
+    """
+
+    features: Tensor
+    preprocess: Preprocess
+    dtype: torch.dtype
+    device: torch.device | None = None
+
+    def to(self, device: torch.device) -> Views:
+        """The same on another device."""
+        return replace(self, device=device)
+
+    def of(
+        self,
+        rows: Tensor | slice,  # (M,) documents of whole lists
+        offsets: Tensor,  # (B+1,) where each list stands among them
+    ) -> Tensor:  # (M, D')
+        """The preprocessed features of some lists."""
+        if isinstance(rows, Tensor):
+            rows = rows.to(self.features.device)
+        raw = self.features[rows].to(device=self.device, dtype=self.dtype)
+        with torch.no_grad():
+            values: Tensor = self.preprocess(raw, offsets)
+        return values
+
+
+def sample_of(data: RankingData, seed: int, folder: Path | None = None) -> RankingData:
+    """The lists themselves, or a sample of about `SAMPLE_VALUES` values; the same for any number of processes."""
+    return sample_lists(data, SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
+
+
+def fit_preprocess(
+    preprocess: Preprocess, sample: RankingData, data: RankingData, folder: Path | None = None
+) -> RankingData:
+    """Fit a preprocessing on a sample, that of all processes where they share it, and apply it to ``data``."""
+    if data is sample and sample.spread is None:
+        return sample.replace(features=preprocess.fit_transform(sample.features, sample.offsets))
+    preprocess.fit_lists(TrainingLists(sample.features, sample.offsets, sample.spread))
+    return preprocessed(preprocess, data, folder)
+
+
+def preprocessed(preprocess: Preprocess, data: RankingData, folder: Path | None = None) -> RankingData:
+    """The lists with preprocessed features; features of shards, which may exceed memory, go to a file."""
+    if data.spread is None:
+        return data.replace(features=preprocess(data.features, data.offsets))
+    kind = preprocess(data.features[:0], data.offsets[:1])
+    features = torch.from_numpy(scratch_array((data.num_documents, kind.shape[1]), kind.numpy().dtype, folder))
+    done = 0
+    for block in TrainingLists(data.features, data.offsets, data.spread, steps=(preprocess,)).blocks():
+        features[done : done + len(block)] = block
+        done += len(block)
+    return data.replace(features=features)
 
 
 @torch.no_grad()
@@ -38,7 +107,7 @@ def compute_distances(
         data: raw features.
         cache: where they are kept, memory-mapped; only in memory when None.
         dtype: to keep them in: the model's (when None), ``torch.float16`` or ``torch.bfloat16``.
-        documents_at_once: how many documents are preprocessed together.
+        documents_at_once: documents that are preprocessed together.
         progress: called with the number of documents done.
 
     Raises:
@@ -56,17 +125,17 @@ def compute_distances(
 
     # Numpy has no bfloat16; the file holds its bits.
     on_disk = "int16" if kept == torch.bfloat16 else str(kept).removeprefix("torch.")
-    arrays = cache.get_or_fill(distance_key(model, data, kept), {"dists": (shape, on_disk)}, fill)
+    arrays = cache.get_or_fill(_distance_key(model, data, kept), {"dists": (shape, on_disk)}, fill)
     return torch.from_numpy(arrays["dists"]).view(kept)
 
 
-def distance_key(model: LGMML, data: RankingData, dtype: torch.dtype) -> dict[str, str | int]:
+def _distance_key(model: LGMML, data: RankingData, dtype: torch.dtype) -> dict[str, str | int]:
     """What the distances depend on: the documents, the preprocessing and the metrics; not Φ, labels or ids."""
     state = [*model.preprocess.state_dict().values(), *model.metrics.state_dict().values()]
     spec = json.dumps([model.preprocess.spec(), model.metrics.spec()], sort_keys=True)
     return {
         "kind": "distances",
-        "format": FORMAT,
+        "format": _FORMAT,
         "dtype": str(dtype).removeprefix("torch."),
         "model": tensors_digest(state),
         "spec": spec,

@@ -1,0 +1,220 @@
+"""Starting from what an earlier run has left: a model, the weights of a checkpoint, or the state of a killed fit."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import pickle
+import time
+import warnings
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lgmml_torch import distributed
+from lgmml_torch.checks import CheckpointError, ConfigError, DataWarning, LGMMLError
+from lgmml_torch.files import sweep, write_bytes
+from lgmml_torch.fitting.bank import Bank, BankBuilder
+from lgmml_torch.functional.positions import bias_of
+from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, encode_splits
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import load_archive, load_checkpoint, read_model, tensors_digest, write_checkpoint
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.callbacks import KeepCheckpoints, check_same_run, run_of
+from lgmml_torch.training.module import LGMMLModule
+
+log = logging.getLogger(__name__)
+
+STATE_SECONDS = 10.0  # between two states on disk, each of a few hundred kB
+
+
+@dataclass(frozen=True)
+class Start:
+    """The parts of an earlier model that a new fit starts from; copies, so that the model does not change.
+
+    Attributes:
+        preprocess: fitted.
+        bank: the metrics and, as Φ₀, the mean of the model's weights.
+        encoder: turns categories into numbers; None without categories.
+        feature_names: of the encoded features; None without names.
+        shared: whether all queries share the model's weights.
+        based: whether the model adds its scores to those of a tree model.
+    """
+
+    preprocess: Preprocess
+    bank: Bank
+    encoder: CategoryEncoder | None
+    feature_names: tuple[str, ...] | None
+    shared: bool
+    based: bool
+
+    @classmethod
+    def of(cls, model: LGMML, *, trained: bool = False) -> Start:
+        """The parts of a model; with ``trained``, its metrics are trained further."""
+        rows = model.phi.table.weight.detach()
+        phi = rows.mean(0)
+        if not len(rows):  # as in some checkpoints of release 0.2
+            phi = rows.new_ones(rows.shape[1])
+        bank = Bank(deepcopy(model.metrics), model.kernel, phi, trained=trained)
+        shared = model.phi.mode == "shared" and not model.phi.deviations
+        return cls(deepcopy(model.preprocess), bank, model.encoder, model.feature_names, shared, model.base is not None)
+
+    @property
+    def kind(self) -> str:
+        """Of the metrics: trained ones look at all features through factors of low rank, others can be boosted."""
+        for block in self.bank.metrics.iter_blocks():
+            if not block.is_full or block.factors.shape[2] >= block.factors.shape[1]:
+                return "boosted"
+        return "trained"
+
+    def check_growing(self) -> None:
+        """Require a model that metrics can be added to.
+
+        Raises:
+            LGMMLError: it has weights for single queries, or trees.
+        """
+        if not self.shared:
+            raise LGMMLError("the model to add rounds to must have weights Φ shared by all queries, got others")
+        if self.based:
+            raise LGMMLError("the model to add rounds to must stand alone, got one that adds to a tree model")
+
+    def read(self, splits: Mapping[str, RankingData], settings: CategorySettings) -> dict[str, RankingData]:
+        """All splits with the categories and feature names of the model.
+
+        Raises:
+            ConfigError: they have other features, or the same in another order.
+        """
+        splits, encoder = encode_splits(splits, settings, self.encoder)
+        train, width = splits["train"], self.preprocess.num_features_in
+        if train.num_features != width or encoder is not self.encoder:
+            raise ConfigError(f"the model to start from has {width} features, the data has {train.num_features}")
+        names = train.feature_names
+        if names is None:
+            return {name: part.replace(feature_names=self.feature_names) for name, part in splits.items()}
+        if self.feature_names is not None and names != self.feature_names:
+            unknown = sorted(set(names) - set(self.feature_names))[:3]
+            reason = f"unknown {unknown}"
+            if set(names) == set(self.feature_names):
+                reason = "the same names in another order"
+            raise ConfigError(f"the data must have the features of the model to start from, in order, got {reason}")
+        return dict(splits)
+
+
+def bring_best(resume: Path, best_file: Path) -> None:
+    """Copy the best checkpoint so far to the folder of the resumed run, which may never beat it."""
+    if not resume.is_file():
+        return
+    for folder in resume.parents[:2]:  # of checkpoints and of the whole run
+        sweep(folder)
+    earlier = best_file if best_file.exists() else resume.parent / best_file.name
+    if not earlier.is_file():
+        log.warning("There is no %s beside %s: its weights count as the best so far.", best_file.name, resume)
+        earlier = resume
+    check_same_run(earlier, run_of(resume))
+    if earlier != best_file:
+        write_bytes(best_file, earlier.read_bytes())
+
+
+def take_kept(module: LGMMLModule, file: Path, run: str) -> None:
+    """Load the weights of a checkpoint on all processes; only rank 0 needs the file."""
+    model = module.model
+    if file.exists() or distributed.rank() == 0:
+        check_same_run(file, run)
+        model.load_state_dict(read_model(file)[1])
+        if module.position_bias is not None:
+            module.position_bias.data.copy_(load_checkpoint(file)["state_dict"]["position_bias"])
+    distributed.broadcast_tensors(model.state_dict())
+
+
+def keep_start(module: LGMMLModule, keeper: KeepCheckpoints, valid: RankingData | None, measure: Measure) -> None:
+    """For training with no epochs: the starting weights are the model."""
+    module.on_fit_start()
+    keeper.best_epoch = 0
+    if valid is not None:
+        scores = module.model.eval().score(valid)
+        if valid.positions is not None and module.position_bias is not None:
+            scores = scores + bias_of(module.position_bias.detach(), valid.positions).to(scores)
+        keeper.best = mean_measure(scores, valid, measure)
+        keeper.curve[0] = keeper.best
+
+
+class Unfinished:
+    """The state of an unfinished fit of a bank, kept on disk so that a killed run resumes when it is repeated.
+
+    A state belongs to the builder with its settings, the seed and the data.
+
+    Args:
+        folder: of all states; None keeps nothing.
+        builder: of the bank; only some can resume.
+        data: preprocessed training lists.
+        valid: and validation lists.
+        seed: of the fit.
+        start: the bank that the fit adds to.
+        measure: what decides when the fit stops, where it is not the usual one.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        builder: BankBuilder,
+        data: RankingData,
+        valid: RankingData | None,
+        seed: int,
+        start: Bank | None = None,
+        measure: Measure | None = None,
+    ) -> None:
+        self._builder = builder
+        self._written = time.monotonic()
+        self.path: Path | None = None
+        if folder is not None and builder.resumes:
+            parts = [data] if valid is None else [data, valid]
+            tensors = [part.offsets for part in parts]
+            for part in parts:
+                tensors += part.of_documents(lambda values: values).values()
+                if part.query_weights is not None:
+                    tensors.append(part.query_weights)
+            text = f"{builder} {measure and measure.name} {seed} {distributed.world_size()} {tensors_digest(tensors)}"
+            if start is not None:
+                text += f" {start.digest}"
+            name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+            self.path = folder / f"{distributed.broadcast(name)}.bank"
+
+    def arguments(self) -> dict[str, Any]:
+        """The builder's ``resume`` argument, if an earlier run has left a state."""
+        if self.path is None:
+            return {}
+        # That of rank 0: another machine may have an older one.
+        content = distributed.broadcast(self.path.read_bytes() if self.path.is_file() else None)
+        if content is None:
+            return {}
+        try:
+            kept = load_archive(io.BytesIO(content), self.path.name)
+            if kept["fit"] != self.path.stem:
+                raise CheckpointError("it belongs to another fit")
+            state = self._builder.load_state(kept["state"])
+        except (CheckpointError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
+            reason = " ".join(str(error).split())[:100]
+            warnings.warn(
+                f"{self.path} is damaged ({reason}); the fit starts from the beginning", DataWarning, stacklevel=2
+            )
+            return {}
+        log.info("the fit of local metrics resumes after round %d of an earlier run", state.round)
+        return {"resume": state}
+
+    def keep(self, info: Any) -> None:
+        """Write the state on rank 0, if the last one is some seconds old."""
+        if self.path is None or distributed.rank() or time.monotonic() - self._written < STATE_SECONDS:
+            return
+        write_checkpoint(self.path, {"fit": self.path.stem, "state": info.state.export()})
+        self._written = time.monotonic()
+
+    def done(self) -> None:
+        """Remove the state of a fit that has finished."""
+        if self.path is not None and distributed.rank() == 0:
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,135 @@
+"""Loggers of a small run: what reaches TensorBoard's event file, CSV and the log; wandb and MLflow without a server."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.loggers import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+
+from lgmml_torch.checks import MissingDependencyError
+from lgmml_torch.training.callbacks import Story
+from lgmml_torch.training.loggers import MLflow, TensorBoard, Wandb, plain_name, sink_of
+from lgmml_torch.training.stages import Surroundings, Trained, train_phi
+from tests.full_disk import room_for
+from tests.training import tiny
+
+Run = tuple[Trained, Path]
+
+
+def read(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0, "tensors": 0})
+    events.Reload()
+    return events
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("run")
+    loggers = (TensorBoard(folder, name="board", version=""), CSVLogger(folder, name="csv", version=""))
+    around = Surroundings(folder, {"max_epochs": 2, "accelerator": "cpu"}, (Story(),), loggers)
+    trained = train_phi(tiny.prepared(), tiny.recipe(), around)
+    (folder / "report.md").write_text("# Results")
+    (folder / "model.bin").write_bytes(b"x")
+    for logger in loggers:
+        sink = sink_of(logger)
+        sink.outcome({"lr": 0.1}, {"final/ndcg": 0.5}, 14)
+        sink.attach([folder / "report.md", folder / "model.bin"])
+        sink.close()
+    return trained, folder
+
+
+def test_tensorboard_has_curves_histograms_figures_and_text(run: Run) -> None:
+    trained, folder = run
+    events = read(folder / "board")
+    steps = trained.trainer.global_step
+    assert steps == 14
+    # The start is epoch 0; Lightning logs an epoch at its last step.
+    curve = [(event.step, event.value) for event in events.Scalars("val/ndcg@10")]
+    assert [step for step, _ in curve] == [0, 6, 13]
+    assert [value for _, value in curve] == pytest.approx(list(trained.keeper.curve.values()))
+    assert len(events.Scalars("train/loss_step")) == steps
+    assert "epoch" not in events.Tags()["scalars"]
+    model = trained.model
+    table = torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]["model.phi.table.weight"]
+    assert events.Scalars("phi/mean")[-1].value == pytest.approx(float(table.mean()), rel=1e-5)
+    assert events.Scalars("phi/share_zero")[-1].value == pytest.approx(float((table == 0).float().mean()))
+    assert all(event.value > 0 for event in events.Scalars("train/tuples_per_second"))
+    values: Any = events.Histograms("phi/values")[-1].histogram_value
+    assert (values.min, values.max, values.num) == pytest.approx((table.min(), table.max(), table.numel()))
+    metrics: Any = events.Histograms("metrics/anchor_ndcg")[0].histogram_value
+    quality = model.metrics.quality
+    assert (metrics.min, metrics.max) == pytest.approx((quality.min(), quality.max()))
+    assert events.Scalars("metrics/mean_anchor_ndcg")[0].value == pytest.approx(float(quality.mean()))
+    kept = {0: 0, 1: 7, 2: 14}[trained.keeper.best_epoch]
+    assert [image.step for image in events.Images("metrics/learned")] == [0, kept]
+    assert [image.step for image in events.Images("metrics/spectrum")] == [0]
+    (text,) = events.Tensors("report/text_summary")
+    assert text.tensor_proto.string_val[0] == b"# Results"
+    assert events.Scalars("final/ndcg")[0].value == 0.5
+
+
+def test_condition_numbers_are_those_of_the_metrics(run: Run) -> None:
+    trained, folder = run
+    conditions = []
+    for block in trained.model.metrics.iter_blocks():
+        for factor in block.factors.double():
+            sizes: Tensor = torch.linalg.svdvals(factor) ** 2
+            conditions.append(sizes.max() / sizes.min())
+    events = read(folder / "board")
+    expected = float(torch.stack(conditions).median())
+    assert events.Scalars("metrics/median_condition")[0].value == pytest.approx(expected, rel=1e-2)
+
+
+def test_csv_has_numbers_and_settings_only(run: Run) -> None:
+    with (run[1] / "csv" / "metrics.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert {"val/ndcg@10", "train/loss_step", "final/ndcg", "metrics/median_condition"} <= set(rows[0])
+    assert "lr: 0.1" in (run[1] / "csv" / "hparams.yaml").read_text()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_gives_one_warning_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    board = TensorBoard(tmp_path / "full", name="", version="", default_hp_metric=False)
+    board.log_metrics({"a": 1.0}, step=0)
+    (tmp_path / "file").write_text("not a folder")
+    nowhere = TensorBoard(tmp_path / "file", name="", version="")
+    with caplog.at_level(logging.WARNING):
+        with room_for(4000):
+            for step in range(1, 200):
+                board.log_metrics({"a": float(step)}, step=step)
+            board.experiment.flush()
+            board.experiment.add_histogram("b", torch.arange(9.0), 0)
+            board.log_hyperparams({"x": "y" * 5000}, {"z": 1.0})
+            board.save()
+            board.finalize("success")
+        nowhere.log_metrics({"a": 1.0}, step=0)
+        nowhere.log_hyperparams({"x": 1}, {"z": 1.0})
+    pattern = re.compile(r"Could not write TensorBoard events \(.+\); training continues without them\.")
+    assert [bool(pattern.fullmatch(message)) for message in caplog.messages] == [True, True]
+    assert [event.step for event in read(tmp_path / "full").Scalars("a")][:50] == list(range(50))
+
+
+def test_wandb_and_mlflow_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for logger, package in ((Wandb, "wandb"), (MLflow, "mlflow")):
+        with monkeypatch.context() as patch:
+            patch.setitem(__import__("sys").modules, package, None)
+            with pytest.raises(MissingDependencyError, match=f"`{package}` is needed for logger={package}"):
+                logger()
+    pytest.importorskip("mlflow")
+    logger = MLflow(store=str(tmp_path / "a" / "b"), experiment_name="e")
+    logger.log_metrics({"val/ndcg@10": 0.5, "epoch": 1.0}, 3)
+    sink_of(logger).attach([Path(__file__)])
+    sink_of(logger).close()
+    client: Any = logger.experiment
+    run = client.get_run(logger.run_id)
+    assert (run.data.metrics, run.info.status) == ({"val/ndcg_at_10": 0.5}, "FINISHED")
+    assert list((tmp_path / "a" / "b" / "files").rglob(Path(__file__).name))
+    assert plain_name("a@1 b:c!/d.e-f") == "a_at_1 b_c_/d.e-f"
