@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from pytorch_lightning.loggers.logger import DummyLogger
 
+from lgmml_torch.checks import LGMMLError, check_whole
 from lgmml_torch.evaluation.evaluate import evaluate
-from lgmml_torch.fitting.bank import Bank, checked_by
+from lgmml_torch.fitting.bank import Bank, BankBuilder
 from lgmml_torch.functional.ranking.presets import PRESETS, Preset, describe
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
@@ -54,14 +56,20 @@ def test_a_bank_builder(tmp_path: Path) -> None:
 
 
 def test_a_bank_builder_may_refuse_its_settings_early() -> None:
-    asked: list[Any] = []
+    @dataclass(frozen=True)
+    class RandomBuilder(BankBuilder):
+        count: int = 3
 
-    @checked_by(lambda **settings: asked.append(settings))
-    def builder(data: RankingData, valid: RankingData | None = None, **settings: Any) -> Bank:
-        return random_metrics(data, valid)
+        def __post_init__(self) -> None:
+            check_whole("count", self.count)
 
-    prepare({"train": small_data(20, seed=1)}, Recipe(list_rank_features, builder))
-    assert asked == [{}]
+        def fit(self, data: RankingData, valid: RankingData | None, *, seed: int, on_round: Any) -> Bank:
+            return random_metrics(data, valid, seed=seed, count=self.count)
+
+    with pytest.raises(LGMMLError, match="`count` must be positive, got 0"):
+        RandomBuilder(0)
+    prepared = prepare({"train": small_data(20, seed=1)}, Recipe(list_rank_features, RandomBuilder(2)))
+    assert prepared.bank.metrics.num_metrics == 2
 
 
 def test_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
