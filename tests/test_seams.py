@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from pytorch_lightning.loggers.logger import DummyLogger
 
+from lgmml_torch.checks import LGMMLError, check_whole
 from lgmml_torch.evaluation.evaluate import evaluate
-from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.fitting.bank import Bank, BankBuilder
 from lgmml_torch.functional.ranking.presets import PRESETS, Preset, describe
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
@@ -51,6 +53,23 @@ def test_a_bank_builder(tmp_path: Path) -> None:
     trained = train_phi(prepare(splits, recipe), recipe, Surroundings(tmp_path, {"max_epochs": 1}))
     assert (trained.model.kernel, trained.model.metrics.num_metrics) == ("rbf", 3)
     assert bool(torch.isfinite(trained.model.score(splits["valid"])).all())
+
+
+def test_a_bank_builder_may_refuse_its_settings_early() -> None:
+    @dataclass(frozen=True)
+    class RandomBuilder(BankBuilder):
+        count: int = 3
+
+        def __post_init__(self) -> None:
+            check_whole("count", self.count)
+
+        def fit(self, data: RankingData, valid: RankingData | None, *, seed: int, on_round: Any) -> Bank:
+            return random_metrics(data, valid, seed=seed, count=self.count)
+
+    with pytest.raises(LGMMLError, match="`count` must be positive, got 0"):
+        RandomBuilder(0)
+    prepared = prepare({"train": small_data(20, seed=1)}, Recipe(list_rank_features, RandomBuilder(2)))
+    assert prepared.bank.metrics.num_metrics == 2
 
 
 def test_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:

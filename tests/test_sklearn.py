@@ -22,8 +22,9 @@ from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.estimator import LGMMLRanker
 from tests.test_estimator import problem
 
-TINY: dict[str, Any] = {"rounds": 2, "epochs": 0, "random_state": 0, "bank_options": {"candidates": 6}}
-WIDE = {**TINY, "epochs": 1, "validation_fraction": 0}
+TINY: dict[str, Any] = {
+    "bank": "boosted", "rounds": 2, "epochs": 0, "random_state": 0, "bank_options": {"candidates": 6},
+}  # fmt: skip
 
 
 def all_of(X: Any) -> list[int]:
@@ -142,9 +143,7 @@ def test_sets_to_validate_on_in_every_shape() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"eval_qid": [[1]]}, "`eval_qid` must be None without an `eval_set`, got list"),
         ({"eval_set": []}, r"`eval_set` must be \(X, y, qid\), got a list of other things; or \[\(X, y\)\] with"),
-        ({"eval_set": [([[1]], [1])]}, r"`eval_set` must be \(X, y, qid\), got 2 parts"),
         ({"eval_set": [([[1]], [1], [1])], "eval_qid": [1]}, "`eval_qid` must be None where `eval_set` holds"),
         ({"eval_set": [([[1]], [1])], "eval_qid": [[1], [2]]}, "`eval_qid` must have one array for each of 1 sets"),
     ],
@@ -183,7 +182,7 @@ def test_a_search_over_frames_needs_no_routing() -> None:
     scores = search.predict(table)
     assert search.best_estimator_.named_steps["ranker"].feature_names_in_.tolist() == ["a", "b", "c", "d"]
     order = np.random.default_rng(1).permutation(len(X))
-    np.testing.assert_array_equal(search.predict(table.iloc[order]), scores[order])
+    np.testing.assert_allclose(search.predict(table.iloc[order]), scores[order], rtol=1e-5)
 
 
 def test_a_search_with_routing_passes_queries_and_weights() -> None:
@@ -207,7 +206,10 @@ def test_a_search_with_routing_passes_queries_and_weights() -> None:
 @pytest.mark.parametrize("bank", ["boosted", "trained"])
 def test_a_shared_phi_with_deviations(bank: str, tmp_path: Any) -> None:
     X, y, qid = problem(10)
-    ranker = LGMMLRanker(**WIDE, phi="deviations", bank=bank).set_params(bank_options=None, learning_rate=0.05)
+    settings: dict[str, Any] = {"rounds": 2} if bank == "boosted" else {}
+    ranker = LGMMLRanker(
+        bank=bank, phi="deviations", epochs=1, validation_fraction=0, learning_rate=0.05, random_state=0, **settings
+    )
     ranker.fit(X, y, qid=qid)
     assert ranker.model_.phi.deviations
     assert ranker.model_.phi.deviation is not None

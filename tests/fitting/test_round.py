@@ -1,0 +1,385 @@
+"""One round of boosting, piece by piece, against the same rules written out in loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lgmml_torch.fitting.learners import BoostConfig, Learners
+from lgmml_torch.fitting.round import (
+    LEAST_SCATTER,
+    Bag,
+    best_of_subspaces,
+    draw_bag,
+    draw_rows,
+    find_learners,
+    first_prior,
+    make_problem,
+    round_generator,
+    subspace_factors,
+    weighted_rows,
+)
+from lgmml_torch.functional.boosting import (
+    NewtonRows,
+    candidate_anchors,
+    draw_subspaces,
+    feature_prior,
+    feature_weights,
+    list_scatter,
+)
+from lgmml_torch.functional.losses import lambda_gradients
+from lgmml_torch.functional.score import kernel as kappa
+from lgmml_torch.ragged import RankingData
+from tests.fitting.test_boosted import make
+from tests.reference import lambdarank
+
+
+@pytest.fixture(scope="module")
+def data() -> RankingData:
+    return make(0, queries=20, size=12)
+
+
+def gen(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def bags(data: RankingData, seed: int = 0, **settings: Any) -> tuple[Bag, Bag]:
+    problem = make_problem(data, None, BoostConfig(**{"subsample": 1.0, **settings}), 0)
+    return draw_bag(problem, torch.zeros(data.num_documents), gen(seed))
+
+
+def newton_of(bag: Bag, ridge: float = 0.05) -> NewtonRows:
+    return NewtonRows(bag.gradients, bag.hessians, bag.offsets, ridge=ridge)
+
+
+def owner_of(data: RankingData) -> dict[tuple[float, ...], int]:
+    """The list of each document: features tell documents apart."""
+    return dict(zip(map(tuple, data.features.tolist()), data.query_index.tolist(), strict=True))
+
+
+class TestBags:
+    @pytest.mark.parametrize(
+        "settings",
+        [{"draw": "uniform"}, {"truncation": 3, "sigma": 2.0}, {"hessian_floor": 0.5}],
+        ids=str,
+    )
+    def test_gradients_are_those_of_whole_lists(self, data: RankingData, settings: dict[str, Any]) -> None:
+        weights = torch.arange(20).float()  # the first list counts nothing
+        weighed = data.replace(query_weights=weights, positions=torch.arange(240) % 7)
+        scores = torch.randn(240, generator=gen(7))
+        given = {"truncation": 30, "sigma": 1.0, "hessian_floor": 0.05} | settings
+        problem = make_problem(weighed, None, BoostConfig(subsample=1.0, **settings), 0)
+        part = problem.data
+        g, h = lambdarank.lambda_gradients(
+            scores.tolist(), part.labels.tolist(), part.offsets.tolist(),
+            given["truncation"], given["sigma"], given["hessian_floor"],
+        )  # fmt: skip
+        times = weights[part.query_index].tolist()
+        rows = zip(part.features.tolist(), g, h, times, part.positions.tolist(), strict=True)  # type: ignore[union-attr]
+        whole = {tuple(x): (a * w, b * w, place) for x, a, b, w, place in rows if b * w > 0}
+        for cap in (10_000, 60):
+            capped = replace(problem, config=replace(problem.config, cap=cap))
+            few, wide = draw_bag(capped, scores, gen())
+            assert wide is few
+            assert len(few.gradients) == min(cap, len(whole))
+            assert few.positions is not None
+            drawn = zip(few.gradients.tolist(), few.hessians.tolist(), few.positions.tolist(), strict=True)
+            for row, found in zip(few.features.tolist(), drawn, strict=True):
+                assert found == pytest.approx(whole[tuple(row)], rel=1e-4, abs=1e-6)
+            owners = torch.tensor([owner_of(data)[tuple(row)] for row in few.features.tolist()])
+            sizes = torch.unique_consecutive(owners, return_counts=True)[1]
+            assert few.offsets.tolist() == [0, *sizes.cumsum(0).tolist()]
+
+    def test_documents_have_weights(self, data: RankingData) -> None:
+        weights = torch.rand(240, generator=gen(1)) + 0.5
+        problem = make_problem(data.replace(document_weights=weights), None, BoostConfig(subsample=1.0), 0)
+        scores, part = torch.randn(240, generator=gen(2)), problem.data
+        bag, _ = draw_bag(problem, scores, gen())
+        g, h = lambda_gradients(
+            scores, part.labels.float(), part.offsets, truncation=30, floor=0.05, weights=part.document_weights
+        )
+        assert torch.equal(bag.features, part.features[h > 0])
+        torch.testing.assert_close(bag.gradients, g[h > 0], rtol=1e-5, atol=1e-7)
+
+    def test_subsample_and_caps_decide_how_many_lists_there_are(self, data: RankingData) -> None:
+        """Lists of 12: of four times the cap as many as fit; one list there must be."""
+        owner = owner_of(data)
+
+        def lists(seed: int, **settings: Any) -> set[int]:
+            return {owner[tuple(row)] for row in bags(data, seed, **settings)[0].features.tolist()}
+
+        for share, count in ((1.0, 20), (0.5, 10), (0.26, 5), (1e-6, 1)):
+            assert [len(lists(seed, subsample=share)) for seed in (0, 1)] == [count, count]
+        assert lists(0, subsample=0.5) != lists(1, subsample=0.5)
+        for cap, count in ((12, 4), (9, 3), (8, 2), (1, 1)):
+            assert max(len(lists(seed, cap=cap)) for seed in range(12)) == count
+        for cap, phi_cap, sizes in ((30, 100, (30, 100)), (5, 50, (5, 50)), (50, 5, (50, 50))):
+            few, wide = bags(data, cap=cap, phi_cap=phi_cap)
+            assert (len(few.gradients), len(wide.gradients)) == sizes
+            assert (wide is few) == (phi_cap < cap)
+
+    def test_a_draw_by_gradient_counts_as_all_documents_do(self, data: RankingData) -> None:
+        everything, _ = bags(data)
+        sums = [bags(data, seed, draw="gradient", cap=80)[0] for seed in range(200)]
+        assert sum(len(bag.gradients) for bag in sums) / 200 == pytest.approx(80, rel=0.1)
+        for name in ("gradients", "hessians"):
+            total = torch.stack([(bag.features * getattr(bag, name)[:, None]).sum(0) for bag in sums])
+            expected = (everything.features * getattr(everything, name)[:, None]).sum(0)
+            error = 4 * total.std(0) / 200**0.5
+            assert bool(((total.mean(0) - expected).abs() < error).all())
+
+
+class TestRows:
+    def test_rows_drawn_by_size_keep_every_sum_on_average(self) -> None:
+        """Few rows are most of the sum: they are nearly always drawn, and weights make up for the rest."""
+        g = gen()
+        sizes, other = torch.rand(2000, generator=g) ** 20, torch.randn(2000, generator=g)
+        counts, sums, others = [], [], []
+        for _ in range(400):
+            rows, weights = weighted_rows(sizes, 200, g)
+            counts.append(len(rows))
+            sums.append(float((sizes[rows] * weights).sum()))
+            others.append(float((other[rows] * weights).sum()))
+            assert (rows.diff() > 0).all()
+        assert sum(counts) / 400 == pytest.approx(200, rel=0.02)
+        uniform = 400**-0.5 * float(sizes.std()) * 2000 / 200**0.5  # the error of a mean of uniform draws
+        assert abs(sum(sums) / 400 - float(sizes.sum())) < uniform
+        assert abs(sum(others) / 400 - float(other.sum())) < 4 * 400**-0.5 * float(torch.tensor(others).std())
+        for count, cap in ((2000, 5000), (2000, 2000)):
+            rows, weights = weighted_rows(sizes[:count], cap, g)
+            assert torch.equal(rows, torch.arange(count))
+            assert (weights == 1).all()
+        assert 50 < len(weighted_rows(torch.zeros(2000), 100, g)[0]) < 150
+
+    def test_chances_by_hand(self) -> None:
+        """Half of the chance follows the size, half is the same for all; what sure rows leave goes to the others."""
+        half = torch.tensor([3.0, 1.0]).repeat(20)
+        by_size = {3.0: 10 * (3 / 80 + 1 / 40) / 2, 1.0: 10 * (1 / 80 + 1 / 40) / 2}  # of 10 places
+        rows, weights = weighted_rows(half, 10, gen())
+        torch.testing.assert_close(weights, torch.tensor([1 / by_size[size] for size in half[rows].tolist()]))
+        # One row is sure at once, then a second, then a third.
+        sizes = torch.tensor([100.0, 30.0, 10.0, 3.0, *[0.1] * 40]).double()
+        chance = [min(1.0, 10 * (float(size / sizes.sum()) + 1 / 44) / 2) for size in sizes]
+        for _ in range(3):
+            sure = sum(value >= 1 for value in chance)
+            rest = sum(value for value in chance if value < 1)
+            chance = [1.0 if value >= 1 else min(1.0, value * (10 - sure) / rest) for value in chance]
+        assert sum(chance) == pytest.approx(10)
+        for seed in range(5):
+            rows, weights = weighted_rows(sizes, 10, gen(seed))
+            assert weights.tolist() == pytest.approx([1 / chance[row] for row in rows.tolist()])
+
+    def test_few_rows_are_taken_as_they_are_and_many_by_hessian(self) -> None:
+        h = torch.full((100,), 0.01)
+        h[[3, 50]] = 100.0
+        assert draw_rows(h, 100, gen()).tolist() == list(range(100))
+        uniform = [draw_rows(h, 25, gen(seed)) for seed in range(60)]
+        by_size = [draw_rows(h, 24, gen(seed)) for seed in range(60)]  # more than four times as many
+        for drawn, cap in ((uniform, 25), (by_size, 24)):
+            assert all(len(rows) == cap and (rows.diff() > 0).all() for rows in drawn)
+        shares = [sum(50 in rows.tolist() for rows in drawn) / 60 for drawn in (uniform, by_size)]
+        assert shares[0] < 0.5
+        assert shares[1] > 0.9
+        assert len(torch.unique(torch.cat(by_size))) == 100  # no row is left out for good
+
+
+class TestOrder:
+    def test_documents_of_equal_score_are_in_random_order(self, data: RankingData) -> None:
+        problem, other = (make_problem(data, data, BoostConfig(), seed) for seed in (0, 1))
+        label = dict(zip(map(tuple, data.features.tolist()), data.labels.tolist(), strict=True))
+        place = dict(zip(map(tuple, data.features.tolist()), data.order.tolist(), strict=True))
+        for part in (problem.data, problem.valid):
+            assert part is not None
+            assert torch.equal(part.offsets, data.offsets)
+            assert [owner_of(data)[tuple(row)] for row in part.features.tolist()] == data.query_index.tolist()
+            assert [label[tuple(row)] for row in part.features.tolist()] == part.labels.tolist()
+            assert [place[tuple(row)] for row in part.features.tolist()] == part.order.tolist()
+            # The canonical order would have the worst first: here first places are as good as others.
+            first, canonical = part.labels[part.offsets[:-1]], data.labels[data.offsets[:-1]]
+            assert float(first.mean()) > float(canonical.mean()) + 0.2
+        assert not torch.equal(problem.data.features, other.data.features)
+
+    def test_every_round_has_draws_of_its_own(self) -> None:
+        drawn = {round_generator(seed, step).initial_seed() for seed in range(4) for step in range(-2, 30)}
+        assert len(drawn) == 4 * 32
+        assert round_generator(-3, 0).initial_seed() == round_generator(3, 0).initial_seed()
+
+
+class TestSubspaces:
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"kernel": "rbf", "bandwidths": (0.5,), "metric": "gmml-pooled", "anchors": 3, "steps": (1.0,)},
+            {"lam": 1.0, "t": 0.3, "bandwidths": (0.1, 2.0), "min_deviation": 0.2},
+        ],
+        ids=str,
+    )
+    def test_the_anchor_and_bandwidth_of_the_largest_gain(self, data: RankingData, settings: dict[str, Any]) -> None:
+        config = BoostConfig(**settings)
+        bag, _ = bags(data)
+        newton = newton_of(bag)
+        positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
+        for width in (1, 2, 3):
+            support = torch.tensor([[0, 1, 2], [3, 5, 4], [1, 4, 0], [5, 2, 1]])[:, :width]
+            learners, gain = best_of_subspaces(bag, newton, support, config, gen(1))
+            values = bag.features[:, support]
+            factors = subspace_factors(values, positive, negative, bag.offsets, config)
+            some = {"draws": config.anchors, "steps": config.steps, "generator": gen(1)}
+            anchors = candidate_anchors(values, positive, negative, **some)  # type: ignore[arg-type]
+            for place in range(len(support)):
+                tried = []
+                for anchor in anchors[place]:
+                    dists = ((values[:, place] - anchor) @ factors[place]).square().sum(1).sqrt()
+                    for bandwidth in config.bandwidths:
+                        scale = max(float(dists.mean()), 1e-3) * bandwidth
+                        column = kappa(dists / scale, config.kernel)[:, None]
+                        tried.append((float(newton.gains(column, min_deviation=config.min_deviation)), anchor, scale))
+                best = max(value for value, *_ in tried)
+                assert float(gain[place]) == pytest.approx(best, rel=1e-3, abs=1e-5)
+                near = [(anchor, scale) for value, anchor, scale in tried if value >= best - 1e-3 * abs(best) - 1e-5]
+                found = learners.anchors[place, :width], float(learners.scales[place])
+                assert any(
+                    torch.allclose(found[0], anchor, atol=1e-5) and found[1] == pytest.approx(scale, rel=1e-4)
+                    for anchor, scale in near
+                )
+                torch.testing.assert_close(learners.factors[place, :width, :width], factors[place])
+            assert torch.equal(learners.support, torch.cat([support, torch.full((4, 3 - width), -1)], dim=1))
+            assert (learners.anchors.shape, learners.factors.shape) == ((4, 3), (4, 3, 3))
+            for beyond in (learners.anchors[:, width:], learners.factors[:, width:], learners.factors[:, :, width:]):
+                assert not beyond.any()
+
+    def test_distances_next_to_nothing_have_a_scale(self) -> None:
+        features = torch.randn(12, 2, generator=gen()) * 1e-6
+        bag = Bag(features, torch.tensor([1.0, -1.0] * 6), torch.ones(12), torch.tensor([0, 12]))
+        config = BoostConfig(sizes=(1,), bandwidths=(0.5, 2.0), min_deviation=1e-12)
+        learners, _ = best_of_subspaces(bag, newton_of(bag), torch.tensor([[0], [1]]), config, gen())
+        for scale in learners.scales.tolist():
+            assert any(scale == pytest.approx(1e-3 * bandwidth) for bandwidth in (0.5, 2.0))
+
+    @pytest.mark.parametrize(
+        ("settings", "with_prior"),
+        [
+            ({"ridge": 2.0, "feature_floor": 3.0}, False),
+            ({"shrinkage": 0.7, "batch": 2, "candidates": 9}, True),
+            ({"sizes": (2, 1), "candidates": 5, "kernel": "rbf"}, True),
+        ],
+    )
+    def test_the_best_few_by_loops(self, data: RankingData, settings: dict[str, Any], with_prior: bool) -> None:
+        config = BoostConfig(**settings)
+        bag, wide = bags(data, cap=60, phi_cap=150)
+        prior = torch.tensor([5.0, 0.1, 3.0, 1.0, 0.5, 2.0]) if with_prior else None
+        found = find_learners(bag, wide, prior, config, gen(2))
+        g = gen(2)
+        newton = newton_of(bag, config.ridge)
+        weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
+        if prior is not None:
+            weights = weights * prior
+        tried: list[tuple[float, Learners]] = []
+        for size in config.sizes:
+            support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=g)
+            learners, gains = best_of_subspaces(bag, newton, support, config, g)
+            tried += [(float(gain), learners.select(torch.tensor([i]))) for i, gain in enumerate(gains)]
+        best = sorted(tried, key=lambda pair: -pair[0])[: config.batch]
+        chosen = Learners.cat([learner for gain, learner in best if gain > 0])
+        phi = config.shrinkage * newton_of(wide, config.ridge).weights(chosen.kernels(wide.features, config.kernel))
+        assert torch.equal(found.support, chosen.support[phi > 0])
+        torch.testing.assert_close(found.anchors, chosen.anchors[phi > 0])
+        torch.testing.assert_close(found.phi, phi[phi > 0])
+        assert bool((found.phi > 0).all())
+
+    @pytest.mark.parametrize("gradients", [[1.0, 2.0], [0.0, -1.0], [1.0, -1.0]])
+    def test_what_helps_nothing_is_not_added(self, gradients: list[float]) -> None:
+        """One sign alone, or two documents at the same place of which one should rise and one fall."""
+        bag = Bag(torch.ones(2, 3), torch.tensor(gradients), torch.ones(2), torch.tensor([0, 2]))
+        found = find_learners(bag, bag, None, BoostConfig(sizes=(1, 3)), gen())
+        assert (len(found), found.support.shape) == (0, (0, 3))
+
+    def test_small_gradients_of_both_signs_find_something(self) -> None:
+        x = torch.randn(40, 3, generator=gen())
+        gradients = torch.where(x[:, 0].abs() < 0.7, 0.002, -0.001)
+        bag = Bag(x, gradients, torch.full((40,), 0.05), torch.tensor([0, 40]))
+        config = BoostConfig(sizes=(1,))
+        _, gains = best_of_subspaces(bag, newton_of(bag), torch.arange(3)[:, None], config, gen())
+        assert 0 < float(gains.max()) < 1
+        found = find_learners(bag, bag, None, config, gen())
+        assert len(found) > 0
+        assert float(found.phi.max()) < 1
+
+    def test_metrics_are_geometric_means_of_their_scatters(self, data: RankingData) -> None:
+        bag, _ = bags(data)
+        values = bag.features[:, torch.tensor([[0, 1], [2, 5]])]
+        positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
+
+        def metric(**settings: Any) -> Tensor:
+            F = subspace_factors(values, positive, negative, bag.offsets, BoostConfig(**settings)).double()
+            return F @ F.mT
+
+        eye = torch.eye(2).double()
+        for name, lists in (("gmml", bag.offsets), ("gmml-pooled", bag.offsets[[0, -1]])):
+            S, D = (x.double() + LEAST_SCATTER * eye for x in list_scatter(values, positive, negative, lists))
+            M = metric(metric=name, lam=0.0)
+            torch.testing.assert_close(M @ S @ M, D, rtol=1e-4, atol=1e-5)  # Riccati's equation
+            torch.testing.assert_close(metric(metric=name, lam=0.0, t=0.0), S.inverse(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(metric(metric=name, lam=0.0, t=1.0), D, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(metric(), metric(metric="gmml-pooled"), rtol=1e-3)
+        torch.testing.assert_close(metric(method="eigh"), metric(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(metric(lam=1e9), eye.expand(2, 2, 2), rtol=1e-4, atol=1e-4)
+        assert torch.equal(metric(metric="identity"), eye.expand(2, 2, 2))
+        one = subspace_factors(values[:, :, :1], positive, negative, bag.offsets, BoostConfig())
+        assert torch.equal(one, torch.ones(2, 1, 1))  # one feature needs no metric
+
+    def test_scatters_have_a_little_of_the_identity(self) -> None:
+        """Features that are constant within lists: both scatters are that little alone; without it nothing is left."""
+        values = torch.ones(6, 1, 2, dtype=torch.float64)
+        ones = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+        for t, size in ((0.5, 1.0), (1.0, LEAST_SCATTER), (0.0, 1 / LEAST_SCATTER)):
+            F = subspace_factors(values, ones, 1 - ones, torch.tensor([0, 6]), BoostConfig(lam=0.0, t=t))
+            torch.testing.assert_close(F[0] @ F[0].mT, size * torch.eye(2).double(), rtol=1e-4, atol=0)
+        assert 0 < LEAST_SCATTER < 0.01
+
+
+def test_the_prior_comes_from_the_first_gradients(data: RankingData) -> None:
+    weighed = data.replace(
+        query_weights=torch.rand(20, generator=gen(3)), document_weights=torch.rand(240, generator=gen(4))
+    )
+    for part in (data, weighed):
+        found = first_prior(part, BoostConfig(prior_power=2.0, truncation=3), 4)
+        gradients, _ = lambda_gradients(
+            torch.zeros(240), part.labels.float(), part.offsets, truncation=3, weights=part.document_weights
+        )
+        if part.query_weights is not None:
+            gradients = gradients * part.query_weights[part.query_index]
+        want = feature_prior(part.features, gradients, part.offsets, power=2.0, generator=round_generator(4, -2))
+        torch.testing.assert_close(found, want)
+
+
+def test_learners_of_several_sizes() -> None:
+    learners = Learners(
+        support=torch.tensor([[4, -1], [0, 2], [2, -1]]),
+        anchors=torch.tensor([[1.0, 0.0], [0.5, 0.25], [2.0, 0.0]]),
+        factors=torch.stack([torch.diag(torch.tensor(d)) for d in ([1.0, 0.0], [1.0, 2.0], [3.0, 0.0])]),
+        scales=torch.tensor([1.0, 2.0, 0.5]),
+        phi=torch.tensor([1.0, 2.0, 3.0]),
+        rounds=torch.tensor([1, 1, 2]),
+    )
+    assert learners.widths.tolist() == [1, 2, 1]
+    x = torch.randn(7, 5, generator=gen())
+    first, third = (x[:, 4] - 1).abs(), 3 * (x[:, 2] - 2).abs() / 0.5
+    second = ((x[:, 0] - 0.5) ** 2 + 4 * (x[:, 2] - 0.25) ** 2).sqrt() / 2
+    dists = torch.stack([first, second, third], dim=1)
+    for kernel, expected in (("distance", dists), ("paper", dists * torch.exp(-dists))):
+        torch.testing.assert_close(learners.kernels(x, kernel), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(learners.double().kernels(x, kernel), expected.double(), rtol=1e-5, atol=1e-6)
+    metrics, phi = learners.local_metrics(5)
+    assert phi.tolist() == [1.0, 3.0, 2.0]
+    assert metrics.num_features == 5
+    torch.testing.assert_close(metrics(x), dists[:, [0, 2, 1]], rtol=1e-5, atol=1e-6)
+    assert Learners.cat([learners, learners.select(learners.rounds == 1)]).phi.tolist() == [1, 2, 3, 1, 2]
+    none = Learners.empty(2, x)
+    assert len(Learners.cat([none, learners])) == 3
+    assert none.factors.shape == (0, 2, 2)
