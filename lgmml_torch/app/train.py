@@ -33,7 +33,6 @@ from lgmml_torch.app.compose import (
     settle,
 )
 from lgmml_torch.app.config import asked_for
-from lgmml_torch.app.launch import WATCHERS
 from lgmml_torch.app.rankers import Ranker, open_ranker
 from lgmml_torch.app.report import Outcome, Stopwatch, looked_at, tell_loggers, write_report
 from lgmml_torch.app.settings import check_settings
@@ -307,9 +306,10 @@ def run_and_tell(cfg: DictConfig, watch: Watch) -> float | None:
     """
     try:
         words = asked_for()
-        if build(cfg.launcher)(words, Path(cfg.paths.output_dir)):
+        if cfg.get("launcher"):
+            build(cfg.launcher)(words, Path(cfg.paths.output_dir))
             return None
-        result = train(cfg, words, watch, WATCHERS)
+        result = train(cfg, words, watch)
     except (LGMMLError, MisconfigurationException) as error:
         fail(error)
     except OSError as error:

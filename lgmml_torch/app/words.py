@@ -31,7 +31,6 @@ examples:
   zcat big.gz | lgmml score model.safetensors - > scores.txt     in a pipe
   lgmml score model.safetensors shards --output scores --jobs 4  a file of scores for each shard; to go on after a
                                                                  stop, give the same command again
-  lgmml score model.safetensors shards --output scores --jobs 64 --engine ray    the same by tasks of Ray
 """,
     "convert": """
 FOLDER gets Parquet files of whole lists and manifest.json, which counts them; a data set with parts gets folders
@@ -219,8 +218,6 @@ def _score(command: argparse.ArgumentParser) -> None:
     command.add_argument("--tag", default="lgmml", help="last column of a TREC run (default: lgmml)")
     about = "processes, of one thread each, that score a folder of shards (default: 1)"
     command.add_argument("--jobs", type=int, default=1, metavar="N", help=about)
-    about = "who starts them: this machine, or Ray here or, with RAY_ADDRESS, on its cluster (default: processes)"
-    command.add_argument("--engine", choices=("processes", "ray"), default="processes", help=about)
 
 
 def _convert(command: argparse.ArgumentParser) -> None:

@@ -45,7 +45,7 @@ from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.sharing import gather_lists
 from lgmml_torch.training.batches import TrainingBatches, telling_loader_failures
-from lgmml_torch.training.callbacks import KeepCheckpoints, Story
+from lgmml_torch.training.callbacks import KeepCheckpoints, Story, in_order
 from lgmml_torch.training.checkpoints import CheckpointFiles
 from lgmml_torch.training.datamodule import RankingDataModule
 from lgmml_torch.training.distances import compute_distances
@@ -425,7 +425,7 @@ def make_trainer(
     settings = trainer_settings() | ({} if validated else {"limit_val_batches": 0})
     if rows is not None and "strategy" in settings:
         settings["strategy"] = OwnRowsStrategy(shares_nothing=rows.shares_nothing)
-    trainer = make(callbacks=[*around.callbacks, keeper], logger=list(around.loggers), **settings)
+    trainer = make(callbacks=in_order([*around.callbacks, keeper]), logger=list(around.loggers), **settings)
     if rows is not None and trainer.world_size > 1 and trainer.gradient_clip_val:
         raise ConfigError(
             "`trainer.gradient_clip_val` must be null where each process has the rows of Φ of its own queries, "

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from lgmml_torch.app import cli, sweep
 from lgmml_torch.app.compose import build
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.means import MeansOfJobs, means_markdown
+from lgmml_torch.app.runs import MeansOfJobs, means_markdown
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DataError, MissingDependencyError
 from tests.app.test_train import small

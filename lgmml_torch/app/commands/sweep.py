@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lgmml_torch.app.means import means_markdown
+from lgmml_torch.app.runs import means_markdown
 from lgmml_torch.app.sweep import read_search, run_search, study_rows
 from lgmml_torch.checks import ConfigError
 

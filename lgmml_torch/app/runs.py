@@ -1,25 +1,28 @@
-"""What several runs reached together: means over folds and seeds, as a table."""
+"""Folders of runs: a new one for every run, and a table of means over several."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.files import write_text
 
 log = logging.getLogger(__name__)
 
-REPEATED = ("seed", "data.seed", "data.fold")  # what runs of one kind differ in
+_REPEATED = ("seed", "data.seed", "data.fold")  # settings in which runs of one kind differ
 
 
 def means_markdown(folder: Path) -> str:
@@ -60,7 +63,7 @@ def _asked(run: Path) -> list[str]:
         return []
     words = [str(word) for word in OmegaConf.load(file)]
     items = OverridesParser.create().parse_overrides(words)
-    return [word for word, item in zip(words, items, strict=True) if item.get_key_element() not in REPEATED]
+    return [word for word, item in zip(words, items, strict=True) if item.get_key_element() not in _REPEATED]
 
 
 def _cell(runs: Sequence[dict[str, Any]], name: str) -> str:
@@ -74,7 +77,7 @@ class MeansOfJobs(Callback):
     """After ``python train.py -m data.fold=1,2,3``: the table of means, in the log and in ``means.md``."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """All jobs are done."""
+        """Write the table when all jobs are done."""
         folder = Path(config.hydra.sweep.dir)
         try:
             table = means_markdown(folder)
@@ -83,3 +86,49 @@ class MeansOfJobs(Callback):
             return
         write_text(folder / "means.md", table)
         log.info("means over the runs (%s):\n%s", folder / "means.md", table)
+
+
+class NewFolder(Callback):
+    """Give every run, and every sweep, a folder of its own, also when several start in the same second.
+
+    A folder without the time in its name was chosen by the user and is used as it is.
+    """
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Create the folder; all processes of a run get that of the first."""
+        _own_folder(config, config.hydra.run)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Create the folder of the jobs."""
+        _own_folder(config, config.hydra.sweep)
+
+
+def _own_folder(config: DictConfig, place: DictConfig) -> None:
+    unresolved = OmegaConf.to_container(place, resolve=False)
+    assert isinstance(unresolved, dict)
+    if "${now:" not in unresolved["dir"]:
+        return
+    from lgmml_torch import distributed  # imports torch
+
+    HydraConfig.instance().set_config(config)  # the name of the data, which is part of the path, is looked up there
+    folder = Path(place.dir)
+    if distributed.place()[0] == 0:
+        with suppress(OSError):  # Hydra reports it when it creates the folder
+            folder = _create(folder)
+    with read_write(place):
+        place.dir = distributed.agreed(str(folder))
+
+
+def _create(folder: Path) -> Path:
+    """Create a folder that does not exist yet: this name, or the name with -2, -3 … appended."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        free = folder
+        if number > 1:
+            free = folder.with_name(f"{folder.name}-{number}")
+        try:
+            free.mkdir()
+        except FileExistsError:
+            continue
+        return free
+    raise AssertionError
