@@ -57,6 +57,7 @@ class Command:
 
 
 KINDS = {
+    "torchrun": ("torchrun",),
     "train": ("python", "train.py"),
     "module": ("python", "-m"),
     "lgmml": ("lgmml",),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from lgmml_torch.evaluation.evaluate import Evaluation
+    from lgmml_torch.models.preprocess.base import Preprocess
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
@@ -183,3 +184,14 @@ def merge_definitions(texts: Iterable[str]) -> list[str]:
         name, _, rules = text.partition(" ")
         names.setdefault(rules, []).append(name)
     return [f"{', '.join(shared)} {rules}" for rules, shared in names.items()]
+
+
+def preprocessing_steps(preprocess: Preprocess | Mapping[str, Any]) -> str:
+    """The steps in one line: ``remove_constant → (quantile + list_rank) → standardize``."""
+    spec = preprocess if isinstance(preprocess, Mapping) else preprocess.spec()
+    inner = [preprocessing_steps(step) for step in spec["args"].get("steps", [])]
+    if spec["name"] == "chain":
+        return " → ".join(inner) or "none"
+    if spec["name"] == "concat":
+        return f"({' + '.join(inner)})"
+    return str(spec["name"])

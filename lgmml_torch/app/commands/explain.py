@@ -5,18 +5,38 @@ from __future__ import annotations
 import json
 import math
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from lgmml_torch.app.commands.common import load_model, open_data
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data
 from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.models.explain import Explanation, explain
 from lgmml_torch.ragged import RankingData
 
 NOTE = "Parts add up to the difference; a metric's parts over its features add up to its own."
+
+_EXAMPLES = """
+examples:
+  lgmml explain model.safetensors test.txt --qid 18219 --document GX004-93-7097963 --over GX010-40-4497720
+  lgmml explain model.safetensors test.csv --qid 7 --document 1 --over 4       the 1st and 4th row of query 7
+"""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _EXAMPLES
+    parser.set_defaults(execute=run)
+    add_model(parser)
+    add_data(parser)
+    add = parser.add_argument
+    add("--qid", required=True, metavar="Q", help="the query")
+    add("--document", required=True, metavar="A", help="id of the upper document, or its place in the list, from 1")
+    add("--over", required=True, metavar="B", help="the one to compare it with")
+    add("--top", type=int, default=10, metavar="N", help="metrics and features to show (default: 10)")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: Namespace) -> None:
