@@ -173,7 +173,10 @@ class _Frame:
 
 def figure(title: str, chart: Markup, note: str = "") -> Markup:
     """A chart with its title above and a sentence below."""
-    return tag("figure", tag("figcaption", title), chart, tag("p", note, class_="note") if note else None)
+    content = [tag("figcaption", title), chart]
+    if note:
+        content.append(tag("p", note, class_="note"))
+    return tag("figure", content)
 
 
 def line_chart(
@@ -195,8 +198,10 @@ def line_chart(
     values += also
     places = [point.x for point in points]
     whole = all(float(place).is_integer() for place in places)
-    grid = _ticks(min(places), max(places)) if len(set(places)) > 1 else [places[0] - 1, places[0], places[0] + 1]
-    grid = [max(grid[0], min(places)), *grid[1:-1], max(places)] if len(set(places)) > 1 else grid
+    grid = [places[0] - 1, places[0], places[0] + 1]
+    if len(set(places)) > 1:
+        grid = _ticks(min(places), max(places))
+        grid = [max(grid[0], min(places)), *grid[1:-1], max(places)]
     frame = _Frame(grid, _ticks(min(values), max(values)), height)
     labels = {v: _short(v) for v in grid[:-1] if not whole or float(v).is_integer()}
     labels = {v: word for v, word in labels.items() if frame.x(max(places)) - frame.x(v) > 34}
@@ -288,14 +293,17 @@ def bar_chart(
     for number, bar in enumerate(bars):
         top = _TOP + number * row
         left, right = sorted((frame.x(0), frame.x(bar.value)))
-        span = f" [{form(bar.low)}, {form(bar.high)}]" if bar.low is not None and bar.high is not None else ""
-        hint = f"{bar.label}: {form(bar.value)}{span}{'; ' if bar.note else ''}{bar.note}"
+        hint, middle, label = f"{bar.label}: {form(bar.value)}", top + row / 2, bar.label
+        if bar.low is not None and bar.high is not None:
+            hint += f" [{form(bar.low)}, {form(bar.high)}]"
+        if bar.note:
+            hint += f"; {bar.note}"
         frame.rect(left, top + 3, right - left, row - 6, f"fill {style(bar)}", hint)
         if bar.low is not None and bar.high is not None:
-            middle = top + row / 2
             frame.line(frame.x(bar.low), middle, frame.x(bar.high), middle, "whisker")
-        label = bar.label if len(bar.label) <= room else bar.label[: room - 1] + "…"
-        named = tag("text", tag("title", hint), label, x=frame.left - 8, y=top + row / 2 + 4, text_anchor="end")
+        if len(label) > room:
+            label = label[: room - 1] + "…"
+        named = tag("text", tag("title", hint), label, x=frame.left - 8, y=middle + 4, text_anchor="end")
         frame.drawn.append(named)
     frame.line(frame.x(0), _TOP, frame.x(0), height - _BOTTOM, "zero")
     return frame.svg(title)

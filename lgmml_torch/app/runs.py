@@ -36,28 +36,32 @@ def means_markdown(folder: Path) -> str:
     files = sorted(folder.glob("*/report.json"), key=lambda file: (len(file.parent.name), file.parent.name))
     if not files:
         raise DataError(f"{folder}: there is no run with a report.json below it")
-    found: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    asked = [_asked(file.parent) for file in files]
-    common = [word for word in asked[0] if all(word in words for words in asked)]
-    for file, words in zip(files, asked, strict=True):
-        kind = ", ".join(word for word in words if word not in common) or "all"
+    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    definitions: dict[str, str] = {}  # by measure
+    overrides = [_overrides(file.parent) for file in files]
+    common = [text for text in overrides[0] if all(text in others for others in overrides)]
+    for file, own in zip(files, overrides, strict=True):
+        kind = ", ".join(text for text in own if text not in common) or "all"
         for evaluation in json.loads(file.read_text(encoding="utf-8"))["evaluations"]:
-            found[kind, evaluation["split"], evaluation["policy"]].append(evaluation["metrics"])
-    names = list(dict.fromkeys(name for runs in found.values() for metrics in runs for name in metrics))
-    header = ["runs of", "data", "weights", *names, "runs", "queries"]
+            rows[kind, evaluation["split"], evaluation["policy"]].append(evaluation["metrics"])
+            definitions |= {name: metric["definition"] for name, metric in evaluation["metrics"].items()}
+    header = ["runs of", "data", "weights", *definitions, "runs", "queries"]
     lines = [header, ["---"] * 3 + ["---:"] * (len(header) - 3)]
-    for (kind, split, policy), runs in found.items():
-        queries = sum(max((m["counted"] for m in metrics.values()), default=0) for metrics in runs)
-        lines.append([kind, split, policy, *(_cell(runs, name) for name in names), str(len(runs)), str(queries)])
-    texts = {m["definition"] for runs in found.values() for metrics in runs for m in metrics.values()}
+    for key, runs in rows.items():
+        queries = 0
+        for metrics in runs:
+            queries += max((metric["counted"] for metric in metrics.values()), default=0)
+        lines.append([*key, *(_cell(runs, name) for name in definitions), str(len(runs)), str(queries)])
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     note = "Mean over runs of each run's mean over queries, ± the standard deviation between runs."
-    shared = f"All runs: {', '.join(common)}.\n\n" if common else ""
-    return f"{shared}{table}\n\n{note}\n\n" + "".join(f"- {text}\n" for text in sorted(texts))
+    notes = "".join(f"- {text}\n" for text in sorted(definitions.values()))
+    if common:
+        table = f"All runs: {', '.join(common)}.\n\n{table}"
+    return f"{table}\n\n{note}\n\n{notes}"
 
 
-def _asked(run: Path) -> list[str]:
-    """What a run was asked for, but for seed and fold."""
+def _overrides(run: Path) -> list[str]:
+    """The overrides of a run, without seed and fold."""
     file = run / ".hydra" / "overrides.yaml"
     if not file.is_file():
         return []
@@ -70,7 +74,10 @@ def _cell(runs: Sequence[dict[str, Any]], name: str) -> str:
     values = [metrics[name]["mean"] for metrics in runs if name in metrics and metrics[name]["mean"] is not None]
     if not values:
         return ""
-    return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
+    mean = f"{statistics.fmean(values):.4f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.4f}"
 
 
 class MeansOfJobs(Callback):
