@@ -57,6 +57,7 @@ class Command:
 
 
 KINDS = {
+    "torchrun": ("torchrun",),
     "train": ("python", "train.py"),
     "module": ("python", "-m"),
     "lgmml": ("lgmml",),
@@ -122,6 +123,9 @@ def tiny(words: tuple[str, ...]) -> list[str]:
         sizes["callbacks.progress"] = "null"
     added = [f"{key}={value}" for key, value in sizes.items() if key not in given or key in ALWAYS]
     kept = [word for word in words[2:] if word.split("=")[0] not in ALWAYS]
+    kept = [word.replace("data.fold=1,2,3,4,5", "data.fold=1,2") for word in kept]
+    if "--trials" in kept:
+        kept[kept.index("--trials") + 1] = "1"
     end = next((i for i, word in enumerate(kept) if word.startswith("--")), len(kept))  # settings stand together
     return [*kept[:end], *added, *kept[end:]]
 
@@ -157,7 +161,7 @@ def provide(command: Command, folder: Path) -> None:
         for word in words:
             file = folder / word
             if word.endswith((".safetensors", ".ckpt")):
-                mode = "shared" if command.words[1] == "merge" else "per_query"
+                mode = "per_query" if {"--policy", "--known-queries"} & set(command.words) else "shared"
                 small_model(mode=mode).save(file.with_suffix(".safetensors"))
                 file.with_suffix(".safetensors").rename(file)
             elif word.endswith(".parquet"):

@@ -46,7 +46,7 @@ from omegaconf import DictConfig
 
 from lgmml_torch.app import cli
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.launch import meet
+from lgmml_torch.app.start import meet
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import DataWarning, NoSpaceError
 from lgmml_torch.data.generated import letor_like

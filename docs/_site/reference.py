@@ -6,6 +6,7 @@ build fails when a public name stands on no page or on two, and when a docstring
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import importlib
 import inspect
@@ -18,7 +19,7 @@ from typing import Any
 from sphinx.util import logging
 
 import lgmml_torch
-from lgmml_torch.app.words import build_parser, parsers_of
+from lgmml_torch.app.cli import build_parser
 
 LOG = logging.getLogger(__name__)
 API = re.compile(r"^```\{api\}\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
@@ -69,7 +70,8 @@ def helps() -> str:
     """A section for each command, with its help."""
     parser = build_parser()
     parts = [f"```text\n{parser.format_help()}```"]
-    parts += [f"## lgmml {name}\n\n```text\n{command.format_help()}```" for name, command in parsers_of(parser).items()]
+    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    parts += [f"## lgmml {name}\n\n```text\n{command.format_help()}```" for name, command in commands.items()]
     return "\n\n".join(parts)
 
 

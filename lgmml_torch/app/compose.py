@@ -93,40 +93,43 @@ def named(cfg: DictConfig, *parts: str) -> Iterator[None]:
 TARGETS = ("lgmml_torch", "pytorch_lightning", "torch.optim")
 
 
-def check_targets(part: Any) -> None:
+def check_targets(part: Any, allowed: Sequence[str] | None = None) -> None:
     """Refuse names of code that does not belong here, however they are spelt, before any of it runs.
 
-    ``LGMML_TARGETS=mine,other.module`` in the environment allows more packages.
+    By default `TARGETS` are allowed; ``LGMML_TARGETS=mine,other.module`` in the environment allows more packages.
 
     Raises:
         ConfigError: the name.
     """
     if OmegaConf.is_list(part):
         for item in part:
-            check_targets(item)
+            check_targets(item, allowed)
     if not OmegaConf.is_dict(part):
         return
     for key in part:
         if not OmegaConf.is_missing(part, key):
-            check_targets(part[key])
+            check_targets(part[key], allowed)
     if part.get("_target_") is not None:
-        check_name("_target_", str(part["_target_"]))
+        check_name("_target_", str(part["_target_"]), allowed)
 
 
-def check_name(setting: str, name: str) -> None:
+def check_name(setting: str, name: str, allowed: Sequence[str] | None = None) -> None:
     """Refuse the dotted name of code that does not belong here.
 
     Raises:
         ConfigError: the name.
     """
-    allowed = (*TARGETS, *filter(None, os.environ.get("LGMML_TARGETS", "").split(",")))
+    advice = ""
+    if allowed is None:
+        allowed = (*TARGETS, *filter(None, os.environ.get("LGMML_TARGETS", "").split(",")))
+        advice = "; LGMML_TARGETS=package allows more"
     within = _inside(name, allowed)
     if within:  # a module that others are imported into would be a way to those
         with contextlib.suppress(ImportError, ValueError, HydraException):  # which instantiating will tell
             within = _inside(str(getattr(get_object(name), "__module__", name)), allowed)
     if not within:
         listed = ", ".join(allowed)
-        raise ConfigError(f"`{setting}` must lie in one of {listed}, got {name!r}; LGMML_TARGETS=package allows more")
+        raise ConfigError(f"`{setting}` must lie in one of {listed}, got {name!r}{advice}")
 
 
 def find_measure(setting: str, name: str) -> Measure:

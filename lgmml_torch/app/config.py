@@ -17,10 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lgmml_torch.app.settings import check_settings
-from lgmml_torch.app.start import config_dir, started
+from lgmml_torch.app.start import config_dir
 from lgmml_torch.checks import ConfigError, did_you_mean
-
-OmegaConf.register_new_resolver("started", started, replace=True)
 
 
 def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: Path | None = None) -> DictConfig:

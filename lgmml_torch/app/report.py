@@ -18,13 +18,12 @@ from typing import Any
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import __version__
-from lgmml_torch.app.commands.info import steps
-from lgmml_torch.app.page.look import Look, look_at
-from lgmml_torch.app.page.page import make_page
+from lgmml_torch.app.page import make_page
+from lgmml_torch.app.page_data import PageData, page_data
 from lgmml_torch.app.rankers import Ranker
 from lgmml_torch.evaluation.evaluate import Evaluation
 from lgmml_torch.evaluation.paired import Paired, compare_rankings
-from lgmml_torch.evaluation.tables import print_evaluations, run_markdown
+from lgmml_torch.evaluation.tables import preprocessing_steps, print_evaluations, run_markdown
 from lgmml_torch.files import write_text
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
@@ -79,7 +78,7 @@ def write_report(folder: Path, found: Outcome, settings: Any) -> None:
     found.model.about = about(content)
     found.model.save(folder / "model.safetensors")
     print_evaluations(evaluations)
-    split, data = looked_at(found.splits)
+    split, data = reported_part(found.splits)
     paired = None if found.other is None else compare_with(found.model, found.other, data, split, settings)
     if paired is not None:
         content["comparison"] = paired.to_dict()
@@ -91,7 +90,7 @@ def write_report(folder: Path, found: Outcome, settings: Any) -> None:
     )  # fmt: skip
     write_text(folder / "report.md", text)
     write_text(folder / "report.json", json.dumps(content, indent=2, default=str))
-    write_text(folder / "report.html", make_page(content, look_at_run(content, found.model, data, split), paired))
+    write_text(folder / "report.html", make_page(content, page_data_of_run(content, found.model, data, split), paired))
 
 
 ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
@@ -142,7 +141,7 @@ def report_content(found: Outcome, settings: Any) -> dict[str, Any]:
         "model": {
             "metrics": model.metrics.num_metrics,
             "kernel": model.kernel,
-            "preprocessing": steps(model.preprocess),
+            "preprocessing": preprocessing_steps(model.preprocess),
             "columns after preprocessing": model.metrics.num_features,
             "weights": f"{model.phi.mode}, new queries: {model.phi.policy}",
             "adds to": None if model.base is None else f"a {model.base.title} model",
@@ -180,19 +179,25 @@ def about(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def looked_at(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:
+def reported_part(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:
     """The part of the data that says most about new queries: test, or validation, or what there is."""
     split = next(name for name in ("test", "valid", "train") if name in splits and len(splits[name]))
     return split, splits[split]
 
 
-def look_at_run(content: Mapping[str, Any], model: LGMML, data: RankingData, split: str) -> Look:
-    """See `look_at`; by the measure that the run reports, NDCG@10 where it is among several."""
+def page_data_of_run(
+    content: Mapping[str, Any], model: LGMML, data: RankingData, split: str, *, importance: bool = False
+) -> PageData:
+    """See `page_data`; by the measure that the run reports, NDCG@10 where it is among several."""
     rules = content["config"]["evaluation"]
     built_in = [name for name in rules["metrics"] if "." not in name]  # functions are known while training only
-    measure = "ndcg@10" if "ndcg@10" in built_in or not built_in else built_in[0]
+    measure = "ndcg@10"
+    if built_in and measure not in built_in:
+        measure = built_in[0]
     seed = content["config"]["seed"]
-    return look_at(model, data, split=split, measure=measure, preset=rules["preset"], seed=seed)
+    return page_data(
+        model, data, split=split, measure=measure, preset=rules["preset"], seed=seed, importance=importance
+    )
 
 
 def compare_with(model: LGMML, other: Ranker, data: RankingData, split: str, settings: Any) -> Paired:

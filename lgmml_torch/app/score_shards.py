@@ -1,4 +1,4 @@
-"""Scoring a folder of shards: a file of scores for each, by several processes or on Ray; to go on with after a stop.
+"""Scoring a folder of shards: a file of scores for each, by several processes; an interrupted command continues.
 
 A file of scores has a row per document in the order of its shard: ``qid``, ``place`` (of the document in its list, from
 0, in the order of the source of the shards), ``docid`` where there are ids, and ``score``. Its metadata says which
@@ -15,18 +15,16 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lgmml_torch import __version__
 from lgmml_torch.app.commands.common import chosen_part, load_model
 from lgmml_torch.app.commands.score import score_batches
-from lgmml_torch.app.ray_cluster import cluster
-from lgmml_torch.checks import DataError, LGMMLError, check_positive, sentence
+from lgmml_torch.checks import DataError, LGMMLError, check_positive
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.manifest import Manifest, Shard, check_content, check_files, digest, read_manifest
 from lgmml_torch.data.shards import COLUMNS, document_keys
@@ -88,7 +86,7 @@ def score_folder(args: Namespace, folders: dict[str, Path]) -> str:
     total, started, done = sum(shard.documents for shard in todo), time.monotonic(), 0
     with progress_bar("Scoring", total) as report:
         jobs = min(args.jobs, len(todo))
-        for scored in _ways(work, todo, jobs, model):
+        for scored in _score_shards(work, todo, jobs, model):
             report(done := done + scored)
     seconds = time.monotonic() - started
     kept = len(manifest.shards) - len(todo)
@@ -106,15 +104,12 @@ def _check_target(target: Path, manifest: Manifest) -> None:
             raise DataError(f"{target}: scores of shards need a folder of their own, this one holds {path.name!r}")
 
 
-def _ways(work: Work, shards: Sequence[Shard], jobs: int, model: LGMML) -> Iterator[int]:
-    if work.args.engine == "ray" and shards:
-        return _on_ray(work, shards, jobs)
-    return _in_processes(work, shards, jobs) if jobs > 1 else _one_by_one(work, shards, model)
-
-
-def _one_by_one(work: Work, shards: Sequence[Shard], model: LGMML) -> Iterator[int]:
-    for shard in shards:
-        yield score_shard(work, shard, model)
+def _score_shards(work: Work, shards: Sequence[Shard], jobs: int, model: LGMML) -> Iterator[int]:
+    if jobs > 1:
+        yield from _in_processes(work, shards, jobs)
+    else:
+        for shard in shards:
+            yield score_shard(work, shard, model)
 
 
 def score_shard(work: Work, shard: Shard, model: LGMML) -> int:
@@ -149,37 +144,6 @@ def _in_processes(work: Work, shards: Sequence[Shard], jobs: int) -> Iterator[in
         raise LGMMLError("a process ended before its shard was scored; the same command goes on from here") from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _on_ray(work: Work, shards: Sequence[Shard], jobs: int) -> Iterator[int]:
-    """A task for each shard, so many at a time; Ray repeats those whose process was lost."""
-    model = str(Path(work.args.model).absolute())
-    there = replace(
-        work,
-        args=Namespace(**{**vars(work.args), "threads": 1, "model": model}),
-        source=work.source.absolute(),
-        target=work.target.absolute(),
-    )
-    with cluster(None, jobs) as ray:
-        task = ray.remote(num_cpus=1)(_score_there)
-        left = list(reversed(shards))
-        running: list[Any] = []
-        try:
-            while left or running:
-                while left and len(running) < jobs:
-                    running.append(task.remote(there, left.pop()))
-                done, running = ray.wait(running)
-                yield ray.get(done[0])
-        except ray.exceptions.RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, LGMMLError) else error) from None
-        except ray.exceptions.RayError as error:
-            raise LGMMLError(f"{sentence(error)}; the same command goes on from here") from error
-
-
-def _score_there(work: Work, shard: Shard) -> int:
-    if not _model:
-        _model.append(load_model(work.args))
-    return _score(work, shard)
 
 
 def _start(args: Namespace) -> None:

@@ -7,10 +7,8 @@ torch, and a wrong setting is told before it is loaded.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +16,6 @@ from lgmml_torch.app.signals import Interrupted, Watch, say_goodbye
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-
-STARTED = "LGMML_STARTED"  # the moment that names the run folder of all processes
-
-
-def started() -> str:
-    """The moment a run began, the same in all of its processes: it names their folder."""
-    return os.environ.get(STARTED) or time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def config_dir() -> Path:
@@ -45,41 +35,24 @@ def wait_quietly() -> None:
 
 
 def set_threads(asked: int | None) -> None:
-    """So many threads; by default as many as there are cores to run on, or what ``OMP_NUM_THREADS`` says."""
+    """Set the number of threads; the default is ``OMP_NUM_THREADS``, or the cores that this process may use."""
     import torch
 
     if asked is not None:
         torch.set_num_threads(asked)
     elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), available_cores())))
+        import joblib
+
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), joblib.cpu_count())))
 
 
-def available_cores(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores this process may use: those it may run on, or fewer where its container has a share of them."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        lines = groups.read_text().split()
-    except OSError:
-        return allowed
-    shares = [share for line in lines for share in _shares(tree, *line.split(":", 2)[1:])]
-    return max(1, min([allowed, *(math.ceil(share) for share in shares)]))
+def meet() -> None:
+    """Join the other processes of the run, if there are any; only the first one reports."""
+    from lgmml_torch import distributed
 
-
-def _shares(tree: Path, controllers: str, group: str) -> list[float]:
-    """The limits on a control group and on all above it, in cores; second version of the interface, or first."""
-    if controllers and "cpu" not in controllers.split(","):
-        return []
-    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-    tree = tree / "cpu" if controllers else tree
-    found, inner = [], Path(group.lstrip("/"))
-    for place in (inner, *inner.parents):
-        try:
-            quota, period = " ".join((tree / place / name).read_text() for name in names).split()
-        except (OSError, ValueError):
-            continue
-        if quota.isdigit() and period.isdigit() and int(period):  # else "max" or -1: no limit
-            found.append(int(quota) / int(period))
-    return found
+    distributed.join()
+    if distributed.rank():
+        logging.getLogger("lgmml_torch").setLevel(logging.WARNING)
 
 
 def main() -> None:
@@ -103,9 +76,7 @@ def _train(watch: Watch) -> None:
 
     try:
         check_command(sys.argv[1:])
-        if "RANK" in os.environ:  # somebody has started several processes
-            from lgmml_torch.app.launch import meet
-
+        if "RANK" in os.environ:  # torchrun or Ray has started several processes
             meet()
     except ConfigError as error:
         fail(error)

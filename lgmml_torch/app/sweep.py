@@ -1,4 +1,4 @@
-"""A search for good settings that outlives its process: Optuna with a study in a file, a folder for every trial.
+"""A search for good settings that can be interrupted: Optuna with a study in a file, a folder for every trial.
 
 What is maximised is a run's validation NDCG@10. Trials whose validation curve falls behind are stopped early. The same
 command again goes on where the last one stopped.
@@ -167,7 +167,7 @@ def open_study(folder: Path, search: Search) -> Iterator[Study]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(f"another process is at the search in {folder}") from error
+            raise ConfigError(f"another process runs the search in {folder}") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(
             study_name="lgmml",
@@ -178,9 +178,7 @@ def open_study(folder: Path, search: Search) -> Iterator[Study]:
         )
         known = study.user_attrs.get("search")
         if known is not None and known != search.described():
-            raise ConfigError(
-                f"{folder} holds another search ({known}); choose another --folder, or say the same again"
-            )
+            raise ConfigError(f"{folder} belongs to a search with other settings ({known}); use another --folder")
         study.set_user_attr("search", search.described())
         # A seed of its own for every start, or the first draws would be repeated.
         study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.trials), n_startup_trials=8)
@@ -191,7 +189,7 @@ def open_study(folder: Path, search: Search) -> Iterator[Study]:
 
 
 def run_search(folder: Path, search: Search, trials: int) -> Study:
-    """Run trials until so many are finished or pruned, in all and with those of earlier calls; then tell what came.
+    """Run trials until ``trials`` are finished or pruned, those of earlier calls included.
 
     Every trial has a folder of its own below ``folder``, with what any run leaves and ``trial.json``.
     """
@@ -243,7 +241,7 @@ def judged(study: Study) -> list[FrozenTrial]:
 def save_picture(study: Study, file: Path) -> None:
     """What can be seen of trials and settings."""
     found = judged(study)
-    values = [math.nan if t.value is None or t.state.name == "PRUNED" else t.value for t in found]
+    values = [_value(trial) for trial in found]
     curves = [trial.intermediate_values for trial in found]
     save_figure(search_picture(values, curves, [trial.params for trial in found]), file)
 
@@ -253,16 +251,26 @@ def study_rows(study: Study) -> tuple[list[str], list[list[str]]]:
     names = sorted({name for trial in study.trials for name in trial.params})
     order = {"COMPLETE": 0, "PRUNED": 1}
     trials = sorted(study.trials, key=lambda t: (order.get(t.state.name, 2), -(t.value or 0.0), t.number))
-    rows = [
-        [
-            str(t.number),
-            f"{t.value:.4f}" if t.state.name == "COMPLETE" and t.value is not None else "",
-            {"COMPLETE": "finished", "FAIL": "failed"}.get(t.state.name, t.state.name.lower()),
-            *(f"{v:.4g}" if isinstance(v := t.params.get(name, ""), float) else str(v) for name in names),
-        ]
-        for t in trials
-    ]
+    states = {"COMPLETE": "finished", "FAIL": "failed"}
+    rows = []
+    for trial in trials:
+        value, state = "", states.get(trial.state.name, trial.state.name.lower())
+        if not math.isnan(_value(trial)):
+            value = f"{_value(trial):.4f}"
+        settings = [_setting(trial.params.get(name, "")) for name in names]
+        rows.append([str(trial.number), value, state, *settings])
     return ["trial", "validation ndcg@10", "state", *names], rows
+
+
+def _value(trial: FrozenTrial) -> float:
+    """What a finished trial reached, NaN for any other."""
+    if trial.value is None or trial.state.name != "COMPLETE":
+        return math.nan
+    return trial.value
+
+
+def _setting(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def study_markdown(study: Study) -> str:

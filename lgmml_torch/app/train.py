@@ -33,9 +33,8 @@ from lgmml_torch.app.compose import (
     settle,
 )
 from lgmml_torch.app.config import asked_for
-from lgmml_torch.app.launch import WATCHERS
 from lgmml_torch.app.rankers import Ranker, open_ranker
-from lgmml_torch.app.report import Outcome, Stopwatch, looked_at, tell_loggers, write_report
+from lgmml_torch.app.report import Outcome, Stopwatch, reported_part, tell_loggers, write_report
 from lgmml_torch.app.settings import check_settings
 from lgmml_torch.app.signals import Interrupted, Watch, say_goodbye
 from lgmml_torch.app.start import fail, set_threads
@@ -181,7 +180,7 @@ def load_other(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Ranker | N
     if cfg.compare is None:
         return None
     other = open_ranker(str(cfg.compare))
-    lists = looked_at(splits)[1]
+    lists = reported_part(splits)[1]
     other.score(lists if other.kind == "run" else lists.select([0]))  # a run may lack any one list
     return other
 
@@ -305,9 +304,10 @@ def run_and_tell(cfg: DictConfig, watch: Watch) -> float | None:
     """
     try:
         words = asked_for()
-        if build(cfg.launcher)(words, Path(cfg.paths.output_dir)):
+        if cfg.get("launcher"):
+            build(cfg.launcher)(words, Path(cfg.paths.output_dir))
             return None
-        result = train(cfg, words, watch, WATCHERS)
+        result = train(cfg, words, watch)
     except (LGMMLError, MisconfigurationException) as error:
         fail(error)
     except OSError as error:

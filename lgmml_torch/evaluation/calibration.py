@@ -58,10 +58,11 @@ def label_by_score(
     sums = torch.zeros(shape[0] * bins, dtype=torch.float64).index_add(0, cells, data.labels.double()).view(shape)
     counts = torch.bincount(cells, minlength=shape[0] * bins).view(shape)
     means = sums / counts  # NaN where a query has no document there
-    found = [
-        bootstrap_interval(column, generator=torch.Generator().manual_seed(seed), resamples=resamples)
-        if not bool(column.isnan().all())
-        else None
-        for column in means.unbind(1)
-    ]
-    return Calibration(tuple(found), tuple(counts.sum(0).tolist()))
+    labels: list[Interval | None] = []
+    for column in means.unbind(1):
+        interval = None
+        if not bool(column.isnan().all()):
+            generator = torch.Generator().manual_seed(seed)
+            interval = bootstrap_interval(column, generator=generator, resamples=resamples)
+        labels.append(interval)
+    return Calibration(tuple(labels), tuple(counts.sum(0).tolist()))

@@ -33,10 +33,10 @@ def read_report(file: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        found = {"evaluations": content["evaluations"], "config": content["config"]}
+        content["evaluations"], content["config"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} must be the report.json of a training run: {error}") from error
-    return found
+    return dict(content)
 
 
 def model_card(

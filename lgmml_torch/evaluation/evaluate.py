@@ -80,21 +80,24 @@ class Evaluation:
             "seed": self.seed,
             "queries": len(self.qids),
             "documents": self.documents,
-            "metrics": {
-                name: {
-                    "mean": _number(mean),
-                    "interval": None if (found := self.interval(name)) is None else [found.low, found.high],
-                    "counted": self.counted[name],
-                    "skipped": self.skipped[name],
-                    "definition": self.definitions[name],
-                }
-                for name, mean in self.means.items()
-            },
+            "metrics": {name: self._metric(name) for name in self.means},
         }
         if per_query:
-            content["qids"] = [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids]
-            content["per_query"] = {n: [_number(value) for value in v.tolist()] for n, v in self.per_query.items()}
+            content["qids"] = list(map(plain_qid, self.qids))
+            content["per_query"] = {name: list(map(plain_number, v.tolist())) for name, v in self.per_query.items()}
         return content
+
+    def _metric(self, name: str) -> dict[str, Any]:
+        interval, ends = self.interval(name), None
+        if interval is not None:
+            ends = [interval.low, interval.high]
+        return {
+            "mean": plain_number(self.means[name]),
+            "interval": ends,
+            "counted": self.counted[name],
+            "skipped": self.skipped[name],
+            "definition": self.definitions[name],
+        }
 
     def to_json(self, *, per_query: bool = True) -> str:
         """`to_dict` as text."""
@@ -215,7 +218,8 @@ def summarise(
     )
 
 
-def _number(value: float) -> float | None:
+def plain_number(value: float) -> float | None:
+    """The value, or None for NaN, which JSON does not have."""
     return None if math.isnan(value) else value
 
 
@@ -271,3 +275,8 @@ def evaluate_run(
     for name, text in evaluation.definitions.items():
         definitions[name] = text.replace("caller's order", "falling document id")
     return replace(evaluation, definitions=definitions)
+
+
+def plain_qid(qid: Hashable) -> int | float | str:
+    """The id of a query as JSON has it."""
+    return qid if isinstance(qid, (int, float, str)) else repr(qid)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import check_positive
+from lgmml_torch.evaluation.evaluate import plain_number, plain_qid
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.ranking.presets import describe
 from lgmml_torch.functional.significance import Comparison, compare
@@ -73,8 +74,8 @@ class Paired:
             "losses": found.losses, "seed": self.seed,
         }  # fmt: skip
         if per_query:
-            content["qids"] = [qid if isinstance(qid, (int, float, str)) else repr(qid) for qid in self.qids]
-            content["per_query"] = [[None if v != v else v for v in row] for row in self.values.tolist()]
+            content["qids"] = list(map(plain_qid, self.qids))
+            content["per_query"] = [list(map(plain_number, row)) for row in self.values.tolist()]
         return content
 
 

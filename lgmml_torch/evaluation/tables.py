@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from lgmml_torch.evaluation.evaluate import Evaluation
+    from lgmml_torch.models.preprocess.base import Preprocess
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
@@ -51,7 +52,7 @@ OWN_LABELS_NOTE = (
 )
 
 
-MOST_POSITIONS = 30  # that a report lists
+_MOST_POSITIONS = 30  # that a report lists
 
 
 def run_markdown(
@@ -84,30 +85,34 @@ def run_markdown(
     validation = _curve_table("epoch", curve, best_epoch, measure)
     if not curve:
         validation = f"No validation queries: the weights of the last epoch ({best_epoch}) were kept."
-    rounds = _bank_curve(bank or {})
-    parts = [
-        f"# {name}",
-        evaluation_markdown(evaluations).rstrip(),
-        OWN_LABELS_NOTE.strip() if any(e.split.endswith(OWN_LABELS) for e in evaluations) else "",
-        f"## Comparison\n\n{comparison}." if comparison else "",
-        f"## What was fitted\n\n{chosen[0].upper()}{chosen[1:]}." if chosen else "",
-        f"## Validation\n\n{validation}",
-        f"### Rounds of boosting\n\n{rounds}" if rounds else "",
-        _positions((bank or {}).get("position_bias") or {}),
-        f"## Time\n\n{_times(seconds)}" if seconds else "",
-        "## Settings\n\n```yaml\n" + "\n".join(f"{key}: {value}" for key, value in settings.items()) + "\n```"
-        if settings
-        else "",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    bank = bank or {}
+    rounds = _bank_curve(bank)
+    parts = [f"# {name}", evaluation_markdown(evaluations).rstrip()]
+    if any(evaluation.split.endswith(OWN_LABELS) for evaluation in evaluations):
+        parts.append(OWN_LABELS_NOTE.strip())
+    if comparison:
+        parts.append(f"## Comparison\n\n{comparison}.")
+    if chosen:
+        parts.append(f"## What was fitted\n\n{chosen[0].upper()}{chosen[1:]}.")
+    parts.append(f"## Validation\n\n{validation}")
+    if rounds:
+        parts.append(f"### Rounds of boosting\n\n{rounds}")
+    if bank.get("position_bias"):
+        parts.append(_positions(bank["position_bias"]))
+    if seconds:
+        parts.append(f"## Time\n\n{_times(seconds)}")
+    if settings:
+        lines = "\n".join(f"{key}: {value}" for key, value in settings.items())
+        parts.append(f"## Settings\n\n```yaml\n{lines}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def _positions(biases: Mapping[int, float]) -> str:
     """What being shown at a position added to the score of a document while training."""
-    if not biases:
-        return ""
-    lines = [f"| {position} | {bias:.3f} |" for position, bias in list(biases.items())[:MOST_POSITIONS]]
-    more = f"\n\nand {len(biases) - MOST_POSITIONS} more" if len(biases) > MOST_POSITIONS else ""
+    lines = [f"| {position} | {bias:.3f} |" for position, bias in list(biases.items())[:_MOST_POSITIONS]]
+    more = ""
+    if len(biases) > _MOST_POSITIONS:
+        more = f"\n\nand {len(biases) - _MOST_POSITIONS} more"
     return "\n".join(["### Positions\n", "| position | added to the score |", "|---:|---:|", *lines]) + more
 
 
@@ -115,8 +120,12 @@ def _curve_table(what: str, curve: Mapping[int, float], kept: int, measure: str,
     """Validation by epoch or round; of many, evenly spaced ones and the one that was kept."""
     places = list(curve)
     if len(places) > most:
-        places = sorted({*(places[round(i * (len(places) - 1) / (most - 1))] for i in range(most)), kept} & {*places})
-    lines = [f"| {place} | {curve[place]:.4f}{' (kept)' if place == kept else ''} |" for place in places]
+        spaced = {places[round(i * (len(places) - 1) / (most - 1))] for i in range(most)}
+        places = [place for place in places if place in spaced or place == kept]
+    lines = []
+    for place in places:
+        mark = " (kept)" if place == kept else ""
+        lines.append(f"| {place} | {curve[place]:.4f}{mark} |")
     called = measure.replace("ndcg", "NDCG")
     return "\n".join([f"| {what} | validation {called} |", "|---:|---:|", *lines])
 
@@ -139,22 +148,24 @@ def _header(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def _mean(evaluation: Evaluation, name: str, interval: bool) -> str:
-    found = evaluation.interval(name) if interval else None
-    return f"{evaluation.means[name]:.4f}" + ("" if found is None else f" [{found.low:.4f}, {found.high:.4f}]")
+    if name not in evaluation.means:
+        return ""
+    text = f"{evaluation.means[name]:.4f}"
+    found = None
+    if interval:
+        found = evaluation.interval(name)
+    if found is not None:
+        text += f" [{found.low:.4f}, {found.high:.4f}]"
+    return text
 
 
 def _rows(evaluations: Sequence[Evaluation], *, intervals: bool = False) -> list[list[str]]:
     names = _names(evaluations)
-    return [
-        [
-            e.split,
-            e.policy,
-            *(_mean(e, name, intervals) if name in e.means else "" for name in names),
-            _counts(e.counted),
-            _counts(e.skipped),
-        ]
-        for e in evaluations
-    ]
+    rows = []
+    for e in evaluations:
+        means = [_mean(e, name, intervals) for name in names]
+        rows.append([e.split, e.policy, *means, _counts(e.counted), _counts(e.skipped)])
+    return rows
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -183,3 +194,14 @@ def merge_definitions(texts: Iterable[str]) -> list[str]:
         name, _, rules = text.partition(" ")
         names.setdefault(rules, []).append(name)
     return [f"{', '.join(shared)} {rules}" for rules, shared in names.items()]
+
+
+def preprocessing_steps(preprocess: Preprocess | Mapping[str, Any]) -> str:
+    """The steps in one line: ``remove_constant → (quantile + list_rank) → standardize``."""
+    spec = preprocess if isinstance(preprocess, Mapping) else preprocess.spec()
+    inner = [preprocessing_steps(step) for step in spec["args"].get("steps", [])]
+    if spec["name"] == "chain":
+        return " → ".join(inner) or "none"
+    if spec["name"] == "concat":
+        return f"({' + '.join(inner)})"
+    return str(spec["name"])

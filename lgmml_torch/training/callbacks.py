@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
-from pytorch_lightning.callbacks import Callback, Checkpoint
+from pytorch_lightning.callbacks import Callback, Checkpoint, ProgressBar
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import plots
@@ -230,6 +230,25 @@ def check_same_run(file: Path, run: str | None) -> None:
     written = run_of(file)
     if None not in (written, run) and written != run:
         raise CheckpointError(f"{file} belongs to another run; put back the file of the run that is resumed")
+
+
+class EpochValues(Callback):
+    """Reduce the logged values of an epoch on all ranks, before a progress bar asks for them on the first rank alone.
+
+    Lightning reduces a value when it is first read, which is a collective call: a bar that reads it on one rank would
+    wait for ever. Other callbacks may log as well, so this one stands behind them and before the bars.
+    """
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Read them."""
+        dict(trainer.callback_metrics)
+
+
+def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks with the progress bars last, and `EpochValues` before these."""
+    bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
+    others = [callback for callback in callbacks if callback not in bars]
+    return [*others, EpochValues(), *bars]
 
 
 class Story(Callback):

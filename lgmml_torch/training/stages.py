@@ -37,7 +37,15 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
-from lgmml_torch.training.callbacks import QUIET, CheckpointFiles, KeepCheckpoints, StepSize, Story, quiet_lightning
+from lgmml_torch.training.callbacks import (
+    QUIET,
+    CheckpointFiles,
+    KeepCheckpoints,
+    StepSize,
+    Story,
+    in_order,
+    quiet_lightning,
+)
 from lgmml_torch.training.datamodule import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.losses import Loss, Warp
 from lgmml_torch.training.module import (
@@ -422,7 +430,8 @@ def make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bo
         make = around.trainer
     else:
         settings = {**QUIET, **around.trainer, **settings}
-    trainer = make(callbacks=[*around.callbacks, keeper], logger=list(around.loggers), **settings)
+    callbacks = in_order([*around.callbacks, keeper])
+    trainer = make(callbacks=callbacks, logger=list(around.loggers), **settings)
     trainer.strategy.checkpoint_io = CheckpointFiles()
     distributed.leave_at_exit()  # Lightning does so for NCCL only
     return trainer

@@ -79,7 +79,7 @@ def test_the_file_holds_both_and_scores_their_sum(with_trees: RunResult, splits:
         assert torch.equal(model.score(data), with_trees.model.score(data))
 
 
-@pytest.mark.parametrize("name", ["valid", "test"])
+@pytest.mark.parametrize("name", ["valid"])
 def test_the_report_shows_all_three(name: str, with_trees: RunResult, splits: dict[str, RankingData]) -> None:
     model, data = with_trees.model, splits[name]
     assert model.base is not None

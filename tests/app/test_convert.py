@@ -61,7 +61,7 @@ def expected_scores(model_file: Path, data: RankingData) -> dict[tuple[int, int]
 
 
 class TestConvert:
-    @pytest.mark.parametrize("kind", ["txt.gz", "csv", "npz", "parquet"])
+    @pytest.mark.parametrize("kind", ["txt.gz", "parquet"])
     def test_any_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
         data = small_data(shuffled=True)
         lgmml("convert", write(data, tmp_path, kind), tmp_path / "shards", "--documents", 20)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import pytest
-import torch
-from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from lgmml_torch import plots
 from lgmml_torch.app.report import comparable, final_figures
 from lgmml_torch.app.train import RunResult
 from lgmml_torch.checks import MissingDependencyError
@@ -92,24 +88,6 @@ def test_tensorboard_compares_runs_by_names_people_read(told: RunResult) -> None
     assert texts == {"report/text_summary"}
 
 
-def test_the_last_picture_is_of_the_epoch_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[torch.Tensor] = []
-
-    def draw(bank: object, phi: torch.Tensor, *, panels: int, **_: object) -> Figure:
-        assert panels == 4  # a board shows pictures 350 dots wide: more of them cannot be read
-        drawn.append(phi.clone())
-        return Figure()
-
-    monkeypatch.setattr(plots, "metrics_picture", draw)
-    # Steps so large that the start is better than what comes of it.
-    result = run(tmp_path, *BOOSTED, "trainer.max_epochs=2", "optimizer.lr=50", "evaluation.ideal=false")
-    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]["model.phi.table.weight"]
-    kept = result.model.phi.table.weight.detach().mean(0)
-    assert result.best_epoch < 2
-    assert not torch.allclose(last.mean(0), kept)
-    assert torch.equal(drawn[-1], kept)
-
-
 def test_settings_lose_folders_and_machinery() -> None:
     step = {"_target_": "a.b.Quantile", "knots": 9}
     settings = {
@@ -131,7 +109,7 @@ def test_figures_of_other_ways_to_rank_have_their_name() -> None:
     assert plain_name("final/test, α/ndcg@10") == "final/test_ _/ndcg_at_10"
 
 
-@pytest.mark.parametrize(("logger", "package"), [(Wandb, "wandb"), (MLflow, "mlflow")])
+@pytest.mark.parametrize(("logger", "package"), [(MLflow, "mlflow")])
 def test_a_missing_package_is_named_with_its_extra(
     logger: type[Wandb], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,12 +14,19 @@ import pytest
 import torch
 
 from lgmml_torch.app import cli
-from lgmml_torch.app.page import look
-from lgmml_torch.app.page.charts import Bar, Point, bar_chart, histogram, line_chart, point_chart, sorted_chart
-from lgmml_torch.app.page.markup import VOID, tag
-from lgmml_torch.app.page.page import make_page
+from lgmml_torch.app import page_data as data_of_page
+from lgmml_torch.app.charts import VOID, Bar, Point, bar_chart, histogram, line_chart, point_chart, sorted_chart, tag
+from lgmml_torch.app.page import make_page
 from lgmml_torch.app.rankers import open_ranker
-from lgmml_torch.app.report import Outcome, about, compare_with, look_at_run, looked_at, report_content, statistics
+from lgmml_torch.app.report import (
+    Outcome,
+    about,
+    compare_with,
+    page_data_of_run,
+    report_content,
+    reported_part,
+    statistics,
+)
 from lgmml_torch.data.catalog import generated_splits
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.functional.ranking.measures import rank_data
@@ -100,7 +107,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     other.save(folder / f"{EVIL.replace('/', '')}.safetensors")
     ranker = open_ranker(folder / f"{EVIL.replace('/', '')}.safetensors")
     paired = compare_with(model, ranker, data, "test", SETTINGS)
-    return make_page(content, look_at_run(content, model, data, "test"), paired)
+    return make_page(content, page_data_of_run(content, model, data, "test", importance=True), paired)
 
 
 def test_the_spread_of_the_measure_is_told_in_words_that_hold_at_its_bounds(page: str) -> None:
@@ -155,18 +162,16 @@ def test_headless_chromium_has_nothing_to_complain_of(page: str, tmp_path: Path)
     assert "CONSOLE" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("most", "wanted"), [(1, [0, 1]), (3, [0, 1, 2, 3]), (11, [0, 3, 6, 9, 12]), (40, [0, 10, 20, 30, 40])]
-)
-def test_counts_are_told_in_whole_numbers(most: int, wanted: list[int]) -> None:
-    chart = histogram([0.55] * most, low=0.0, high=1.0, bins=10, x="value", y="queries", title="counts")
-    labels = re.findall(r'text-anchor="end">([^<]*)<', str(chart))
-    assert [float(label) for label in labels] == wanted
+def test_counts_are_told_in_whole_numbers() -> None:
+    for most, wanted in ((1, [0, 1]), (11, [0, 3, 6, 9, 12]), (40, [0, 10, 20, 30, 40])):
+        chart = histogram([0.55] * most, low=0.0, high=1.0, bins=10, x="value", y="queries", title="counts")
+        labels = re.findall(r'text-anchor="end">([^<]*)<', str(chart))
+        assert [float(label) for label in labels] == wanted
 
 
 def test_the_figures_are_those_of_the_lists(tmp_path: Path) -> None:
     model, data = small_model(), small_data()
-    found = look_at_run(content_of(model, data, tmp_path), model, data, "test")
+    found = page_data_of_run(content_of(model, data, tmp_path), model, data, "test")
     values = rank_data(model.score(data), data, metrics=["ndcg@10"])["ndcg@10"]
     known = values[~values.isnan()]
     assert found.values == tuple(known.tolist())
@@ -179,7 +184,8 @@ def test_the_figures_are_those_of_the_lists(tmp_path: Path) -> None:
         part = data.select([data.qids.index(int(query.qid))])
         scores = model.score(part)
         assert [row.score for row in query.rows] == sorted((row.score for row in query.rows), reverse=True)
-        assert [row.rank for row in query.rows][: look.ROWS] == list(range(1, min(len(scores), look.ROWS) + 1))
+        shown = min(len(scores), data_of_page.ROWS)
+        assert [row.rank for row in query.rows][:shown] == list(range(1, shown + 1))
         names = list(part.doc_ids or ())
         middle = scores.argsort(descending=True, stable=True)[(len(scores) - 1) // 2]
         for row in query.rows:
@@ -190,17 +196,26 @@ def test_the_figures_are_those_of_the_lists(tmp_path: Path) -> None:
                 assert value == pytest.approx(float(parts[int(name.split()[1]) - 1]), abs=1e-9)
 
 
+def test_the_page_of_a_run_scores_the_lists_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data, scored = small_model(), small_data(), []
+    content, score = content_of(model, data, tmp_path), model.score
+    monkeypatch.setattr(model, "score", lambda part, **options: scored.append(part) or score(part, **options))
+    page = make_page(content, page_data_of_run(content, model, data, "test"))
+    assert len(scored) == 1
+    assert "Cost of shuffling" not in page
+    assert "lgmml report RUN --importance" in page
+
+
 def test_large_sets_are_sampled_and_the_page_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "LISTS", 20)
+    monkeypatch.setattr(data_of_page, "LISTS", 20)
     model, data = small_model(), small_data(60)
     content = content_of(model, data, tmp_path)
-    pages = [make_page(content, look_at_run(content, model, data, "test")) for _ in range(2)]
+    pages = [make_page(content, page_data_of_run(content, model, data, "test")) for _ in range(2)]
     assert pages[0] == pages[1]
     text = Elements(pages[0]).text
     assert "20 of the 60 queries of test, drawn with seed 0" in text
     mean = content["evaluations"][1]["metrics"]["ndcg@10"]["mean"]
     assert f"<b>{mean:.4f}</b>" in pages[0]  # of all queries
-    assert look.bounded(data, 1000, 30, 0).num_documents < 80
     assert len(pages[0]) < 300_000
 
 
@@ -221,7 +236,7 @@ def test_odd_runs_have_a_page_too(case: str, tmp_path: Path) -> None:
         for item in content["evaluations"]:
             for entry in item["metrics"].values():
                 del entry["interval"]
-    text = Elements(make_page(content, look_at_run(content, model, data, "test"))).text
+    text = Elements(make_page(content, page_data_of_run(content, model, data, "test"))).text
     expected = {
         "nothing relevant": "none has a relevant document",
         "single documents": "No list has two documents",
@@ -246,12 +261,12 @@ def test_charts_take_what_comes() -> None:
     assert tag("p", None, [1, ["<", tag("i", "&")]], x_=None) == "<p>1&lt;<i>&amp;</i></p>"
 
 
-def test_the_best_part_is_looked_at() -> None:
+def test_the_best_part_is_reported_part() -> None:
     data = small_data()
-    assert looked_at({"train": data, "valid": data})[0] == "valid"
-    assert looked_at({"train": data})[0] == "train"
-    assert look.inversion([1, 0]) is None
-    assert look.inversion([0, 2, 1, 2]) == (0, 1)
+    assert reported_part({"train": data, "valid": data})[0] == "valid"
+    assert reported_part({"train": data})[0] == "train"
+    assert data_of_page.inversion([1, 0]) is None
+    assert data_of_page.inversion([0, 2, 1, 2]) == (0, 1)
 
 
 @pytest.fixture
@@ -292,10 +307,10 @@ def test_a_report_is_data_not_a_program(run_folder: Path, capsys: pytest.Capture
     content["config"]["data"] = {"parts": [{"_target_": "os.system", "command": "true"}]}
     file.write_text(json.dumps(content))
     assert cli.main(["report", str(run_folder)]) == 2
-    assert "must be read by lgmml_torch.data.*, got os.system" in capsys.readouterr().err
+    assert "`_target_` must lie in one of lgmml_torch.data, got 'os.system'" in capsys.readouterr().err
     file.write_text("[]")
     assert cli.main(["report", str(run_folder)]) == 2
-    assert "is not the report of a run" in capsys.readouterr().err
+    assert "must be the report.json of a training run" in capsys.readouterr().err
     file.unlink()
     assert cli.main(["report", str(run_folder)]) == 2
     assert "is not the folder of a finished run" in capsys.readouterr().err

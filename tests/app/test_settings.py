@@ -79,16 +79,16 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("parts", "override"), BAD)
-def test_a_bad_setting_is_refused_by_its_full_name(parts: str, override: str, configs: dict[str, DictConfig]) -> None:
-    name, _, value = override.partition("=")
-    cfg = OmegaConf.merge(configs[parts], OmegaConf.from_dotlist([override]))
-    assert isinstance(cfg, DictConfig)
-    with pytest.raises(LGMMLError, match=rf"^`{re.escape(name)}[\[`].*, got ") as caught:
-        train(cfg)
-    assert "\n" not in str(caught.value)
-    shown = value.strip("[]").split(",")[-1].replace("1e30", "1e+30").lstrip(".")
-    assert shown.replace("null", "None").replace("true", "True") in str(caught.value)
+def test_a_bad_setting_is_refused_by_its_full_name(configs: dict[str, DictConfig]) -> None:
+    for parts, override in BAD:
+        name, _, value = override.partition("=")
+        cfg = OmegaConf.merge(configs[parts], OmegaConf.from_dotlist([override]))
+        assert isinstance(cfg, DictConfig)
+        with pytest.raises(LGMMLError, match=rf"^`{re.escape(name)}[\[`].*, got ") as caught:
+            train(cfg)
+        assert "\n" not in str(caught.value)
+        shown = value.strip("[]").split(",")[-1].replace("1e30", "1e+30").lstrip(".")
+        assert shown.replace("null", "None").replace("true", "True") in str(caught.value), override
 
 
 def test_parts_that_a_run_needs(configs: dict[str, DictConfig]) -> None:
@@ -176,6 +176,8 @@ def test_help_does_without_torch() -> None:
         [sys.executable, "-c", script], cwd=config_dir().parent, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+    for word in ("== Parts ==", "local_metrics: bagged, boosted", "data=mq2008", "max_epochs: 10"):
+        assert word in done.stdout
 
 
 def test_training_that_leaves_the_numbers_leaves_no_model(

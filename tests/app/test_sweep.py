@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from lgmml_torch.app import cli, sweep
 from lgmml_torch.app.compose import build
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.means import MeansOfJobs, means_markdown
+from lgmml_torch.app.runs import MeansOfJobs, means_markdown
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DataError, MissingDependencyError
 from tests.app.test_train import small
@@ -114,16 +114,15 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path: Path) -> None:
 
 def test_one_folder_one_search_one_process(tmp_path: Path) -> None:
     search = sweep.read_search(["loss.margin=interval(0,1)"])
-    told = "another process is at the search in"
+    told = "another process runs the search in"
     with sweep.open_study(tmp_path, search), pytest.raises(ConfigError, match=told):
         sweep.run_search(tmp_path, search, 1)
-    with pytest.raises(ConfigError, match=r"holds another search .*; choose another --folder"):
+    with pytest.raises(ConfigError, match=r"belongs to a search with other settings .*; use another --folder"):
         sweep.run_search(tmp_path, sweep.read_search(["loss.margin=interval(0,2)"]), 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "facts"),
-    [
+def test_distributions_are_written_as_for_hydra() -> None:
+    for text, kind, facts in (
         ("interval(0.3,0.7)", "Float", {"low": 0.3, "high": 0.7, "log": False}),
         ("tag(log,interval(0.01,1))", "Float", {"low": 0.01, "high": 1.0, "log": True}),
         ("int(interval(2,9))", "Int", {"low": 2, "high": 9}),
@@ -131,18 +130,13 @@ def test_one_folder_one_search_one_process(tmp_path: Path) -> None:
         ("range(0,1,0.25)", "Float", {"low": 0.0, "high": 0.75, "step": 0.25}),
         ("choice(a,b)", "Categorical", {"choices": ("a", "b")}),
         ("1,2", "Categorical", {"choices": ("1", "2")}),
-    ],
-)
-def test_distributions_are_written_as_for_hydra(text: str, kind: str, facts: dict[str, Any]) -> None:
-    found = sweep.distributions({"loss.margin": text})["loss.margin"]
-    assert type(found).__name__ == f"{kind}Distribution"
-    assert {name: getattr(found, name) for name in facts} == facts
-
-
-@pytest.mark.parametrize("text", ["interval(2,1)", "tag(log,interval(0,1))", "range(3,3)", "7"])
-def test_distributions_that_are_none(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"`loss\.margin` must be interval"):
-        sweep.distributions({"loss.margin": text})
+    ):
+        found = sweep.distributions({"loss.margin": text})["loss.margin"]
+        assert type(found).__name__ == f"{kind}Distribution"
+        assert {name: getattr(found, name) for name in facts} == facts
+    for text in ("interval(2,1)", "tag(log,interval(0,1))", "range(3,3)", "7"):
+        with pytest.raises(ConfigError, match=r"`loss\.margin` must be interval"):
+            sweep.distributions({"loss.margin": text})
 
 
 def test_what_is_fixed_is_not_searched(tmp_path: Path) -> None:

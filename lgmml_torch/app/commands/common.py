@@ -1,10 +1,10 @@
-"""What several commands need: the model, the lists and a place to write to."""
+"""What several commands need: their options, the model, the lists and a place to write to."""
 
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
-from collections.abc import Iterator
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +18,76 @@ from lgmml_torch.data.source import Source, open_source
 from lgmml_torch.files import replacing
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
+
+DATA_FORMATS = """
+data:
+  a LETOR file (label qid:7 1:0.5 2:0 ... #docid = x), plain or gzipped; the label may be left out
+  a CSV or TSV file with a header, plain or gzipped; every column but qid, label and docid is a feature
+  (--qid-column and so on)
+  a Parquet or Arrow (feather) file: a row per document, or a row per query with lists in its columns
+  an .npz file with arrays X, qid and, optionally, y and docid
+  a file without qid: beside which FILE.query gives the number of documents of each query (LightGBM's way)
+  a folder or known data set (mq2008, ohsumed, ...; below LGMML_DATA), with --split and --fold
+  a folder of shards, as lgmml convert writes them, with --split if it has parts
+  - for standard input
+Rows of a query need not follow one another; text, Parquet and Arrow files need not fit into memory.
+"""
+
+
+def add_model(parser: ArgumentParser, *, optional: bool = False) -> None:
+    """The argument MODEL."""
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?" if optional else None, help="a model file, or a checkpoint of a run"
+    )
+
+
+def add_source(parser: ArgumentParser, split: str | None) -> Callable[..., Any]:
+    """Options of the data; returns how to add more. ``split`` is the part that is taken by default."""
+    add = parser.add_argument_group("data").add_argument
+    formats = ("letor", "lightgbm", "csv", "tsv", "npz", "parquet", "arrow")
+    add("--input-format", choices=formats, help="by default what the name says, or else letor")
+    add("--qid-column", default="qid", metavar="NAME", help="column of a table with the query (default: qid)")
+    add("--label-column", default="label", metavar="NAME", help="its column with the relevance (default: label)")
+    add("--docid-column", default="docid", metavar="NAME", help="its column with the document's id (default: docid)")
+    help_ = "a column to leave out; may be given several times"
+    add("--drop-column", action="append", default=[], metavar="NAME", help=help_)
+    missing = ("error", "zero", "query-min", "query-mean")
+    add("--missing", choices=missing, default="error", help="what NULL, nan and empty cells stand for (default: error)")
+    help_ = f"part of a data set: train, valid or test (default: {split or 'all of them'})"
+    add("--split", default=split, metavar="PART", help=help_)
+    add("--fold", type=int, metavar="N", help="fold of a data set that has folds")
+    return add
+
+
+def add_data(parser: ArgumentParser, name: str = "data", *, optional: bool = False, own_weights: bool = False,
+             batches: bool = True) -> None:  # fmt: skip
+    """The argument DATA, and how models read it.
+
+    Args:
+        parser: of the command.
+        name: of the argument; with dashes it is an option.
+        optional: whether the argument may be left out.
+        own_weights: every model is used with the weights it has: no --policy and no --known-queries.
+        batches: whether the data is read in batches.
+    """
+    if optional:
+        parser.add_argument(name, metavar="DATA", nargs="?", help="see below")
+    else:
+        parser.add_argument(name, metavar="DATA", help="see below")
+    add_source(parser, "test")
+    add = parser.add_argument_group("model").add_argument
+    if own_weights:
+        parser.set_defaults(policy=None, known_queries=False)
+    else:
+        help_ = "weights of new queries (ones, mean, knn, shared, amortized) instead of its own"
+        add("--policy", metavar="NAME", help=help_)
+        add("--known-queries", action="store_true", help="use the trained weights of queries with the same id")
+    add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: cpu)")
+    add("--threads", type=int, metavar="N", help="cores to use (default: all)")
+    if batches:
+        add("--batch-documents", type=int, default=32_768, metavar="N", help="documents at a time (default: 32768)")
+    else:
+        parser.set_defaults(batch_documents=32_768)
 
 
 def load_model(args: Namespace) -> LGMML:

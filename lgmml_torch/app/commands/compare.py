@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from lgmml_torch.app.commands.common import open_data, output, use_machine
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, open_data, output, use_machine
 from lgmml_torch.app.rankers import Ranker, open_ranker
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.evaluation.paired import Paired, compare_rankings
 from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
 
 PICTURES = (".png", ".svg", ".pdf")
+
+_EXAMPLES = """
+A and B may each be a model file, a checkpoint, the folder of a run, a LightGBM (text) or XGBoost (JSON, UBJ) model file
+or a TREC run (.run, .trec; documents by id, or by row of the data from 1).
+examples:
+  lgmml compare new.safetensors old.safetensors test.txt
+  lgmml compare outputs/mq2008/today lightgbm.txt mq2008 --fold 1 --plot gaps.png
+  lgmml compare ours.run theirs.run test.txt --measure map --json gaps.json
+"""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _EXAMPLES
+    parser.set_defaults(execute=run)
+    add = parser.add_argument
+    add("model", metavar="A", help="what ranks: see below")
+    add("other", metavar="B", help="what to compare it with")
+    add_data(parser, own_weights=True, batches=False)
+    add("--measure", default="ndcg@10", metavar="NAME", help="what to compare by (default: ndcg@10)")
+    add("--preset", default="default", metavar="NAME", help="whose definitions: default, letor4, mslr, lightgbm, ...")
+    add("--seed", type=int, default=0, metavar="N", help="of the bootstrap over queries (default: 0)")
+    add("--top", type=int, default=10, metavar="N", help="queries to show, those that differ most (default: 10)")
+    add("--plot", metavar="FILE", help="draw the differences per query: .png, .svg or .pdf")
+    add("--json", metavar="FILE", help="write all figures, per query too; - prints them instead of the table")
 
 
 def run(args: Namespace) -> None:

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from lgmml_torch.app.commands.common import columns_of, is_set
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_source, columns_of, is_set
 from lgmml_torch.checks import DataError, check_choice
 from lgmml_torch.data.catalog import open_dataset
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.shards import check_room, clear_folder, write_shards
 from lgmml_torch.data.source import ReadOptions, open_file
+
+_EXAMPLES = """
+FOLDER gets Parquet files of whole lists and manifest.json, which counts them; a data set with parts gets folders
+train, valid and test. Files are read list by list; a data set is loaded as it is for training.
+examples:
+  lgmml convert train.txt.gz shards
+  lgmml convert clicks.parquet shards --qid-column query --documents 100000
+  lgmml convert mq2008 shards --fold 1                           train, valid and test; --split for one of them
+"""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _EXAMPLES
+    parser.set_defaults(execute=run)
+    parser.add_argument("data", metavar="DATA", help="see below")
+    parser.add_argument("folder", metavar="FOLDER", help="where to; shards that are there already are replaced")
+    help_ = "documents in a shard, at most; a longer list has one of its own (default: 50000)"
+    parser.add_argument("--documents", type=int, default=50_000, metavar="N", help=help_)
+    add = add_source(parser, None)
+    add("--num-features", type=int, metavar="N", help="how many features there are (default: what the data says)")
 
 
 def run(args: Namespace) -> None:

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-from lgmml_torch.app.commands.common import load_model, open_data, output
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data, output
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.source import Source
 from lgmml_torch.data.trec import qrels_lines, read_qrels, read_run
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_run
 from lgmml_torch.evaluation.tables import print_evaluations
 from lgmml_torch.ragged import RankingData
+
+_EXAMPLES = """
+examples:
+  lgmml evaluate model.safetensors test.txt
+  lgmml evaluate model.safetensors mq2008 --fold 1 --split test --json result.json
+  lgmml evaluate best.ckpt test.txt --preset letor4 --metrics ndcg@10,map,precision@5
+  lgmml evaluate --run bm25.run --run ours.run --qrels test.qrels        anybody's TREC runs, as trec_eval would
+  lgmml evaluate model.safetensors test.txt --write-qrels test.qrels     the labels for other people's tools
+"""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _EXAMPLES
+    parser.set_defaults(execute=run)
+    add_model(parser, optional=True)
+    add_data(parser, optional=True)
+    add = parser.add_argument_group("TREC files, instead of a model and data").add_argument
+    help_ = "a run to measure (qid Q0 docid rank score tag); may be given several times"
+    add("--run", action="append", metavar="FILE", help=help_)
+    add("--qrels", metavar="FILE", help="the judgements to measure it by (qid 0 docid relevance)")
+    add = parser.add_argument
+    help_ = "comma-separated, of ndcg dcg map mrr err precision recall, with @k (default: ndcg@1,ndcg@5,ndcg@10,map)"
+    add("--metrics", default="ndcg@1,ndcg@5,ndcg@10,map", metavar="NAMES", help=help_)
+    help_ = "whose definitions: default, letor4, mslr, lightgbm, ... (default: default; trec_eval for a run)"
+    add("--preset", metavar="NAME", help=help_)
+    add("--threshold", type=float, metavar="Y", help="label from which a document is relevant")
+    add("--max-grade", type=float, metavar="Y", help="highest grade of the data set, for err")
+    add("--json", metavar="FILE", help="write all figures, per query too; - prints them instead of the table")
+    add("--write-qrels", metavar="FILE", help="also write the labels of DATA as TREC judgements")
 
 
 def run(args: Namespace) -> None:

@@ -5,18 +5,38 @@ from __future__ import annotations
 import json
 import math
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from lgmml_torch.app.commands.common import load_model, open_data
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data
 from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.models.explain import Explanation, explain
 from lgmml_torch.ragged import RankingData
 
-NOTE = "Parts add up to the difference; a metric's parts over its features add up to its own."
+_NOTE = "Parts add up to the difference; a metric's parts over its features add up to its own."
+
+_EXAMPLES = """
+examples:
+  lgmml explain model.safetensors test.txt --qid 18219 --document GX004-93-7097963 --over GX010-40-4497720
+  lgmml explain model.safetensors test.csv --qid 7 --document 1 --over 4       the 1st and 4th row of query 7
+"""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _EXAMPLES
+    parser.set_defaults(execute=run)
+    add_model(parser)
+    add_data(parser)
+    add = parser.add_argument
+    add("--qid", required=True, metavar="Q", help="the query")
+    add("--document", required=True, metavar="A", help="id of the upper document, or its place in the list, from 1")
+    add("--over", required=True, metavar="B", help="the one to compare it with")
+    add("--top", type=int, default=10, metavar="N", help="metrics and features to show (default: 10)")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: Namespace) -> None:
@@ -29,19 +49,19 @@ def run(args: Namespace) -> None:
         model,
         data,
         qid=data.qids[0],
-        document=document(data, args.document),
-        over=document(data, args.over),
+        document=_document(data, args.document),
+        over=_document(data, args.over),
         policy=args.policy,
         known_queries=args.known_queries,
     )
-    content = as_dict(found, args.top)
+    content = _as_dict(found, args.top)
     if args.json:
         sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     else:
-        show(content)
+        _show(content)
 
 
-def document(data: RankingData, name: str) -> str | int:
+def _document(data: RankingData, name: str) -> str | int:
     """An id when the list has it; otherwise a number is a place, from 1.
 
     Raises:
@@ -51,12 +71,12 @@ def document(data: RankingData, name: str) -> str | int:
     if known or not name.isdigit():
         return name
     if not 1 <= int(name) <= data.num_documents:
-        told = f"query {data.qids[0]!r} has documents 1 to {data.num_documents}, got {name}"
-        raise DataError(told if data.doc_ids is None else f"{told}, which is the id of none of them either")
+        message = f"query {data.qids[0]!r} has documents 1 to {data.num_documents}, got {name}"
+        raise DataError(message if data.doc_ids is None else f"{message}, which is the id of none of them either")
     return int(name) - 1
 
 
-def as_dict(found: Explanation, top: int) -> dict[str, Any]:
+def _as_dict(found: Explanation, top: int) -> dict[str, Any]:
     """The leading parts, as primitives."""
     metrics = found.leading_metrics(top)
     features = found.leading_features(top)
@@ -66,43 +86,48 @@ def as_dict(found: Explanation, top: int) -> dict[str, Any]:
         "over": found.over,
         "scores": found.scores.tolist(),
         "difference": found.difference,
-        "metrics": [
-            {
-                "metric": r + 1,
-                "part": float(found.metrics[r]),
-                "weight": float(found.phi[r]),
-                "distances": found.distances[:, r].tolist(),
-                "anchor_ndcg": None if found.quality[r].isnan() else float(found.quality[r]),
-                "features": [
-                    {"feature": found.called(j), "part": part, "anchor": float(found.anchors[r, j])}
-                    for j, part in found.leading_features(3, metric=r)
-                ],
-            }
-            for r in metrics
-        ],
+        "metrics": [_metric(found, metric) for metric in metrics],
         "other_metrics": float(found.metrics.sum() - found.metrics[metrics].sum()),
-        "features": [
-            {
-                "feature": found.called(j),
-                "part": part,
-                "values": found.values[:, j].tolist(),
-                "raw": found.raw[:, found.columns[j].feature].tolist() if found.columns[j].feature >= 0 else None,
-            }
-            for j, part in features
-        ],
+        "features": [_feature(found, column, part) for column, part in features],
         "other_features": found.difference - found.base - math.fsum(part for _, part in features),
         "base": found.base,
     }
 
 
-def show(content: dict[str, Any]) -> None:
+def _metric(found: Explanation, metric: int) -> dict[str, Any]:
+    quality, features = None, []
+    if not found.quality[metric].isnan():
+        quality = float(found.quality[metric])
+    for column, part in found.leading_features(3, metric=metric):
+        anchor = float(found.anchors[metric, column])
+        features.append({"feature": found.called(column), "part": part, "anchor": anchor})
+    return {
+        "metric": metric + 1,
+        "part": float(found.metrics[metric]),
+        "weight": float(found.phi[metric]),
+        "distances": found.distances[:, metric].tolist(),
+        "anchor_ndcg": quality,
+        "features": features,
+    }
+
+
+def _feature(found: Explanation, column: int, part: float) -> dict[str, Any]:
+    raw, feature = None, found.columns[column].feature
+    if feature >= 0:
+        raw = found.raw[:, feature].tolist()
+    return {"feature": found.called(column), "part": part, "values": found.values[:, column].tolist(), "raw": raw}
+
+
+def _show(content: dict[str, Any]) -> None:
     """The same for people."""
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     a, b = content["document"], content["over"]
     first, second = content["scores"]
-    relation = "above" if content["difference"] > 0 else "below" if content["difference"] < 0 else "level with"
+    relation = "level with"
+    if content["difference"]:
+        relation = "above" if content["difference"] > 0 else "below"
     console.print(f"Query {content['qid']}: {a} (score {first:.6g}) is {relation} {b} (score {second:.6g}); ", end="")
-    console.print(f"difference {content['difference']:+.6g}.", NOTE, sep="\n")
+    console.print(f"difference {content['difference']:+.6g}.", _NOTE, sep="\n")
     table = Table("metric", "part", "weight Φ", "distance of the first", "of the second", "anchor NDCG", "mostly by")
     for row in content["metrics"]:
         near, far = row["distances"]

@@ -2,84 +2,93 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from lgmml_torch.app.commands.common import open_data, use_machine
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, open_data, use_machine
 from lgmml_torch.app.rankers import MODEL, open_ranker
-from lgmml_torch.checks import CheckpointError, ConfigError
+from lgmml_torch.checks import DataError
+from lgmml_torch.evaluation.card import read_report
 from lgmml_torch.files import write_text
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
-OURS = "lgmml_torch.data."  # a report is data: nothing else that it names is called
+_READERS = ("lgmml_torch.data",)  # a report may come from others: it must not run other code
+
+_EXAMPLES = """
+Without --data, the lists are those of the run's own settings, as its report.json has them.
+examples:
+  lgmml report outputs/mq2008/2026-01-31_12-00-00
+  lgmml report outputs/run --compare outputs/earlier -o beside.html
+  lgmml report outputs/run --data new.txt -o new.html
+  lgmml report outputs/run --importance            the cost of shuffling features, and their effects
+"""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _EXAMPLES
+    parser.set_defaults(execute=run)
+    parser.add_argument("run", metavar="RUN", help="the folder of a training run")
+    add_data(parser, "--data", own_weights=True, batches=False)
+    add = parser.add_argument
+    add("--compare", metavar="FILE", help="a model, run, tree model or TREC run to put beside it")
+    add("--importance", action="store_true", help="also shuffle and move features; ranks the lists about 80 times")
+    add("-o", "--output", metavar="FILE", help="where to (default: report.html in the run's folder)")
 
 
 def run(args: Namespace) -> None:
     """Write the page, and print where it is."""
-    from lgmml_torch.app.page.page import make_page
-    from lgmml_torch.app.report import compare_with, look_at_run  # Lightning takes its time to import
+    from lgmml_torch.app.page import make_page
+    from lgmml_torch.app.report import compare_with, page_data_of_run  # imports Lightning, which takes seconds
 
     folder = Path(args.run)
-    content, device = read_report(folder), use_machine(args)
+    content, device = _read_report(folder), use_machine(args)
     model = LGMML.load(folder / MODEL).to(device)
     place = args.compare or content["config"].get("compare")
-    other = None if place is None else open_ranker(place)
-    split, data = lists_of(args, content, model)
-    paired = None if other is None else compare_with(model, other, data, split, content["config"])
-    file = Path(args.output) if args.output else folder / "report.html"
-    write_text(file, make_page(content, look_at_run(content, model, data, split), paired))
+    other, paired = None, None
+    if place is not None:
+        other = open_ranker(place)
+    split, data = _lists(args, content, model)
+    if other is not None:
+        paired = compare_with(model, other, data, split, content["config"])
+    shown = page_data_of_run(content, model, data, split, importance=args.importance)
+    file = folder / "report.html"
+    if args.output:
+        file = Path(args.output)
+    write_text(file, make_page(content, shown, paired))
     sys.stdout.write(f"{file}\n")
 
 
-def read_report(folder: Path) -> dict[str, Any]:
-    """What the run says of itself.
+def _read_report(folder: Path) -> dict[str, Any]:
+    """The ``report.json`` of a run.
 
     Raises:
-        CheckpointError: there is no ``report.json``, or it is not one of a run.
+        DataError: there is none, or it is not that of a run.
     """
     file = folder / "report.json"
     if not file.is_file():
-        raise CheckpointError(f"{folder} is not the folder of a finished run: it has no report.json")
+        raise DataError(f"{folder} is not the folder of a finished run: it has no report.json")
+    content = read_report(file)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        for key in ("evaluations", "best epoch", "config"):
-            content[key]
-        content["config"]["evaluation"]["metrics"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} is not the report of a run, or it is damaged: {error}") from error
-    return dict(content)
+        content["best epoch"], content["config"]["evaluation"]["metrics"]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{file} must be the report.json of a training run: {error}") from error
+    return content
 
 
-def lists_of(args: Namespace, content: dict[str, Any], model: LGMML) -> tuple[str, RankingData]:
-    """The lists to look at and what they are called: those asked for, or those the run was tested on."""
+def _lists(args: Namespace, content: dict[str, Any], model: LGMML) -> tuple[str, RankingData]:
+    """The lists of the page and their name: those of ``--data``, or those the run was tested on."""
     if args.data is not None:
         with open_data(args, model) as lists:
             return lists.name, lists.read(labelled=True)
     from omegaconf import OmegaConf
 
-    from lgmml_torch.app.compose import load_splits
-    from lgmml_torch.app.report import looked_at
+    from lgmml_torch.app.compose import check_targets, load_splits
+    from lgmml_torch.app.report import reported_part
 
-    check_targets(content["config"].get("data"))
-    return looked_at(load_splits(OmegaConf.create({"data": content["config"]["data"]})))
-
-
-def check_targets(settings: Any) -> None:
-    """Require that the settings of the data call this package's own readers only.
-
-    Raises:
-        ConfigError: what else they would call.
-    """
-    if isinstance(settings, dict):
-        target = settings.get("_target_", OURS)
-        if not str(target).startswith(OURS):
-            raise ConfigError(f"report.json: `data` must be read by {OURS}*, got {target}; name the lists with --data")
-        for value in settings.values():
-            check_targets(value)
-    elif isinstance(settings, list):
-        for value in settings:
-            check_targets(value)
+    settings = OmegaConf.create({"data": content["config"].get("data")})
+    check_targets(settings, _READERS)
+    return reported_part(load_splits(settings))

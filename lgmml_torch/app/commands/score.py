@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -11,15 +11,39 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.app.commands.common import load_model, open_data, output, shards_at
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data, output, shards_at
 from lgmml_torch.data.source import Batch, Source
 from lgmml_torch.data.trec import run_lines
 from lgmml_torch.files import npy_bytes
 from lgmml_torch.models.ranker import LGMML
 
-FORMATS = {".npy": "npy", ".run": "trec", ".trec": "trec"}
+_FORMATS = {".npy": "npy", ".run": "trec", ".trec": "trec"}
 
 Scored = tuple[Batch, NDArray[Any]]
+
+_EXAMPLES = """
+examples:
+  lgmml score model.safetensors test.txt                         one score per row, in the file's order
+  lgmml score model.safetensors test.csv.gz -o scores.npy        as a numpy array
+  lgmml score last.ckpt test.txt -o test.run --format trec       a TREC run: qid Q0 docid rank score tag
+  zcat big.gz | lgmml score model.safetensors - > scores.txt     in a pipe
+  lgmml score model.safetensors shards --output scores --jobs 4  a file of scores for each shard; to go on after a
+                                                                 stop, give the same command again
+"""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _EXAMPLES
+    parser.set_defaults(execute=run)
+    add_model(parser)
+    add_data(parser)
+    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="where to (default: standard output)")
+    help_ = "text: a score per line; npy: a numpy array; trec: a run (by default what the output's name says, or text)"
+    parser.add_argument("--format", choices=("text", "npy", "trec"), help=help_)
+    parser.add_argument("--tag", default="lgmml", help="last column of a TREC run (default: lgmml)")
+    help_ = "processes, of one thread each, that score a folder of shards (default: 1)"
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=help_)
 
 
 def run(args: Namespace) -> None:
@@ -30,7 +54,7 @@ def run(args: Namespace) -> None:
         sys.stdout.write(f"{score_folder(args, folders)}\n")
         return
     model = load_model(args)
-    form = args.format or FORMATS.get(Path(args.output).suffix, "text")
+    form = args.format or _FORMATS.get(Path(args.output).suffix, "text")
     with open_data(args, model) as lists, output(args.output) as stream:
         scored = score_batches(model, lists, args)
         if form == "trec":
@@ -40,7 +64,7 @@ def run(args: Namespace) -> None:
             for _, scores in scored:
                 write_text(stream, scores)
         else:
-            scores = in_file_order(scored, lists.num_rows)
+            scores = _in_file_order(scored, lists.num_rows)
             if form == "text":
                 write_text(stream, scores)
             else:
@@ -59,7 +83,7 @@ def score_batches(model: LGMML, lists: Source, args: Namespace) -> Iterator[Scor
         yield batch, scores
 
 
-def in_file_order(scored: Iterator[Scored], rows: int) -> NDArray[Any]:
+def _in_file_order(scored: Iterator[Scored], rows: int) -> NDArray[Any]:
     """All scores; only these have to fit into memory."""
     out: NDArray[Any] | None = None
     for batch, scores in scored:

@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import logging
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from lgmml_torch.app.means import means_markdown
+from lgmml_torch.app.runs import means_markdown
 from lgmml_torch.app.sweep import read_search, run_search, study_rows
 from lgmml_torch.checks import ConfigError
+
+_EXAMPLES = """
+settings:
+  as for `lgmml train`; one with several values is searched, beside those of conf/hparams_search/optuna.yaml:
+  interval(a,b), tag(log,interval(a,b)), int(interval(a,b)), range(a,b), choice(x,y)
+The study stands in FOLDER/study.db: the same command again goes on, also after a kill, until --trials are done.
+examples:
+  lgmml sweep data=mq2008 --trials 20 --folder outputs/search
+  lgmml sweep experiment=quick 'loss.margin=choice(0.05,0.1)' --space my_space.yaml
+  lgmml sweep --table multirun/2026-01-31_12-00-00            means over the runs of python train.py -m data.fold=1,2,3
+"""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = _EXAMPLES
+    parser.set_defaults(execute=run)
+    parser.add_argument("overrides", nargs="*", metavar="SETTING", help="key=value, see below")
+    add = parser.add_argument
+    help_ = "how many to have in all, those of earlier calls included (default: 20)"
+    add("--trials", type=int, default=20, metavar="N", help=help_)
+    help_ = "for the study, and a folder for each trial (default: outputs/sweep)"
+    add("--folder", default="outputs/sweep", metavar="FOLDER", help=help_)
+    add("--space", metavar="FILE", help="a YAML file with `space: {key: distribution}` instead of the one above")
+    add("--table", metavar="FOLDER", help="search nothing: print means over the runs below a folder")
 
 
 def run(args: Namespace) -> None:

@@ -1,20 +1,72 @@
-"""Charts as inline SVG: colours are the page's own classes, so that they follow its theme; values appear on hovering.
+"""HTML and SVG for the page of a run: elements whose text is always escaped, and charts as inline SVG.
 
-All are drawn 440 units wide: beside one another on a wide window, below one another on a narrow one, and the text stays
-readable on both.
+Colours are the page's own classes, so that charts follow its theme. Values appear on hovering. All charts are 440 units
+wide: beside one another on a wide window, below one another on a narrow one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from typing import NamedTuple
 
-from lgmml_torch.app.page.markup import Markup, tag
+VOID = {"meta", "br", "line", "rect", "circle", "path", "polyline"}  # written without an end
 
-WIDTH = 440.0
-RIGHT, TOP, BOTTOM = 14.0, 22.0, 42.0
-LETTER = 6.0  # about the width of a letter
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child = object  # text, number, Markup, or a sequence of them; None and "" leave nothing
+
+
+def tag(name: str, *children: Child, **attributes: object) -> Markup:
+    """An element; a trailing underline and other underlines in an attribute's name are Python's, not HTML's.
+
+    >>> tag("p", "a < b", tag("b", 3), class_="x", data_q='"')
+    '<p class="x" data-q="&quot;">a &lt; b<b>3</b></p>'
+    """
+    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    words = "".join(f' {key}="{escape(str(value), quote=True)}"' for key, value in given.items())
+    inner = _join(children)
+    if name in VOID and not inner:
+        return Markup(f"<{name}{words}/>")
+    return Markup(f"<{name}{words}>{inner}</{name}>")
+
+
+def _join(children: Iterable[Child]) -> Markup:
+    """Children one after the other."""
+    return Markup("".join(_text(child) for child in children))
+
+
+def _text(child: Child) -> str:
+    if child is None:
+        return ""
+    if isinstance(child, Markup):
+        return child
+    if isinstance(child, (list, tuple)):
+        return _join(child)
+    return escape(str(child), quote=True)
+
+
+def table(header: Sequence[Child], rows: Iterable[Sequence[Child]], *, numbers: Iterable[int] = ()) -> Markup:
+    """A table that scrolls sideways where it must; columns ``numbers`` stand at the right."""
+    right = set(numbers)
+
+    def cell(name: str, column: int, content: Child) -> Markup:
+        return tag(name, content, class_="num" if column in right else None)
+
+    head = tag("tr", [cell("th", i, item) for i, item in enumerate(header)])
+    body = [tag("tr", [cell("td", i, item) for i, item in enumerate(row)]) for row in rows]
+    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
+
+
+_WIDTH = 440.0
+_RIGHT, _TOP, _BOTTOM = 14.0, 22.0, 42.0
+_LETTER = 6.0  # about the width of a letter
 
 
 class Point(NamedTuple):
@@ -36,12 +88,12 @@ class Bar(NamedTuple):
     note: str = ""
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About so many round numbers from below ``low`` to above ``high``.
+def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About ``count`` round numbers from below ``low`` to above ``high``.
 
-    >>> ticks(0.13, 0.52)
+    >>> _ticks(0.13, 0.52)
     [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    >>> ticks(3, 3)
+    >>> _ticks(3, 3)
     [2.0, 2.5, 3.0, 3.5, 4.0]
     """
     if not high - low > 1e-12 * max(abs(low), abs(high)):
@@ -53,10 +105,10 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def short(value: float) -> str:
+def _short(value: float) -> str:
     """A number for an axis.
 
-    >>> [short(value) for value in (0.25, 1200000.0, 0.0, 1e-05, 30.0)]
+    >>> [_short(value) for value in (0.25, 1200000.0, 0.0, 1e-05, 30.0)]
     ['0.25', '1.2M', '0', '1e-05', '30']
     """
     if abs(value) >= 1e6:
@@ -65,33 +117,33 @@ def short(value: float) -> str:
 
 
 class _Frame:
-    """The area between the axes, and what has been drawn; at the left there is room for the labels of y, or as told."""
+    """The area between the axes, and what has been drawn; room for the labels of y is left, or ``left``."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], height: float, left: float | None = None) -> None:
         self.x_ticks, self.y_ticks, self.height = list(xs), list(ys), height
-        longest = max(len(short(value)) for value in self.y_ticks)
-        self.left = max(LETTER * longest + 30, 48.0) if left is None else left
+        longest = max(len(_short(value)) for value in self.y_ticks)
+        self.left = max(_LETTER * longest + 30, 48.0) if left is None else left
         self.drawn: list[Markup] = []
 
     def x(self, value: float) -> float:
         low, high = self.x_ticks[0], self.x_ticks[-1]
-        return round(self.left + (value - low) / (high - low) * (WIDTH - RIGHT - self.left), 1)
+        return round(self.left + (value - low) / (high - low) * (_WIDTH - _RIGHT - self.left), 1)
 
     def y(self, value: float) -> float:
         low, high = self.y_ticks[0], self.y_ticks[-1]
-        return round(self.height - BOTTOM - (value - low) / (high - low) * (self.height - BOTTOM - TOP), 1)
+        return round(self.height - _BOTTOM - (value - low) / (high - low) * (self.height - _BOTTOM - _TOP), 1)
 
     def axes(self, x: str, y: str, x_labels: Mapping[float, str] | None = None) -> None:
         """Grid lines at the ticks of y, labels at both, what they mean at the ends."""
-        floor = self.height - BOTTOM
+        floor = self.height - _BOTTOM
         for value in self.y_ticks:
-            self.line(self.left, self.y(value), WIDTH - RIGHT, self.y(value), "grid")
-            self.text(self.left - 6, self.y(value) + 4, short(value), "end")
-        shown = {value: short(value) for value in self.x_ticks} if x_labels is None else x_labels
+            self.line(self.left, self.y(value), _WIDTH - _RIGHT, self.y(value), "grid")
+            self.text(self.left - 6, self.y(value) + 4, _short(value), "end")
+        shown = {value: _short(value) for value in self.x_ticks} if x_labels is None else x_labels
         for value, label in shown.items():
             self.text(self.x(value), floor + 16, label, "middle")
-        self.text((self.left + WIDTH - RIGHT) / 2, self.height - 6, x, "middle", "axis")
-        middle = (TOP + floor) / 2
+        self.text((self.left + _WIDTH - _RIGHT) / 2, self.height - 6, x, "middle", "axis")
+        middle = (_TOP + floor) / 2
         turned = {"transform": f"rotate(-90 11 {middle:.1f})"}
         self.drawn.append(tag("text", y, x=11, y=round(middle, 1), text_anchor="middle", class_="axis", **turned))
 
@@ -104,8 +156,8 @@ class _Frame:
 
     def above(self, value: float, content: str) -> None:
         """What a line across the chart marks, over its upper end."""
-        half = LETTER * len(content) / 2
-        self.text(min(max(self.x(value), self.left + half), WIDTH - half), TOP - 7, content, "middle")
+        half = _LETTER * len(content) / 2
+        self.text(min(max(self.x(value), self.left + half), _WIDTH - half), _TOP - 7, content, "middle")
 
     def rect(self, x: float, y: float, width: float, height: float, style: str, hint: str) -> None:
         size = {"x": round(x, 1), "y": round(y, 1), "width": round(max(width, 0.5), 1), "height": round(height, 1)}
@@ -115,13 +167,16 @@ class _Frame:
         self.drawn.append(tag("circle", tag("title", hint), cx=x, cy=y, r=radius, class_=style))
 
     def svg(self, title: str) -> Markup:
-        box = f"0 0 {WIDTH:g} {self.height:g}"
+        box = f"0 0 {_WIDTH:g} {self.height:g}"
         return tag("svg", self.drawn, viewBox=box, role="img", aria_label=title, class_="chart")
 
 
 def figure(title: str, chart: Markup, note: str = "") -> Markup:
     """A chart with its title above and a sentence below."""
-    return tag("figure", tag("figcaption", title), chart, tag("p", note, class_="note") if note else None)
+    content = [tag("figcaption", title), chart]
+    if note:
+        content.append(tag("p", note, class_="note"))
+    return tag("figure", content)
 
 
 def line_chart(
@@ -143,16 +198,18 @@ def line_chart(
     values += also
     places = [point.x for point in points]
     whole = all(float(place).is_integer() for place in places)
-    grid = ticks(min(places), max(places)) if len(set(places)) > 1 else [places[0] - 1, places[0], places[0] + 1]
-    grid = [max(grid[0], min(places)), *grid[1:-1], max(places)] if len(set(places)) > 1 else grid
-    frame = _Frame(grid, ticks(min(values), max(values)), height)
-    labels = {v: short(v) for v in grid[:-1] if not whole or float(v).is_integer()}
+    grid = [places[0] - 1, places[0], places[0] + 1]
+    if len(set(places)) > 1:
+        grid = _ticks(min(places), max(places))
+        grid = [max(grid[0], min(places)), *grid[1:-1], max(places)]
+    frame = _Frame(grid, _ticks(min(values), max(values)), height)
+    labels = {v: _short(v) for v in grid[:-1] if not whole or float(v).is_integer()}
     labels = {v: word for v, word in labels.items() if frame.x(max(places)) - frame.x(v) > 34}
-    frame.axes(x, y, {**labels, max(places): short(max(places))})
+    frame.axes(x, y, {**labels, max(places): _short(max(places))})
     if min(values) < 0 < max(values):
-        frame.line(frame.left, frame.y(0), WIDTH - RIGHT, frame.y(0), "zero")
+        frame.line(frame.left, frame.y(0), _WIDTH - _RIGHT, frame.y(0), "zero")
     if kept is not None:
-        frame.line(frame.x(kept[0]), TOP, frame.x(kept[0]), height - BOTTOM, "kept")
+        frame.line(frame.x(kept[0]), _TOP, frame.x(kept[0]), height - _BOTTOM, "kept")
         frame.above(kept[0], kept[1])
     for number, (name, line) in enumerate(lines.items()):
         _draw_line(frame, name, line, number + 1, x)
@@ -169,8 +226,12 @@ def _draw_line(frame: _Frame, name: str, line: Sequence[Point], number: int, x: 
         frame.drawn.append(tag("path", d=f"M{' L'.join(there + back)} Z", class_=f"band c{number}"))
     path = " ".join(f"{frame.x(p.x)},{frame.y(p.y)}" for p in line)
     frame.drawn.append(tag("polyline", points=path, class_=f"line c{number}"))
-    radius = 3.2 if len(line) <= 30 else 1.8 if len(line) <= 120 else 0.0
-    for p in line if radius else ():
+    if len(line) > 120:
+        return
+    radius = 1.8
+    if len(line) <= 30:
+        radius = 3.2
+    for p in line:
         span = f" [{p.low:.4g}, {p.high:.4g}]" if p.low is not None else ""
         frame.dot(frame.x(p.x), frame.y(p.y), f"dot c{number}", f"{name}, {x} {p.x:g}: {p.y:.4g}{span}", radius)
 
@@ -182,7 +243,7 @@ def _legend(frame: _Frame, names: Sequence[str]) -> None:
     for number, name in enumerate(names):
         frame.line(round(at, 1), frame.height - 10, round(at + 20, 1), frame.height - 10, f"line c{number + 1}")
         frame.text(at + 26, frame.height - 6, name)
-        at += 26 + LETTER * len(name) + 22
+        at += 26 + _LETTER * len(name) + 22
 
 
 def histogram(
@@ -193,13 +254,13 @@ def histogram(
     counts = [0] * bins
     for value in values:
         counts[min(int((value - low) / (high - low) * bins), bins - 1)] += 1
-    grid = ticks(0, max(counts))
+    grid = _ticks(0, max(counts))
     if not grid[1].is_integer():  # halves of what is counted are no numbers to read
         apart = max(1, math.ceil(grid[1]))
         grid = [float(value) for value in range(0, max(counts) + apart, apart)]
     frame = _Frame([low, high], grid, 250)
     step = (high - low) / bins
-    frame.axes(x, y, {low + (high - low) * i / 5: short(low + (high - low) * i / 5) for i in range(6)})
+    frame.axes(x, y, {low + (high - low) * i / 5: _short(low + (high - low) * i / 5) for i in range(6)})
     for number, count in enumerate(counts):
         left, right = frame.x(low + number * step), frame.x(low + (number + 1) * step)
         hint = f"{low + number * step:.2f}–{low + (number + 1) * step:.2f}: {count}"
@@ -207,7 +268,7 @@ def histogram(
             frame.rect(left + 0.5, frame.y(count), right - left - 1, frame.y(0) - frame.y(count), "fill c1", hint)
     for name, value in (marks or {}).items():
         at = frame.x(value)
-        frame.line(at, TOP, at, frame.y(0), "kept")
+        frame.line(at, _TOP, at, frame.y(0), "kept")
         frame.above(value, f"{name} {value:.3f}")
     return frame.svg(title)
 
@@ -222,33 +283,36 @@ def bar_chart(
 ) -> Markup:
     """Horizontal bars, a row each, with whiskers where there are intervals; long names are cut, hovering shows all."""
     room = min(max((len(bar.label) for bar in bars), default=1), 24)
-    row, height = 22.0, 22.0 * len(bars) + TOP + BOTTOM
+    row, height = 22.0, 22.0 * len(bars) + _TOP + _BOTTOM
     ends = [0.0, *(v for bar in bars for v in (bar.value, bar.low, bar.high) if v is not None)]
-    frame = _Frame(ticks(min(ends), max(ends), 4), [0.0, 1.0], height, left=LETTER * room + 16)
+    frame = _Frame(_ticks(min(ends), max(ends), 4), [0.0, 1.0], height, left=_LETTER * room + 16)
     for value in frame.x_ticks:
-        frame.line(frame.x(value), TOP, frame.x(value), height - BOTTOM, "grid")
-        frame.text(frame.x(value), height - BOTTOM + 16, form(value), "middle")
-    frame.text((frame.left + WIDTH - RIGHT) / 2, height - 6, x, "middle", "axis")
+        frame.line(frame.x(value), _TOP, frame.x(value), height - _BOTTOM, "grid")
+        frame.text(frame.x(value), height - _BOTTOM + 16, form(value), "middle")
+    frame.text((frame.left + _WIDTH - _RIGHT) / 2, height - 6, x, "middle", "axis")
     for number, bar in enumerate(bars):
-        top = TOP + number * row
+        top = _TOP + number * row
         left, right = sorted((frame.x(0), frame.x(bar.value)))
-        span = f" [{form(bar.low)}, {form(bar.high)}]" if bar.low is not None and bar.high is not None else ""
-        hint = f"{bar.label}: {form(bar.value)}{span}{'; ' if bar.note else ''}{bar.note}"
+        hint, middle, label = f"{bar.label}: {form(bar.value)}", top + row / 2, bar.label
+        if bar.low is not None and bar.high is not None:
+            hint += f" [{form(bar.low)}, {form(bar.high)}]"
+        if bar.note:
+            hint += f"; {bar.note}"
         frame.rect(left, top + 3, right - left, row - 6, f"fill {style(bar)}", hint)
         if bar.low is not None and bar.high is not None:
-            middle = top + row / 2
             frame.line(frame.x(bar.low), middle, frame.x(bar.high), middle, "whisker")
-        label = bar.label if len(bar.label) <= room else bar.label[: room - 1] + "…"
-        named = tag("text", tag("title", hint), label, x=frame.left - 8, y=top + row / 2 + 4, text_anchor="end")
+        if len(label) > room:
+            label = label[: room - 1] + "…"
+        named = tag("text", tag("title", hint), label, x=frame.left - 8, y=middle + 4, text_anchor="end")
         frame.drawn.append(named)
-    frame.line(frame.x(0), TOP, frame.x(0), height - BOTTOM, "zero")
+    frame.line(frame.x(0), _TOP, frame.x(0), height - _BOTTOM, "zero")
     return frame.svg(title)
 
 
 def point_chart(points: Sequence[Point], *, x: str, y: str, title: str, labels: Sequence[str]) -> Markup:
     """Points with whiskers over named places that follow one another."""
     ends = [0.0, *(v for p in points for v in (p.y, p.low, p.high) if v is not None)]
-    frame = _Frame([-0.5, len(labels) - 0.5], ticks(min(ends), max(ends)), 250)
+    frame = _Frame([-0.5, len(labels) - 0.5], _ticks(min(ends), max(ends)), 250)
     frame.axes(x, y, {float(place): label for place, label in enumerate(labels)})
     path = " ".join(f"{frame.x(p.x)},{frame.y(p.y)}" for p in points)
     frame.drawn.append(tag("polyline", points=path, class_="line faint c1"))
@@ -266,17 +330,17 @@ def sorted_chart(gaps: Sequence[float], *, x: str, y: str, title: str, most: int
     ordered = sorted(gaps, reverse=True)
     if len(ordered) > most:
         ordered = [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
-    frame = _Frame([0.0, float(len(gaps))], ticks(min([*ordered, 0.0]), max([*ordered, 0.0])), 250)
-    frame.axes(x, y, {0.0: "0", len(gaps) / 2: short(len(gaps) // 2), float(len(gaps)): short(len(gaps))})
-    width = (WIDTH - RIGHT - frame.left) / len(ordered)
+    frame = _Frame([0.0, float(len(gaps))], _ticks(min([*ordered, 0.0]), max([*ordered, 0.0])), 250)
+    frame.axes(x, y, {0.0: "0", len(gaps) / 2: _short(len(gaps) // 2), float(len(gaps)): _short(len(gaps))})
+    width = (_WIDTH - _RIGHT - frame.left) / len(ordered)
     for sign, style in ((1, "c1"), (-1, "c2")):
         here = [(i, gap) for i, gap in enumerate(ordered) if gap * sign > 0]
         steps = [
             f"M{frame.left + i * width:.1f} {frame.y(0)}V{frame.y(gap)}h{width:.2f}V{frame.y(0)}Z" for i, gap in here
         ]
         frame.drawn.append(tag("path", d=" ".join(steps), class_=f"fill {style}"))
-    frame.line(frame.left, frame.y(0), WIDTH - RIGHT, frame.y(0), "zero")
+    frame.line(frame.left, frame.y(0), _WIDTH - _RIGHT, frame.y(0), "zero")
     mean = math.fsum(gaps) / len(gaps)
-    frame.line(frame.left, frame.y(mean), WIDTH - RIGHT, frame.y(mean), "kept")
-    frame.text(WIDTH - RIGHT - 4, frame.y(mean) - 5, f"mean {mean:+.4f}", "end")
+    frame.line(frame.left, frame.y(mean), _WIDTH - _RIGHT, frame.y(mean), "kept")
+    frame.text(_WIDTH - _RIGHT - 4, frame.y(mean) - 5, f"mean {mean:+.4f}", "end")
     return frame.svg(title)

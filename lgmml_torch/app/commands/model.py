@@ -1,0 +1,249 @@
+"""``lgmml info``, ``card``, ``export`` and ``merge``: commands that read model files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data, output
+from lgmml_torch.checks import LGMMLError
+from lgmml_torch.evaluation.card import model_card, read_report
+from lgmml_torch.evaluation.tables import preprocessing_steps
+from lgmml_torch.models.combine import combination_weights, merge_models
+from lgmml_torch.models.encode import OneHot
+from lgmml_torch.models.export import EXPORTERS, compare_exported
+from lgmml_torch.models.importance import feature_label, structural_importance
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import FORMAT, load_checkpoint
+from lgmml_torch.ragged import RankingData
+
+_LENGTHS = (1, 2, 3, 10, 30, 100, 300, 1000)  # of the lists on which an exported model is compared
+_LARGEST = 1e-3  # difference, as a share of the largest score, that rounding may explain
+
+_INFO_EXAMPLES = """
+examples:
+  lgmml info model.safetensors
+  lgmml info outputs/run/checkpoints/best.ckpt --json
+"""
+_CARD_EXAMPLES = """
+Figures and settings come from the report.json of the training run, beside the model file if nothing else is said.
+examples:
+  lgmml card model.safetensors
+  lgmml card model.safetensors --name my-ranker --license apache-2.0 -o README.md
+"""
+_EXPORT_EXAMPLES = """
+What is written needs nothing of this package: .onnx runs in onnxruntime, .pt2 in torch. Its scores are compared with
+the model's own, on lists of random numbers or on those of --data, and the largest difference is printed.
+examples:
+  lgmml export model.safetensors model.onnx                      features of one list in, its scores out
+  lgmml export model.safetensors lists.onnx --batch              many lists in one call, with their offsets
+  lgmml export model.safetensors model.pt2 --data test.txt       a program of torch, compared on your own lists
+"""
+_MERGE_EXAMPLES = """
+The lists should be validation queries: none of the models was fitted to them, and nothing is reported of them.
+examples:
+  lgmml merge boosted.safetensors vali.txt --with trained.safetensors -o both.safetensors
+  lgmml merge seed0.safetensors mq2008 --split valid --with seed1.safetensors -o sum.safetensors
+"""
+
+
+def add_info_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = _INFO_EXAMPLES
+    parser.set_defaults(execute=_info)
+    add_model(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _info(args: Namespace) -> None:
+    """Print one line for each fact."""
+    model = LGMML.load(args.model)
+    facts = _describe_model(model, Path(args.model))
+    if args.json:
+        sys.stdout.write(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        return
+    width = max(len(name) for name in facts)
+    sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in facts.items() if value is not None))
+
+
+def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
+    """The facts people ask for, as primitives."""
+    kind, version = _file_kind(file)
+    phi = model.phi.table.weight.detach()
+    quality = model.metrics.quality[~model.metrics.quality.isnan()]
+    sources = Counter(source.feature for source in model.preprocess.sources())
+    base = model.base
+    facts: dict[str, Any] = {
+        "file": str(file),
+        "size": f"{file.stat().st_size / 1024:.1f} KiB",
+        "kind": kind,
+        "format version": version,
+        "local metrics (K)": model.metrics.num_metrics,
+        "of which": ", ".join(map(_describe_block, model.metrics.iter_blocks())),
+        "norm": model.metrics.norm,
+        "kernel": model.kernel,
+        "mean anchor NDCG": round(float(quality.mean()), 4) if len(quality) else None,
+        "raw features": model.reading["num_features"],
+        "categories": _categories(model),
+        "features used": f"{len(sources)} in {model.metrics.num_features} columns",
+        "preprocessing": preprocessing_steps(model.preprocess),
+        "weights Φ": model.phi.mode + (" with deviations" if model.phi.deviations else ""),
+        "policy for new queries": model.phi.policy,
+        "training queries": len(model.qids),
+        "mean Φ": float(f"{float(phi.mean()):.6g}"),
+        "share of Φ that is zero": round(float((phi == 0).double().mean()), 4),
+        "precision": str(model.dtype).removeprefix("torch."),
+    }
+    if base is not None:
+        facts["adds to"] = f"a {base.title} model of {len(base.content) / 1024:.1f} KiB"
+        facts["score"] = f"{base.own_weight:.6g} · own + {base.weight:.6g} · that of the trees"
+        facts["needs"] = base.needs
+    leading = structural_importance(model).leading(8)
+    shares = [f"{feature_label(model.feature_names, feature)} {share:.1%}" for feature, share in leading]
+    facts["features that count most"] = ", ".join(shares)
+    return {**facts, **_provenance(model.about or {})}
+
+
+def _describe_block(block: Any) -> str:
+    if block.is_full:
+        return f"{block.num_metrics} on all features"
+    return f"{block.num_metrics} on {block.anchors.shape[1]} features"
+
+
+def _categories(model: LGMML) -> str | None:
+    """The categories and how each is encoded."""
+    if model.encoder is None:
+        return None
+    texts = []
+    for name, known, step in zip(model.encoder.names, model.encoder.categories, model.encoder.steps, strict=True):
+        if known is not None:
+            encoding = "a column each" if isinstance(step, OneHot) else "mean label"
+            texts.append(f"{name} ({len(known)} words, {encoding})")
+    return ", ".join(texts)
+
+
+def _provenance(about: dict[str, Any]) -> dict[str, Any]:
+    """What the file says of where the model comes from, one fact each: ``data``, ``seed`` and so on."""
+    facts = {}
+    for name, value in about.items():
+        if isinstance(value, dict):
+            facts[name] = ", ".join(f"{key} {item}" for key, item in value.items())
+        elif name != "version":  # of this block
+            facts[name] = value
+    return facts
+
+
+def _file_kind(file: Path) -> tuple[str, int]:
+    """What the file is, and the version of its format."""
+    if zipfile.is_zipfile(file):
+        return "checkpoint of a training run", int(load_checkpoint(file)[FORMAT]["version"])
+    with safe_open(file, framework="pt") as content:
+        return "model", int(content.metadata()["version"])
+
+
+def add_card_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = _CARD_EXAMPLES
+    parser.set_defaults(execute=_card)
+    add_model(parser)
+    add = parser.add_argument
+    add("--report", metavar="FILE", help="report.json of the training run (default: the one beside the model)")
+    add("--name", help="title of the card (default: the name of the file)")
+    add("--license", metavar="NAME", help="of the model, such as apache-2.0")
+    add("-o", "--output", default="-", metavar="FILE", help="where to (default: standard output)")
+
+
+def _card(args: Namespace) -> None:
+    """Write the card; figures and settings come from the report of the training run."""
+    file = Path(args.model)
+    model = LGMML.load(file)
+    beside, report = file.parent / "report.json", None
+    if args.report:
+        report = read_report(Path(args.report))
+    elif beside.is_file():
+        report = read_report(beside)
+    text = model_card(model, report=report, name=args.name or file.stem, licence=args.license)
+    with output(args.output) as stream:
+        stream.write(text.encode())
+
+
+def add_export_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _EXPORT_EXAMPLES
+    parser.set_defaults(execute=_export)
+    add_model(parser)
+    add = parser.add_argument
+    add("output", metavar="FILE", help="what to write: .onnx, or .pt2 for a program of torch.export")
+    add("--batch", action="store_true", help="take many lists in one call: a second input holds their offsets")
+    add_data(parser, "--data")
+
+
+def _export(args: Namespace) -> None:
+    """Write the file, score lists with both, and say how far they are apart."""
+    file = Path(args.output)
+    if file.suffix not in EXPORTERS:
+        raise LGMMLError(f"`FILE` must end in {' or '.join(EXPORTERS)}, got {file}")
+    if args.known_queries:
+        raise LGMMLError("`known-queries` must not be given: an exported file knows lists, and no queries by their id")
+    model = load_model(args).cpu()
+    data = _lists(args, model)
+    EXPORTERS[file.suffix](model, file, policy=args.policy, batch=args.batch)
+    found = compare_exported(file, model, data, policy=args.policy, batch=args.batch)
+    difference = f"largest difference {found.largest:.3g} of scores up to {found.size:.3g}"
+    if not found.largest <= _LARGEST * max(found.size, 1.0):
+        file.unlink()
+        raise LGMMLError(f"{file} was removed, because {found.engine} gives other scores than the model: {difference}")
+    given = "features of one list"
+    if args.batch:
+        given = "features and offsets of lists"
+    sys.stdout.write(
+        f"{file}: {given} in, scores out; {file.stat().st_size / 1024:.1f} KiB\n"
+        f"compared with the model on {found.lists:,} lists, {found.documents:,} documents: "
+        f"{difference} ({found.engine})\n"
+    )
+
+
+def _lists(args: Namespace, model: LGMML) -> RankingData:
+    """Those to compare on: of the data where it is given, else of random numbers, in all lengths."""
+    if args.data is not None:
+        with open_data(args, model) as source:
+            return source.read()
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(sum(_LENGTHS), model.num_features, generator=generator)
+    return RankingData.from_arrays(
+        features, torch.zeros(len(features)), group=_LENGTHS, feature_names=model.feature_names
+    )
+
+
+def add_merge_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _MERGE_EXAMPLES
+    parser.set_defaults(execute=_merge)
+    add_model(parser)
+    add_data(parser, own_weights=True)
+    add = parser.add_argument
+    add("--with", dest="others", action="append", required=True, metavar="MODEL", help="another model; may be repeated")
+    add("-o", "--output", required=True, metavar="FILE", help="the model file to write")
+
+
+def _merge(args: Namespace) -> None:
+    """Weigh the models by the labelled lists and write their sum."""
+    names = [args.model, *args.others]
+    models = [load_model(args)]
+    models += [LGMML.load(name).to(models[0].device) for name in args.others]
+    merge_models(models, [1.0] * len(models))  # what does not go together is told before the lists are read
+    with open_data(args, models[0]) as lists:
+        data = lists.read(labelled=True)
+    scores = torch.stack([model.score(data, documents_at_once=args.batch_documents) for model in models])
+    weights = combination_weights(scores, data.labels, data.offsets, tie_order=data.order).tolist()
+    merge_models(models, weights).save(args.output)
+    for name, weight in zip(names, weights, strict=True):
+        sys.stdout.write(f"{weight:10.6g}  {name}\n")

@@ -1,0 +1,420 @@
+"""The page of a run: one HTML file without scripts, fonts or pictures from elsewhere, for light and dark screens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lgmml_torch.app.charts import (
+    Bar,
+    Child,
+    Markup,
+    Point,
+    bar_chart,
+    figure,
+    histogram,
+    line_chart,
+    point_chart,
+    sorted_chart,
+    table,
+    tag,
+)
+from lgmml_torch.app.page_data import Document, Importances, PageData, Query
+from lgmml_torch.evaluation.paired import Paired
+from lgmml_torch.evaluation.tables import OWN_LABELS, OWN_LABELS_NOTE, merge_definitions
+from lgmml_torch.models.importance import PermutationImportance
+
+_STYLE = Path(__file__).with_name("page.css")
+# Whatever a name in the data might try, a browser loads and runs nothing.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_CARDS_NOTE = (
+    "Of each list the first documents, then relevant ones further down. Scores have no unit. “Set apart by”: what "
+    "features add to the score over the document in the middle of the ranking; exact parts of the difference."
+)
+Report = Mapping[str, Any]
+_NONE = "–"
+
+
+def make_page(report: Report, data: PageData, paired: Paired | None = None) -> str:
+    """The whole page, from what ``report.json`` holds and the data of the lists."""
+    title = str(report["config"].get("name") or "run")
+    sections = [_data_section(report), _results_section(report)]
+    if paired is not None:
+        sections.append(_comparison_section(paired))
+    sections += [_validation_section(report), _queries_section(data), _importance_section(data)]
+    sections.append(_settings_section(report))
+    links = tag("nav", [tag("a", name, href=f"#{anchor}") for anchor, name, _ in sections])
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", f"{title}: a run of lgmml"),
+        tag("style", Markup(_STYLE.read_text(encoding="utf-8"))),
+    )
+    body = tag("body", _header(report, data, title), links, tag("main", [content for _, _, content in sections]))
+    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _section(title: str, *children: Child) -> tuple[str, str, Markup]:
+    """Its anchor, its title and its content."""
+    anchor = title.lower().replace(" ", "-")
+    return anchor, title, tag("section", tag("h2", title, id=anchor), *children)
+
+
+def _sentence(text: object) -> str:
+    """The text with a capital at its beginning and a full stop at its end."""
+    stripped = str(text).strip().removesuffix(".")
+    if not stripped:
+        return ""
+    return f"{stripped[0].upper()}{stripped[1:]}."
+
+
+def _header(report: Report, data: PageData, title: str) -> Markup:
+    """The name of the run, and the few figures that people look for first."""
+    trained = report.get("data", {}).get("train")
+    seconds = report.get("seconds")
+    value, span = _headline(report, data)
+    tiles = [(value, f"{data.measure}, {data.split} {span}")]
+    if trained:
+        tiles.append((f"{trained['queries']:,}", "training queries"))
+        tiles.append((f"{trained['documents']:,}", "training documents"))
+    if "model" in report:
+        tiles.append((f"{report['model']['metrics']:,}", "local metrics"))
+    if seconds:
+        tiles.append((f"{sum(seconds.values()):.1f} s", "from data to report"))
+    boxes = [tag("div", tag("b", value), tag("span", name), class_="tile") for value, name in tiles]
+    chosen = tag("p", _sentence(report["config"].get("chosen") or ""))
+    return tag("header", tag("h1", title), chosen, tag("div", boxes, class_="tiles"))
+
+
+def _headline(report: Report, data: PageData) -> tuple[str, str]:
+    """The measure and its interval: of all queries of the part where the report has them, else of the sample."""
+    for item in report["evaluations"]:
+        entry = item["metrics"].get(data.measure, {})
+        if str(item["split"]).startswith(f"{data.split}: ") and entry.get("interval"):
+            return f"{entry['mean']:.4f}", "[{:.3f}, {:.3f}]".format(*entry["interval"])
+    if data.mean is None:
+        return _NONE, _NONE
+    return f"{data.mean.mean:.4f}", f"[{data.mean.low:.3f}, {data.mean.high:.3f}]"
+
+
+def _data_section(report: Report) -> tuple[str, str, Markup]:
+    """What was trained on what."""
+    rows = [_data_row(name, facts) for name, facts in report.get("data", {}).items()]
+    head = ["part", "queries", "documents", "features", "list length (min–median–max)", "documents by label",
+            "without relevant"]  # fmt: skip
+    parts = tag("p", "The report does not say.", class_="note")
+    if rows:
+        parts = tag("div", table(head, rows, numbers=(1, 2, 3, 4, 6)), class_="facts")
+    facts = [(key, value) for key, value in report.get("model", {}).items() if value is not None]
+    model = None
+    if facts:
+        lines = [tag("tr", tag("td", key), tag("td", str(value))) for key, value in facts]
+        model = tag("div", tag("table", tag("tbody", lines)), class_="scroll")
+    return _section("Data and model", parts, model)
+
+
+def _data_row(name: str, facts: Mapping[str, Any]) -> list[str]:
+    counts = [f"{facts[key]:,}" for key in ("queries", "documents", "features")]
+    sizes = "–".join(str(size) for size in facts["documents per query (min, median, max)"])
+    labels = [f"{float(label):g}: {count:,}" for label, count in facts["labels"].items()]
+    if len(labels) > 8:
+        labels[8:] = ["…"]
+    without = _NONE
+    if facts["labels"]:
+        without = f"{facts['queries without a relevant document']:,}"
+    return [name, *counts, sizes, ", ".join(labels), without]
+
+
+def _results_section(report: Report) -> tuple[str, str, Markup]:
+    """The main table, with intervals, and what the figures mean."""
+    evaluations: Sequence[Mapping[str, Any]] = report["evaluations"]
+    names = list(dict.fromkeys(name for item in evaluations for name in item["metrics"]))
+    rows: list[list[Child]] = []
+    for item in evaluations:
+        means = [_mean(item["metrics"].get(name)) for name in names]
+        rows.append([item["split"], item["policy"], *means, _counts(item, "counted"), _counts(item, "skipped")])
+    notes = ["In brackets: 95% bootstrap interval of the mean over queries."]
+    if any(str(item["split"]).endswith(OWN_LABELS) for item in evaluations):
+        notes.append(OWN_LABELS_NOTE.replace("*", "").strip())
+    notes += merge_definitions([entry["definition"] for item in evaluations for entry in item["metrics"].values()])
+    return _section(
+        "Results",
+        table(["data", "weights", *names, "queries", "skipped"], rows, numbers=range(2, len(names) + 4)),
+        [tag("p", text, class_="note") for text in notes],
+    )
+
+
+def _mean(entry: Mapping[str, Any] | None) -> Child:
+    if entry is None or entry["mean"] is None:
+        return _NONE
+    content: list[Child] = [f"{entry['mean']:.4f}"]
+    if entry.get("interval"):
+        content.append(tag("span", "[{:.4f}, {:.4f}]".format(*entry["interval"]), class_="span"))
+    return content
+
+
+def _counts(item: Mapping[str, Any], key: str) -> str:
+    """One number where all measures have the same, else one for each measure."""
+    counts = {name: entry[key] for name, entry in item["metrics"].items()}
+    if len(set(counts.values())) == 1:
+        return f"{next(iter(counts.values())):,}"
+    return ", ".join(f"{count} ({name})" for name, count in counts.items())
+
+
+def _validation_section(report: Report) -> tuple[str, str, Markup]:
+    """Boosting rounds and epochs, with the kept ones marked."""
+    charts = [_rounds_chart(report.get("bank", {})), _epochs_chart(report)]
+    biases = report.get("bank", {}).get("position_bias")
+    if biases:
+        line = [Point(int(place), bias) for place, bias in biases.items()]
+        chart = line_chart({"bias": line}, x="position", y="added to the score", title="Bias by position")
+        note = "What being shown there added to a score while training; scores of new lists do without it."
+        charts.append(figure("Positions", chart, note))
+    return _section("Validation", tag("div", charts, class_="charts"))
+
+
+def _rounds_chart(bank: Mapping[str, Any]) -> Markup | None:
+    measure, keys = "NDCG@10", {"validation": "valid_ndcg", "training": "train_ndcg"}
+    if bank.get("measure") is not None:
+        measure, keys = str(bank["measure"]), {"validation": "valid_measure"}
+    lines = {}
+    for name, key in keys.items():
+        points = [Point(x, y) for x, y in zip(bank.get("rounds") or [], bank.get(key) or [], strict=False)]
+        if points:
+            lines[name] = points
+    kept = bank.get("best_round")
+    if not isinstance(kept, int) or not lines:
+        return None
+    title = f"{measure} by boosting round"
+    chart = line_chart(lines, x="boosting round", y=measure, title=title, kept=(kept, f"kept: {kept}"))
+    note = ""
+    if "validation" in lines:
+        note = "Kept where the mean of the last few validation values is highest: single ones are noise."
+    return figure("Local metrics, round by round", chart, note)
+
+
+def _epochs_chart(report: Report) -> Markup:
+    curve, kept = report.get("validation curve", {}), report["best epoch"]
+    points = [Point(int(epoch), value) for epoch, value in curve.items() if value is not None and value == value]
+    if not points:
+        return tag("p", f"No validation queries: the last epoch ({kept}) was kept.")
+    measure = str(report["config"].get("measure", "ndcg@10")).replace("ndcg", "NDCG")
+    axes = {"x": "epoch", "y": f"validation {measure}", "title": f"{measure} by epoch"}
+    chart = line_chart({"validation": points}, **axes, kept=(kept, f"kept: {kept}"))  # type: ignore[arg-type]
+    return figure("Training, epoch by epoch", chart, "Epoch 0 is the start, before any training of the weights.")
+
+
+def _queries_section(data: PageData) -> tuple[str, str, Markup]:
+    """The measure per query and labels by score, then the best and the worst lists side by side."""
+    sides = []
+    for title, queries in (("Ranked best", data.best), ("Ranked worst", data.worst)):
+        if queries:
+            cards = [_card(query, data.top, data.measure) for query in queries]
+            sides.append(tag("div", tag("h3", title), cards))
+    note = None
+    if sides:
+        note = tag("p", _CARDS_NOTE, class_="note")
+    return _section(
+        "Queries",
+        tag("p", _sampled(data), class_="note"),
+        tag("div", _distribution(data), _calibration(data), class_="charts"),
+        note,
+        tag("div", sides, class_="sides"),
+    )
+
+
+def _distribution(data: PageData) -> Markup:
+    title = f"{data.measure} per query"
+    if data.mean is None:
+        return figure(title, tag("p", f"No query of {data.split} counts: none has a relevant document."))
+    chart = histogram(
+        data.values, low=0.0, high=max(1.0, *data.values), bins=20, x=data.measure, y="queries", title=title,
+        marks={"mean": data.mean.mean},
+    )  # fmt: skip
+    ordered = sorted(data.values)
+    low, middle, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.5, 0.9))
+    counts = f"{data.mean.counted:,} queries count, {data.mean.skipped:,} are skipped."
+    spread = f"Median {middle:.3f}; a tenth are at most {low:.3f}, a tenth at least {high:.3f}."
+    return figure(title, chart, f"{counts} {spread}")
+
+
+def _sampled(data: PageData) -> str:
+    """Which lists were ranked."""
+    if data.sampled == data.queries:
+        return f"All {data.queries:,} queries of {data.split}, {data.documents:,} documents."
+    drawn = f"{data.sampled:,} of the {data.queries:,} queries of {data.split}, drawn with seed {data.seed}"
+    return f"{drawn}; {data.documents:,} documents."
+
+
+def _card(query: Query, top: float, measure: str) -> Markup:
+    scores = [row.score for row in query.rows]
+    gap, digits = max(scores) - min(scores), 3
+    if gap > 0:
+        digits = min(max(2 - math.floor(math.log10(gap)), 0), 8)
+    rows = [[row.rank, row.name, _grade(row.label, top), f"{row.score:.{digits}f}", _parts(row)] for row in query.rows]
+    more, rest = query.size - len(query.rows), "The whole list."
+    if more:
+        rest = f"{more:,} more that are not shown."
+    content = [
+        tag("h4", f"Query {query.qid} · {measure} {query.value:.3f} · {query.size:,} documents"),
+        table(["rank", "document", "label", "score", "set apart by"], rows, numbers=(0, 3)),
+        tag("p", rest, class_="note"),
+    ]
+    if query.why:
+        content.append(tag("p", query.why, class_="note"))
+    return tag("article", content, class_="query")
+
+
+def _grade(label: float, top: float) -> Markup:
+    share = 0.0
+    if top > 0:
+        share = max(label, 0) / top
+    return tag("span", f"{label:g}", class_="grade", style=f"--grade:{share:.2f}")
+
+
+def _parts(row: Document) -> list[Markup]:
+    parts = []
+    for name, part in row.parts:
+        direction = "up" if part > 0 else "down"
+        parts.append(tag("span", f"{name} ", tag("span", f"{part:+.2g}", class_=direction), class_="part"))
+    return parts
+
+
+def _importance_section(data: PageData) -> tuple[str, str, Markup]:
+    """The shares of features and metrics in score differences and, where they were made, costs and effects."""
+    if data.pairs is None:
+        return _section("What matters", tag("p", "No list has two documents: there are no score differences."))
+    features = [Bar(data.names[feature], share) for feature, share in data.pairs.leading(15)]
+    if data.pairs.base:
+        features.append(Bar("trees it adds to", data.pairs.base))
+    metrics = [Bar(f"metric {number + 1}", share, note=columns) for number, share, columns in data.metrics]
+    about = "How much of the difference between two documents of a list each raw feature accounts for, on average."
+    charts: list[Child] = [_shares("Features in score differences", features, about)]
+    below: list[Child] = [tag("p", "lgmml report RUN --importance adds the cost of shuffling features.", class_="note")]
+    if data.importances is not None:
+        charts.append(_shuffled(data.names, data.importances.shuffled))
+        below = _effects(data.names, data.importances)
+    charts.append(_shares("Local metrics in score differences", metrics))
+    rows = [[number + 1, f"{share:.1%}", columns] for number, share, columns in data.metrics]
+    leading = table(["metric", "share", "mostly"], rows, numbers=(0, 1))
+    details = tag("details", tag("summary", "What the leading metrics look at"), leading)
+    return _section("What matters", tag("div", charts, class_="charts"), details, below)
+
+
+def _shares(title: str, bars: Sequence[Bar], note: str = "") -> Markup:
+    chart = bar_chart(bars, x="share of the score differences", title=title, form="{:.0%}".format)
+    return figure(title, chart, note)
+
+
+def _shuffled(names: Sequence[str], shuffled: PermutationImportance | None) -> Markup | None:
+    if shuffled is None:
+        return None
+    bars = []
+    for feature, interval in zip(shuffled.features, shuffled.intervals, strict=True):
+        bars.append(Bar(names[feature], interval.mean, interval.low, interval.high))
+    bars.sort(key=lambda bar: -bar.value)
+    note = (
+        f"Drop in {shuffled.measure} when the values of a feature are shuffled within each list: mean of "
+        f"{shuffled.n_repeats} shuffles (seed {shuffled.seed}) over {shuffled.intervals[0].counted:,} queries, with "
+        "95% intervals, paired per query. Grey: the interval holds 0."
+    )
+    title = "Cost of shuffling a feature"
+    return figure(title, bar_chart(bars, x=f"drop in {shuffled.measure}", title=title, style=_certainty), note)
+
+
+def _certainty(bar: Bar) -> str:
+    """The colour: grey where the interval holds 0, else by sign."""
+    if (bar.low or 0) <= 0 <= (bar.high or 0):
+        return "c0"
+    return "c1" if bar.value > 0 else "c2"
+
+
+def _effects(names: Sequence[str], importances: Importances) -> list[Child]:
+    """A chart for each feature, all on one scale."""
+    lines = {}
+    ends = [0.0]
+    for effect in importances.effects:
+        spread = effect.spread or 1.0
+        line = []
+        for value, interval in zip(effect.values, effect.intervals, strict=True):
+            line.append(Point(value, interval.mean / spread, interval.low / spread, interval.high / spread))
+            ends += [interval.low / spread, interval.high / spread]
+        lines[names[effect.feature]] = line
+    note = (
+        "One document of a list is given other values of one feature, from its lowest to its highest; all else stays. "
+        "The change of its score, in deviations of the scores within a list, with 95% intervals over "
+        f"{importances.queries:,} queries."
+    )
+    charts = []
+    for name, line in lines.items():
+        chart = line_chart({name: line}, x="value", y="change of score", title=f"Effect of {name}", also=ends)
+        charts.append(figure(name, chart))
+    return [
+        tag("h3", "Which values are good"),
+        tag("p", note, class_="note"),
+        tag("div", charts, class_="charts small"),
+    ]
+
+
+def _calibration(data: PageData) -> Markup:
+    labels = data.calibration.labels
+    points = [Point(place, mean.mean, mean.low, mean.high) for place, mean in enumerate(labels) if mean]
+    title = "Mean label by score"
+    chart = point_chart(
+        points,
+        x="place of the score within its list (100%: the top)",
+        y="mean label",
+        title=title,
+        labels=[f"{100 * (place + 1) // len(labels)}%" for place in range(len(labels))],
+    )
+    note = "Each list is cut into ten parts by the rank of its scores; 95% intervals over queries. Good rankings rise."
+    return figure(title, chart, note)
+
+
+def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
+    """Beside another model, query by query."""
+    title = "Differences per query"
+    gaps = [gap for gap in paired.gaps.tolist() if gap == gap]
+    chart = sorted_chart(gaps, x="queries, by difference", y=f"difference in {paired.measure}", title=title)
+    rows = []
+    for query in paired.most_different(8):
+        values = [f"{float(value):.4f}" for value in paired.values[:, query]]
+        rows.append([str(paired.qids[query]), *values, f"{float(paired.gaps[query]):+.4f}"])
+    differing = table(["query", paired.first, paired.second, "difference"], rows, numbers=(1, 2, 3))
+    note = f"Blue: {paired.first} is better; orange: {paired.second} is."
+    charts = [figure(title, chart, note), figure("Queries that differ most", differing)]
+    return _section(
+        "Comparison",
+        tag("p", _sentence(f"{paired.first} against {paired.second} on {paired.split}: {paired.sentence()}")),
+        tag("div", charts, class_="charts"),
+        tag("p", paired.definition, class_="note"),
+    )
+
+
+def _settings_section(report: Report) -> tuple[str, str, Markup]:
+    """How long it took, with which versions and settings; everything that is needed to do it again."""
+    tables = []
+    if report.get("seconds"):
+        rows = [[name, f"{value:.1f} s"] for name, value in report["seconds"].items()]
+        tables.append(figure("Time", table(["stage", "seconds"], rows, numbers=(1,))))
+    if report.get("versions"):
+        tables.append(figure("Versions", table(["package", "version"], list(report["versions"].items()))))
+    written = None
+    if "written" in report:
+        written = tag("p", f"Written {report['written']}.", class_="note")
+    settings = tag("div", tag("pre", tag("code", _settings(report["config"]))), class_="scroll")
+    return _section(
+        "Settings and versions",
+        tag("div", tables, class_="charts"),
+        written,
+        tag("details", tag("summary", "All settings"), settings),
+    )
+
+
+def _settings(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, indent=2, ensure_ascii=False, default=str)

@@ -1,0 +1,281 @@
+"""Figures and texts for the page of a run, from its model and the lists it ranks.
+
+Large sets are sampled with a seed, and the page says so: its size and the time it takes do not grow with the data. The
+lists are scored once. Permutation importance and effects of features score them many times: they are made on request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lgmml_torch.evaluation.calibration import Calibration, label_by_score
+from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.significance import Interval, bootstrap_interval
+from lgmml_torch.models.explain import document_label, explain_pairs
+from lgmml_torch.models.importance import (
+    Importance,
+    PartialEffect,
+    PermutationImportance,
+    feature_label,
+    pair_importance,
+    partial_effect,
+    permutation_importance,
+    sample_lists,
+)
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import argsort_segments
+
+LISTS, DOCUMENTS = 1_000, 60_000  # in the sample, at most
+ROWS = 6  # first documents of a query that are shown
+_PAIR_DOCUMENTS, _EFFECT_DOCUMENTS = 10_000, 3_000  # in the samples for importance and for effects, at most
+_SHUFFLED, _EFFECTS, _METRICS = 12, 6, 10  # features shuffled, features with an effect chart, metrics shown
+_QUERIES, _BELOW, _PARTS = 3, 3, 3  # best and worst queries, relevant documents below the first ones, features of each
+
+Parts = tuple[tuple[str, float], ...]  # names of features, and what each adds to a score difference
+
+
+@dataclass(frozen=True)
+class Document:
+    """A row in the list of a query; ``parts`` are what features add over the document in the middle of the ranking."""
+
+    rank: int
+    label: float
+    score: float
+    name: str
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class Query:
+    """A list as the model ranks it; ``why`` explains which document of a lower label is ranked too high."""
+
+    qid: str
+    value: float
+    size: int
+    rows: tuple[Document, ...]
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Importances:
+    """What needs the lists to be scored many times.
+
+    Attributes:
+        shuffled: what shuffling a feature costs; None where no query counts.
+        effects: how scores change with some features.
+        queries: number of lists behind the effects.
+    """
+
+    shuffled: PermutationImportance | None
+    effects: tuple[PartialEffect, ...]
+    queries: int
+
+
+@dataclass(frozen=True, eq=False)
+class PageData:
+    """What the page shows of a model and of the lists it ranks.
+
+    Attributes:
+        split: which part of the data.
+        queries: number of queries in it.
+        sampled: number of queries that were drawn.
+        documents: number of documents of these.
+        seed: of the draw.
+        measure: of the ranking, per query.
+        values: of the queries that count.
+        mean: of these values; None where no query counts.
+        best: the queries that are ranked best.
+        worst: the queries that are ranked worst.
+        top: the highest label of all.
+        names: a name for each raw feature.
+        pairs: shares of features and metrics in score differences; None where no list has two documents.
+        metrics: of the metrics with the largest shares: number from 0, share, columns that count most.
+        calibration: mean label by score.
+        importances: made on request, else None.
+    """
+
+    split: str
+    queries: int
+    sampled: int
+    documents: int
+    seed: int
+    measure: str
+    values: tuple[float, ...]
+    mean: Interval | None
+    best: tuple[Query, ...]
+    worst: tuple[Query, ...]
+    top: float
+    names: tuple[str, ...]
+    pairs: Importance | None
+    metrics: tuple[tuple[int, float, str], ...]
+    calibration: Calibration
+    importances: Importances | None = None
+
+
+def page_data(
+    model: LGMML,
+    data: RankingData,
+    *,
+    split: str,
+    measure: str = "ndcg@10",
+    preset: str = "default",
+    seed: int = 0,
+    importance: bool = False,
+) -> PageData:
+    """Rank the lists, or a sample of them, and collect what the page shows; ``importance`` takes many times as long."""
+    lists = _sample(data, DOCUMENTS, seed)
+    few = _sample(lists, _PAIR_DOCUMENTS, seed)
+    scores = model.score(lists)
+    values = rank_data(scores, lists, metrics=[measure], preset=preset)[measure].cpu()
+    known = values[~values.isnan()]
+    names = tuple(feature_label(model.feature_names, feature) for feature in range(model.num_features))
+    mean, pairs, importances = None, None, None
+    metrics: tuple[tuple[int, float, str], ...] = ()
+    if len(known):
+        mean = bootstrap_interval(values, generator=torch.Generator().manual_seed(seed))
+    if bool((few.sizes > 1).any()):
+        pairs = pair_importance(model, few, seed=seed)
+        metrics = _leading_metrics(model, pairs, names)
+    if importance and pairs is not None:
+        importances = _importances(model, few, pairs, measure, preset, seed)
+    best, worst = _extremes(values, lists)
+    return PageData(
+        split=split,
+        queries=data.num_queries,
+        sampled=lists.num_queries,
+        documents=lists.num_documents,
+        seed=seed,
+        measure=measure,
+        values=tuple(known.tolist()),
+        mean=mean,
+        best=tuple(_describe_query(model, lists, scores, query, float(values[query]), names) for query in best),
+        worst=tuple(_describe_query(model, lists, scores, query, float(values[query]), names) for query in worst),
+        top=float(lists.labels.max()),
+        names=names,
+        pairs=pairs,
+        metrics=metrics,
+        calibration=label_by_score(scores, lists, seed=seed),
+        importances=importances,
+    )
+
+
+def _importances(
+    model: LGMML, data: RankingData, pairs: Importance, measure: str, preset: str, seed: int
+) -> Importances:
+    """Shuffle, and move, the features with the largest shares in score differences."""
+    features = [feature for feature, _ in pairs.leading(_SHUFFLED)]
+    values = rank_data(model.score(data), data, metrics=[measure], preset=preset)[measure]
+    shuffled = None
+    if features and not bool(values.isnan().all()):
+        rules = {"measure": measure, "preset": preset, "seed": seed}
+        shuffled = permutation_importance(model, data, features=features, n_repeats=2, **rules)  # type: ignore[arg-type]
+    few = _sample(data, _EFFECT_DOCUMENTS, seed)
+    effects = [partial_effect(model, few, f, points=9, documents=1, seed=seed) for f in features[:_EFFECTS]]
+    return Importances(shuffled, tuple(effects), few.num_queries)
+
+
+def _sample(data: RankingData, documents: int, seed: int) -> RankingData:
+    """At most `LISTS` lists, with about ``documents`` documents at most."""
+    mean = max(data.num_documents / max(data.num_queries, 1), 1.0)
+    return sample_lists(data, max(1, min(LISTS, int(documents / mean))), seed=seed)
+
+
+def _extremes(
+    values: Tensor,  # (Q,)
+    data: RankingData,
+) -> tuple[list[int], list[int]]:
+    """The best and the worst of the queries that count; of equal ones the longest lists, where ranking is hardest."""
+    known = (~values.isnan()).nonzero()[:, 0].tolist()
+    count = min(_QUERIES, (len(known) + 1) // 2)
+    sizes = data.sizes.tolist()
+    best = sorted(known, key=lambda query: (-float(values[query]), -sizes[query]))[:count]
+    worst = sorted(known, key=lambda query: (float(values[query]), -sizes[query]))
+    return best, [query for query in worst if query not in best][:count]
+
+
+def _describe_query(
+    model: LGMML, data: RankingData, scores: Tensor, query: int, value: float, names: tuple[str, ...]
+) -> Query:
+    """The first documents of a list, the relevant ones that stand below them, and what sets them apart."""
+    part = data.select([query])
+    own = scores[int(data.offsets[query]) : int(data.offsets[query + 1])]
+    order = argsort_segments(own, part.offsets, descending=True, tie_order=part.order).tolist()
+    labels = part.labels[order].tolist()  # by rank
+    below = [rank for rank in range(ROWS, len(order)) if labels[rank] > 0]
+    below.sort(key=lambda rank: -labels[rank])
+    ranks = [*range(min(ROWS, len(order))), *sorted(below[:_BELOW])]
+    middle = order[(len(order) - 1) // 2]
+    pairs = [(order[rank], middle) for rank in ranks]
+    wrong = inversion(labels)
+    if wrong is not None:
+        pairs.append((order[wrong[0]], order[wrong[1]]))
+    by_feature = explain_pairs(model, part, torch.tensor(pairs)).features @ model.preprocess.origins()
+    parts = [_leading_parts(row, names) for row in by_feature]
+    rows = []
+    for rank, own_parts in zip(ranks, parts, strict=False):
+        name = document_label(part, order[rank])
+        rows.append(Document(rank + 1, labels[rank], float(own[order[rank]]), name, own_parts))
+    why = ""
+    if wrong is not None:
+        why = _too_high(part, order, wrong, own, parts[-1])
+    return Query(str(part.qids[0]), value, part.num_documents, tuple(rows), why)
+
+
+def _leading_parts(row: Tensor, names: tuple[str, ...]) -> Parts:
+    """The features with the largest parts of a difference, with these."""
+    order = row.abs().argsort(descending=True, stable=True)[:_PARTS].tolist()
+    return tuple((names[feature], float(row[feature])) for feature in order if row[feature] != 0)
+
+
+def inversion(labels: list[float]) -> tuple[int, int] | None:
+    """Of labels in ranked order: the first rank below which a better document stands, and the first best one below.
+
+    >>> inversion([2, 0, 1, 1]), inversion([2, 1, 0])
+    ((1, 2), None)
+    """
+    for rank, label in enumerate(labels):
+        most = max(labels[rank + 1 :], default=label)
+        if most > label:
+            return rank, labels.index(most, rank + 1)
+    return None
+
+
+def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], scores: Tensor, parts: Parts) -> str:
+    """Why one document stands above a better one."""
+    upper, lower = order[wrong[0]], order[wrong[1]]
+    first = f"{document_label(part, upper)} (label {float(part.labels[upper]):g}, rank {wrong[0] + 1})"
+    second = f"{document_label(part, lower)} (label {float(part.labels[lower]):g}, rank {wrong[1] + 1})"
+    text = f"{first} stands above {second} by {float(scores[upper] - scores[lower]):.3g}"
+    if parts:
+        text += ", mostly by " + ", ".join(f"{name} {value:+.3g}" for name, value in parts)
+    return f"{text}."
+
+
+def _leading_metrics(model: LGMML, pairs: Importance, names: tuple[str, ...]) -> tuple[tuple[int, float, str], ...]:
+    """The metrics with the largest shares, and the columns that count most in each."""
+    sources = model.preprocess.sources()
+    places = [(block, row) for block in model.metrics.iter_blocks() for row in range(block.num_metrics)]
+    leading = []
+    for metric in pairs.metrics.argsort(descending=True, stable=True)[:_METRICS].tolist():
+        if not pairs.metrics[metric] > 0:
+            break
+        block, row = places[metric]
+        diagonal = block.zoomed_factors[row].detach().square().sum(-1).cpu()
+        columns = diagonal.argsort(descending=True, stable=True)[:3]
+        if not block.is_full:
+            columns = block.support[row].cpu()[columns]
+        labels = [_column_label(sources[column].feature, sources[column].view, names) for column in columns.tolist()]
+        leading.append((metric, float(pairs.metrics[metric]), "; ".join(dict.fromkeys(labels))))
+    return tuple(leading)
+
+
+def _column_label(feature: int, view: str, names: tuple[str, ...]) -> str:
+    """The label of a preprocessed column: the raw feature and the view of it."""
+    labels = [view]
+    if feature >= 0:
+        labels.insert(0, names[feature])
+    return ", ".join(filter(None, labels))
