@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -270,3 +271,82 @@ def check_offsets(offsets: Tensor, total: int, *, name: str = "offsets") -> None
         )
     if int(offsets[-1]) != total:
         raise LGMMLError(f"`{name}` must end at the number of rows, {total}, got {int(offsets[-1])}")
+
+
+Rule = Callable[[str, Any], None]
+"""Called with a name and a value; raises `LGMMLError`."""
+
+
+def check_all(rules: Mapping[str, Rule], values: Mapping[str, Any]) -> None:
+    """Require every value to follow the rule of its name."""
+    for name, rule in rules.items():
+        rule(name, values[name])
+
+
+def optional(rule: Rule) -> Rule:
+    """The rule, or None."""
+
+    def check(name: str, value: Any) -> None:
+        if value is not None:
+            rule(name, value)
+
+    return check
+
+
+def each(rule: Rule) -> Rule:
+    """A list whose members follow the rule."""
+    return partial(check_each, check=rule)
+
+
+def one_of(choices: Collection[str]) -> Rule:
+    """One of these words, and of those that are added to them later."""
+    return partial(check_choice, choices=choices)
+
+
+def at_least(least: float, *, whole: bool = False) -> Rule:
+    """A number from ``least`` on."""
+
+    def rule(name: str, value: Any) -> None:
+        check_number(name, value)
+        if not value >= least:
+            raise LGMMLError(f"`{name}` must be at least {least:g}, got {value}")
+        (check_whole if whole else check_positive)(name, abs(value), zero=True)
+
+    return rule
+
+
+def flag_or(rule: Rule) -> Rule:
+    """True or false, or what else the rule allows."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, bool):
+            rule(name, value)
+
+    return check
+
+
+def instance_of(*kinds: type, called: str) -> Rule:
+    """An object of one of these kinds."""
+
+    def rule(name: str, value: Any) -> None:
+        if not isinstance(value, kinds):
+            raise LGMMLError(f"`{name}` must be {called}, got {shortened(value)}")
+
+    return rule
+
+
+def text(name: str, value: Any) -> None:
+    """Words, a path for example."""
+    if not isinstance(value, str) or not value.strip():
+        raise LGMMLError(f"`{name}` must be text, got {shortened(value)}")
+
+
+def count_or_all(name: str, value: Any) -> None:
+    """A whole number above 0, or -1 for all there are."""
+    if isinstance(value, bool) or value != -1:
+        check_whole(name, value)
+
+
+counts_from_zero: Rule = partial(check_whole, zero=True)
+from_zero: Rule = at_least(0)
+flag: Rule = check_flag

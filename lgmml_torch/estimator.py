@@ -21,7 +21,9 @@ from sklearn.utils.validation import check_is_fitted
 from lgmml_torch.categories import Asked
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.estimator_inputs import (
+    ACCELERATORS,
     Rows,
+    check_parameters,
     find_queries,
     has_relevant,
     held_out,
@@ -35,7 +37,6 @@ from lgmml_torch.inputs import feature_names
 from lgmml_torch.models.importance import structural_importance
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.parameters import ACCELERATORS, check_parameters
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What `LGMMLRanker` is handed: rows and their queries in the ways users have them, weights, and sets to validate on.
+"""What `LGMMLRanker` is given: parameters, rows with their queries, weights, and sets to validate on.
 
 Queries come as `qid` (one id per row), as `group` (sizes of consecutive queries, LightGBM's way), or as a column of
 ``X`` called ``qid`` (XGBoost's way), which goes wherever ``X`` goes.
@@ -7,14 +7,37 @@ Queries come as `qid` (one id per row), as `group` (sizes of consecutive queries
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, DataWarning
+from lgmml_torch.checks import (
+    DataError,
+    DataWarning,
+    LGMMLError,
+    Rule,
+    check_all,
+    check_positive,
+    check_seed,
+    check_unit_interval,
+    check_whole,
+    count_or_all,
+    counts_from_zero,
+    flag_or,
+    instance_of,
+    one_of,
+    optional,
+    shortened,
+)
+from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.inputs import drop_column, frame_columns
+from lgmml_torch.models.phi import PHIS, POLICIES
+from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
 
@@ -168,3 +191,70 @@ def held_out(data: RankingData, fraction: float, seed: int) -> tuple[RankingData
     chosen[useful[torch.randperm(len(useful), generator=generator)[:count]]] = True
     chosen[others[torch.randperm(len(others), generator=generator)[: round(fraction * len(others))]]] = True
     return data.select((~chosen).nonzero()[:, 0]), data.select(chosen.nonzero()[:, 0])
+
+
+BANK_CHOICES = ("auto", "boosted", "trained", "sampled")
+ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "auto": "auto"}  # and what Lightning calls them
+
+
+def seed_or_state(name: str, value: Any) -> None:
+    """What scikit-learn calls a random state."""
+    if not isinstance(value, np.random.RandomState):
+        instance_of(Integral, called="a seed, a numpy.random.RandomState or None")(name, value)
+        check_seed(name, value)
+
+
+def column_names(name: str, value: Any) -> None:
+    """A list of words."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not all(isinstance(x, str) for x in value):
+        raise LGMMLError(f"`{name}` must be a list of names of columns, got {shortened(value)}")
+
+
+def measure_or_function(name: str, value: Any) -> None:
+    """A measure by name, or a function ``(scores, labels, offsets) -> (Q,)``."""
+    try:
+        Measure.of(value)
+    except (LGMMLError, TypeError, AttributeError) as error:
+        rule = "a measure such as 'ndcg@10', or a function with a name"
+        raise LGMMLError(f"`{name}` must be {rule}, got {shortened(value)}") from error
+
+
+PARAMETERS: dict[str, Rule] = {
+    "bank": one_of(BANK_CHOICES),
+    "rounds": optional(counts_from_zero),
+    "num_metrics": optional(check_whole),
+    "bank_options": optional(instance_of(Mapping, called="a mapping")),
+    "preprocess": optional(instance_of(Preprocess, Mapping, called="a Preprocess or a mapping that describes one")),
+    "categories": optional(column_names),
+    "max_one_hot": counts_from_zero,
+    "kernel": one_of(KERNELS),
+    "phi": one_of(PHIS),
+    "epochs": optional(counts_from_zero),
+    "learning_rate": optional(check_positive),
+    "margin": check_positive,
+    "measure": measure_or_function,
+    "batch_size": check_whole,
+    "max_draws": optional(check_whole),
+    "validation_fraction": check_unit_interval,
+    "precision": one_of(("float32", "float64")),
+    "random_state": optional(seed_or_state),
+    "n_jobs": optional(count_or_all),
+    "device": one_of(ACCELERATORS),
+    "verbose": flag_or(counts_from_zero),
+}
+
+
+def check_parameters(params: Mapping[str, Any], *, grows: bool = False) -> None:
+    """Refuse what is unknown, of another type or out of range before any work is done.
+
+    ``grows``: there is a model to go on from, to which no rounds at all may be added.
+    """
+    from lgmml_torch.training.defaults import budget_seconds
+
+    check_all(PARAMETERS, params)
+    if params["rounds"] is not None and not grows:
+        check_whole("rounds", params["rounds"])
+    optional(one_of(POLICIES[PHIS[params["phi"]]["mode"]]))("policy", params["policy"])
+    budget_seconds(params["budget"])
+    if params["validation_fraction"] == 1:
+        raise LGMMLError("`validation_fraction` must leave queries to train on, got 1")

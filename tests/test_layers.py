@@ -15,14 +15,15 @@ PACKAGE = ROOT / "lgmml_torch"
 LAYERS = (
     ("checks",),
     ("files", "progress", "segments"),
-    ("inputs", "rules"),
+    ("inputs",),
     ("categories",),
-    ("ragged", "distributed"),
+    ("distributed",),
+    ("ragged",),
     ("functional",),
     ("data", "models", "evaluation/metric"),
     ("plots", "fitting"),
     ("training", "evaluation"),
-    ("parameters", "estimator_inputs"),
+    ("estimator_inputs",),
     ("estimator",),
     ("interop",),
     ("app",),
@@ -51,13 +52,14 @@ def rank_of(name: str) -> int:
 
 
 def imported(path: Path, *, at_load: bool = False) -> set[str]:
-    """Dotted names; ``at_load`` leaves out imports inside functions and for types only."""
+    """Dotted names, without imports for types only; ``at_load`` leaves out imports inside functions, too."""
     found: set[str] = set()
     todo: list[ast.AST] = [ast.parse(path.read_text())]
     while todo:
         node = todo.pop()
-        lazy = isinstance(node, ast.FunctionDef) or ast.unparse(getattr(node, "test", [])) == "TYPE_CHECKING"
-        if at_load and lazy:
+        if ast.unparse(getattr(node, "test", [])) == "TYPE_CHECKING":
+            continue
+        if at_load and isinstance(node, ast.FunctionDef):
             continue
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)

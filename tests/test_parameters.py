@@ -10,7 +10,7 @@ import pytest
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.estimator import LGMMLRanker
-from lgmml_torch.parameters import PARAMETERS, check_parameters
+from lgmml_torch.estimator_inputs import PARAMETERS, check_parameters
 
 NAMES = list(inspect.signature(LGMMLRanker).parameters)
 WRONG: tuple[Any, ...] = (object(), "no such word", -2.5)

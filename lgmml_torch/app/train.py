@@ -32,10 +32,9 @@ from lgmml_torch.app.compose import (
     named,
     settle,
 )
-from lgmml_torch.app.config import asked_for
+from lgmml_torch.app.config import asked_for, check_settings
 from lgmml_torch.app.rankers import Ranker, open_ranker
 from lgmml_torch.app.report import Outcome, Stopwatch, reported_part, tell_loggers, write_report
-from lgmml_torch.app.settings import check_settings
 from lgmml_torch.app.signals import Interrupted, Watch, say_goodbye
 from lgmml_torch.app.start import fail, set_threads
 from lgmml_torch.checks import ConfigError, LGMMLError, sentence

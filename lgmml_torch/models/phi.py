@@ -27,6 +27,12 @@ POLICIES = {
     "amortized": ("amortized", "shared", "ones"),
 }
 
+# The parameter `phi` of `LGMMLRanker`, as settings of `Phi`.
+PHIS: dict[str, dict[str, Any]] = {
+    **{mode: {"mode": mode} for mode in POLICIES},
+    "deviations": {"mode": "shared", "deviations": True},
+}
+
 
 class Phi(nn.Module):
     """Weights Φ ≥ 0 of K metrics for each query, as rows of an `torch.nn.Embedding`.

@@ -22,10 +22,9 @@ from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.fitting.sampled import SampledBuilder
 from lgmml_torch.fitting.trained import TrainedBuilder
 from lgmml_torch.models.encode import CategorySettings
-from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.phi import PHIS, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import all_views, build_preprocess, list_rank_features
-from lgmml_torch.parameters import PHIS
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.losses import Softmax, Warp

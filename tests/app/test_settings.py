@@ -14,8 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lgmml_torch.app import train as app
 from lgmml_torch.app.compose import load_splits
-from lgmml_torch.app.config import check_command, config_dir, load_config, search_path
-from lgmml_torch.app.settings import SETTINGS, check_settings
+from lgmml_torch.app.config import RUN_SETTINGS, check_command, check_settings, config_dir, load_config, search_path
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.training.stages import Recipe
@@ -108,7 +107,7 @@ def test_settings_that_are_right_get_as_far_as_the_data(configs: dict[str, DictC
 def test_the_table_names_settings_that_there_are(configs: dict[str, DictConfig]) -> None:
     """A rule for a name that is misspelt would never be asked."""
     optional = ("optimizer.", "trainer.", "callbacks.")  # further arguments of what is made there
-    for name in SETTINGS:
+    for name in RUN_SETTINGS:
         there = any(OmegaConf.select(cfg, name, default="absent") != "absent" for cfg in configs.values())
         assert there or name.startswith(optional), name
 

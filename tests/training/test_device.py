@@ -17,10 +17,10 @@ from pytorch_lightning.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from lgmml_torch.estimator import LGMMLRanker
+from lgmml_torch.estimator_inputs import ACCELERATORS
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.parameters import ACCELERATORS
 from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
 from lgmml_torch.training.callbacks import Story
 from lgmml_torch.training.datamodule import RankingDataModule
