@@ -50,8 +50,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(batching: str) -> None:
         assert same(alone, collect(BatchLoader(batches, num_workers=workers)))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("stop", [1, 3, 5, 6])
+@pytest.mark.parametrize(("workers", "stop"), [(0, 1), (2, 3), (0, 6)])
 def test_a_resumed_loader_goes_on_with_the_same_batches(workers: int, stop: int) -> None:
     batches = TrainingBatches(make_data(), batch_size=3, seed=1)
     whole = collect(BatchLoader(batches), epochs=3)
@@ -122,10 +121,14 @@ class Pretend(Spread):
         return segment_max(table.count.double(), self.whole.offsets, empty=0.0).long()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 30])
-@pytest.mark.parametrize("settings", [{}, {"max_draws": None}, {"draws": False}, {"batching": "triplets"}])
 @pytest.mark.parametrize("spread", [False, True])
-def test_processes_share_every_batch(world_size: int, settings: dict[str, Any], spread: bool) -> None:
+@pytest.mark.parametrize("settings", [{"max_draws": None}, {"draws": False}, {"batching": "triplets"}])
+def test_processes_share_every_batch(settings: dict[str, Any], spread: bool) -> None:
+    for world_size in (1, 3, 30):
+        check_shares(world_size, settings, spread)
+
+
+def check_shares(world_size: int, settings: dict[str, Any], spread: bool) -> None:
     if spread and "batching" in settings:
         with pytest.raises(ConfigError, match="`batching` must be 'lists' for data that processes share"):
             shares(make_data(), world_size, spread, **settings)
@@ -148,7 +151,7 @@ def test_processes_share_every_batch(world_size: int, settings: dict[str, Any], 
         assert not tuples
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("world_size", [1, 3, 7])
 def test_every_list_is_evaluated_exactly_once(world_size: int) -> None:
     offsets = make_data().offsets
     seen = [
