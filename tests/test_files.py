@@ -101,8 +101,7 @@ def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("call", ["fsync", "write", "rename"])
+@pytest.mark.parametrize(("code", "call"), [(errno.ENOSPC, "fsync"), (errno.EDQUOT, "write"), (errno.ENOSPC, "rename")])
 def test_no_room_is_one_sentence(code: int, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "a"
     files.write_text(target, "old")
@@ -155,10 +154,8 @@ def score(path: Path) -> None:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "model": lambda path: small_model(mode="shared").save(path),
     "checkpoint": lambda path: write_checkpoint(path, {"state_dict": {"a": np.arange(300).tolist()}}),
-    "report": lambda path: files.write_text(path, "a line\n" * 400),
     "data": lambda path: save_letor(small_data(seed=7), path),
     "scores.txt": score,
-    "scores.npy": score,
 }
 
 
@@ -169,7 +166,7 @@ def test_a_full_disk_at_every_write(kind: str, tmp_path: Path, capsys: pytest.Ca
     write(target)
     size, before = target.stat().st_size, names(tmp_path)
     target.write_bytes(b"the earlier one")
-    limits = sorted({0, 1, size // 2, size - 1, *np.random.default_rng(0).integers(0, size, 6).tolist()})
+    limits = sorted({0, 1, size // 2, size - 1, *np.random.default_rng(0).integers(0, size, 2).tolist()})
     for limit in limits:
         with room_for(limit), pytest.raises(NoSpaceError, match="no room"):
             write(target)

@@ -25,8 +25,7 @@ def same(a: RankingData, b: RankingData) -> bool:
     )
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float32), (1, torch.float32), (2, torch.float64)])
 def test_shuffled_rows_give_the_same_canonical_data(seed: int, dtype: torch.dtype) -> None:
     X, y, qid = random_arrays(seed)
     shuffled = np.random.default_rng(seed + 100).permutation(len(y))
@@ -52,13 +51,20 @@ def test_negative_zero_is_zero() -> None:
     assert torch.equal(one.features, other.features)
 
 
-@pytest.mark.parametrize(
-    "qid", [["b", "a", "b"], [("x", 2), ("x", 1), ("x", 2)], [2**60, 1, 2**60], [2.5, -1.0, 2.5], ["b", 1, "b"]]
-)
-def test_any_hashable_query_id(qid: list) -> None:
-    data = RankingData.from_arrays(np.eye(3), [0, 1, 2], qid=qid)
-    assert set(data.qids) == set(qid)
-    assert data.sizes.tolist() == [1, 2]
+def test_any_hashable_query_id() -> None:
+    ids: list[list] = [
+        ["b", "a", "b"],
+        [("x", 2), ("x", 1), ("x", 2)],
+        [2**60, 1, 2**60],
+        [2.5, -1.0, 2.5],
+        ["b", 1, "b"],
+    ]
+    for qid in ids:
+        data = RankingData.from_arrays(np.eye(3), [0, 1, 2], qid=qid, query_weights=[7.0, 3.0])  # by first appearance
+        assert set(data.qids) == set(qid)
+        assert data.sizes.tolist() == [1, 2]
+        assert data.query_weights is not None
+        assert dict(zip(data.qids, data.query_weights.tolist(), strict=True)) == {qid[0]: 7.0, qid[1]: 3.0}
 
 
 def test_sources_agree() -> None:
@@ -88,13 +94,7 @@ def test_group_sizes() -> None:
     assert data.query_weights.tolist() == [2.0, 5.0]
 
 
-def test_weights_follow_first_appearance() -> None:
-    data = RankingData.from_arrays(np.eye(3), [0, 1, 2], qid=["b", "a", "b"], query_weights=[7.0, 3.0])
-    assert data.query_weights is not None
-    assert dict(zip(data.qids, data.query_weights.tolist(), strict=True)) == {"b": 7.0, "a": 3.0}
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_splits_never_share_a_query(seed: int) -> None:
     X, y, qid = random_arrays(seed, rows=200)
     data = RankingData.from_arrays(X, y, qid=qid, doc_ids=[f"d{i}" for i in range(200)])
@@ -103,18 +103,13 @@ def test_splits_never_share_a_query(seed: int) -> None:
     assert set().union(*ids) == set(data.qids)
     assert sum(map(len, ids)) == data.num_queries
     assert same(RankingData.merge(parts), data)
+    assert [p.qids for p in parts] == [p.qids for p in data.split((0.5, 0.25, 0.25), seed=seed)]
+    assert [p.qids for p in parts] != [p.qids for p in data.split((0.5, 0.25, 0.25), seed=seed + 1)]
     held: set = set()
     for rest, fold in data.kfold(3, seed=seed):
         assert not set(rest.qids) & set(fold.qids)
         held |= set(fold.qids)
     assert held == set(data.qids)
-
-
-def test_split_depends_on_the_seed_only() -> None:
-    X, y, qid = random_arrays(0, rows=200)
-    data = RankingData.from_arrays(X, y, qid=qid)
-    assert [p.qids for p in data.split((1, 1), seed=3)] == [p.qids for p in data.split((1, 1), seed=3)]
-    assert [p.qids for p in data.split((1, 1), seed=3)] != [p.qids for p in data.split((1, 1), seed=4)]
 
 
 def test_select_keeps_the_callers_order() -> None:
@@ -131,6 +126,7 @@ def test_select_keeps_the_callers_order() -> None:
 def test_statistics_and_repr() -> None:
     data = RankingData.from_arrays([[1, 0], [1, 2], [1, 3]], [0, 2, 0], qid=[1, 1, 2])
     stats = data.statistics()
+    assert data.to(dtype=torch.float64).features.dtype == torch.float64
     assert stats["labels"] == {0.0: 2, 2.0: 1}
     assert stats["queries without a relevant document"] == 1
     assert stats["constant features"] == 1
@@ -140,47 +136,33 @@ def test_statistics_and_repr() -> None:
     assert empty.statistics()["documents"] == 0
 
 
-def test_to_changes_dtype() -> None:
-    data = RankingData.from_arrays(np.eye(2), [0, 1], qid=[1, 1])
-    assert data.to(dtype=torch.float64).features.dtype == torch.float64
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(X=[[1.0]], y=[1], qid=None), "got neither"),
-        (dict(X=[[1.0]], y=[1], qid=[1], group=[1]), "got both"),
-        (dict(X=[[1.0]], y=[1, 2], qid=[1]), "`y` must have one entry per row, 1, got 2"),
-        (dict(X=[[1.0]], y=[1], qid=[1, 2]), "`qid` must have one entry per row"),
-        (dict(X=[[1.0]], y=[1], group=[2]), "add up to the number of rows, 1, got 2"),
-        (dict(X=[[1.0]], y=[1], group=[0.5]), "whole numbers"),
-        (dict(X=[[1.0, float("nan")]], y=[1], qid=[1]), "got nan at row 1 .from 1., feature 2"),
-        (dict(X=[[float("inf")]], y=[1], qid=[1]), "`X` must be finite, got inf at row 1 .from 1., feature 1"),
-        (dict(X=[[1.0]], y=[float("nan")], qid=[1]), "`y` must be finite, got nan at row 1"),
-        (dict(X=[[1.0]], y=[1], qid=[None]), "`qid` must not be missing, got None at row 1"),
-        (dict(X=[[1.0]], y=[1], qid=[[1]]), "`qid` must be hashable, got list at row 1"),
-        (dict(X=[["a"]], y=[1], qid=[1]), "`X` must be numeric"),
-        (dict(X=[1.0], y=[1], qid=[1]), r"`X` must have shape \(rows, features\)"),
-        (dict(X=[[1.0]], y=["a"], qid=[1]), "`y` must be numeric"),
-        (dict(X=[[1.0]], y=[[1]], qid=[1]), "`y` must be 1-D"),
-        (dict(X=[[1.0]], y=[1], qid=np.zeros((1, 1))), "`qid` must be 1-D"),
-        (dict(X=[[1.0]], y=[1], qid=[1], doc_ids=[]), "`doc_ids` must have one entry per row"),
-        (dict(X=[[1.0]], y=[1], qid=[1], query_weights=[1, 2]), "`query_weights` must have one entry per query"),
-        (dict(X=[[1.0]], y=[1], qid=[1], dtype=torch.float16), "`dtype` must be"),
-        (
-            dict(X=[[1.0]], y=[1], qid=[1], feature_names=["a", "b"]),
-            "`feature_names` must have one entry per feature, 1",
-        ),
-        (
-            dict(X=[[1.0], [np.nan]], y=[1, 1], qid=[1, 1], feature_names=["price"]),
-            r"row 2 .from 1., feature 1 \('price'\); `mis",
-        ),
-        (dict(X=[[1.0], [np.inf]], y=[1, 1], qid=[1, 1], missing="zero"), "got inf at row 2 .from 1., feature 1"),
-    ],
-)
-def test_bad_arrays_are_named(arguments: dict, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        RankingData.from_arrays(**arguments)
+def test_bad_arrays_are_named() -> None:
+    refused: list[tuple[dict, str]] = [
+        (dict(qid=None), "got neither"),
+        (dict(group=[1]), "got both"),
+        (dict(y=[1, 2]), "`y` must have one entry per row, 1, got 2"),
+        (dict(qid=[1, 2]), "`qid` must have one entry per row"),
+        (dict(qid=None, group=[2]), "add up to the number of rows, 1, got 2"),
+        (dict(qid=None, group=[0.5]), "whole numbers"),
+        (dict(X=[[1.0, float("nan")]]), "got nan at row 1 .from 1., feature 2"),
+        (dict(X=[[float("inf")]], missing="zero"), "`X` must be finite, got inf at row 1 .from 1., feature 1"),
+        (dict(X=[[np.nan]], feature_names=["price"]), r"row 1 .from 1., feature 1 \('price'\); `mis"),
+        (dict(y=[float("nan")]), "`y` must be finite, got nan at row 1"),
+        (dict(qid=[None]), "`qid` must not be missing, got None at row 1"),
+        (dict(qid=[[1]]), "`qid` must be hashable, got list at row 1"),
+        (dict(X=[["a"]]), "`X` must be numeric"),
+        (dict(X=[1.0]), r"`X` must have shape \(rows, features\)"),
+        (dict(y=["a"]), "`y` must be numeric"),
+        (dict(y=[[1]]), "`y` must be 1-D"),
+        (dict(qid=np.zeros((1, 1))), "`qid` must be 1-D"),
+        (dict(doc_ids=[]), "`doc_ids` must have one entry per row"),
+        (dict(query_weights=[1, 2]), "`query_weights` must have one entry per query"),
+        (dict(dtype=torch.float16), "`dtype` must be"),
+        (dict(feature_names=["a", "b"]), "`feature_names` must have one entry per feature, 1"),
+    ]
+    for arguments, message in refused:
+        with pytest.raises(DataError, match=message):
+            RankingData.from_arrays(**{"X": [[1.0]], "y": [1], "qid": [1], **arguments})
 
 
 @pytest.mark.parametrize(

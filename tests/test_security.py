@@ -27,7 +27,7 @@ from lgmml_torch.data import source as source_module
 from lgmml_torch.data.cache import Cache, check_cache
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
-from lgmml_torch.fitting.boosted import fit_boosted
+from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import (
     FORMAT,
@@ -145,7 +145,7 @@ def test_an_entry_and_a_state_run_nothing(tmp_path: Path, trace: Path) -> None:
     array.write_bytes(pickle.dumps(Run(trace)).ljust(array.stat().st_size, b"."))
     with pytest.warns(DataWarning):
         assert cache.get({"a": 1}) is None
-    kept = Unfinished(tmp_path, fit_boosted, small_data(), None, 0)
+    kept = Unfinished(tmp_path, BoostedBuilder(), small_data(), None, 0)
     assert kept.path is not None
     write_checkpoint(kept.path, {"fit": kept.path.stem, "state": Run(trace)})
     with pytest.warns(DataWarning, match="starts from the beginning"):
