@@ -193,7 +193,6 @@ class TestWholeBank:
             with pytest.raises(LGMMLError, match=message):
                 train(cfg)
 
-    @pytest.mark.xfail(strict=True, reason="a builder is made outside of the names of the configuration")
     def test_a_setting_of_the_builder_is_named_as_in_the_configuration(self) -> None:
         with pytest.raises(LGMMLError, match=r"`local_metrics\.kernel` must be one of"):
             train(load_config(["local_metrics.kernel=cosine"]))

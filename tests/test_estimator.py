@@ -209,7 +209,6 @@ def test_bad_parameters() -> None:
             LGMMLRanker(**settings).fit(X, y, qid=qid)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="options of trained metrics do not go through `of`")
 def test_an_unknown_option_of_trained_metrics() -> None:
     X, y, qid = problem(6)
     with pytest.raises(ConfigError, match="`shrink` is no setting of trained metrics"):

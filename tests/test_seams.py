@@ -35,7 +35,7 @@ def test_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model.save(tmp_path / "model.safetensors")
     assert torch.equal(LGMML.load(tmp_path / "model.safetensors").score(data), model.score(data))
     found = model.explain(data, qid=data.qids[-1], document=0, over=0)
-    assert abs(found.difference) < 1e-12
+    assert found.difference == pytest.approx(0, abs=1e-12)
 
 
 def random_metrics(

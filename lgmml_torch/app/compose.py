@@ -24,7 +24,7 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping, LearningRateMon
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.fitting.bank import as_builder
+from lgmml_torch.fitting.bank import BankBuilder, as_builder
 from lgmml_torch.functional.ranking.custom import Measure, measures_of
 from lgmml_torch.functional.ranking.presets import PRESETS
 from lgmml_torch.models.encode import CategorySettings
@@ -208,8 +208,8 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
     if asked is None:
         return cfg
     given = asked_settings(asked)
-    builder, loss = build(cfg.local_metrics, _convert_="all"), _loss_name(cfg)
-    kind = as_builder(builder).kind
+    loss = _loss_name(cfg)
+    kind = _builder(cfg).kind
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
         if kind:
@@ -266,6 +266,11 @@ def default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
     return found if "experiment" in given else ["experiment=trained", *found]
 
 
+def _builder(cfg: DictConfig) -> BankBuilder:
+    with named(cfg, "local_metrics"):
+        return as_builder(build(cfg.local_metrics, _convert_="all"))
+
+
 def _loss_name(cfg: DictConfig) -> str:
     name: str = build(cfg.loss).name
     return name
@@ -294,7 +299,7 @@ def make_recipe(cfg: DictConfig) -> Recipe:
         loss = build(cfg.loss)
     recipe = Recipe(
         preprocess=functools.partial(build, cfg.preprocess),
-        fit_bank=build(cfg.local_metrics, _convert_="all"),
+        fit_bank=_builder(cfg),
         make_phi=build(cfg.phi),
         phi=PhiSettings(
             loss=loss,

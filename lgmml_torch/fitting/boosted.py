@@ -96,7 +96,7 @@ class BoostState:
         """
         after = replace(self, evaluated=(*self.evaluated, self.round), train_ndcg=(*self.train_ndcg, train))
         if valid is None:
-            return replace(after, best_round=self.round, best_bias=self.position_bias)
+            return replace(after, best_round=self.round)
         after = replace(after, valid_ndcg=(*self.valid_ndcg, valid))
         if measured is not None:
             after = replace(after, valid_measure=(*self.valid_measure, measured))

@@ -329,7 +329,7 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         rate = params["learning_rate"] or TRAINED_RATE
         return Recipe(
             preprocess=views if given is None else partial(new_preprocess, given),
-            fit_bank=TrainedBuilder(**{"num_metrics": count, "rank": chosen.rank, **options}),
+            fit_bank=TrainedBuilder.of(**{"num_metrics": count, "rank": chosen.rank, **options}),
             phi=PhiSettings(
                 loss=Softmax(),
                 loader=loader,
