@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # help, and the refusal of a setting, should not wait for torch
     from torch import Tensor
 
-MOST_SEED = 2**32 - 1  # what numpy takes
+_MOST_SEED = 2**32 - 1  # what numpy takes
 
 
 class LGMMLError(ValueError):
@@ -138,8 +138,8 @@ def check_whole(name: str, value: int, *, zero: bool = False) -> None:
 def check_seed(name: str, value: int) -> None:
     """Require what every source of random numbers takes as a seed: a whole number from 0 to 2³² − 1."""
     check_whole(name, value, zero=True)
-    if value > MOST_SEED:
-        raise LGMMLError(f"`{name}` must be at most {MOST_SEED}, got {value}")
+    if value > _MOST_SEED:
+        raise LGMMLError(f"`{name}` must be at most {_MOST_SEED}, got {value}")
 
 
 def check_flag(name: str, value: bool) -> None:

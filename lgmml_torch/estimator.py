@@ -98,7 +98,7 @@ def started(init_model: Any) -> Start | None:
     return Start.of(init_model)
 
 
-def prepared_from(start: Start | None, splits: Mapping[str, RankingData], recipe: Recipe, verbose: bool) -> Prepared:
+def _prepared_from(start: Start | None, splits: Mapping[str, RankingData], recipe: Recipe, verbose: bool) -> Prepared:
     """Preprocessing and metrics: fitted, added to those of a start, or a start's own."""
     from lgmml_torch.training.callbacks import log_rounds
     from lgmml_torch.training.stages import Prepared, check_positions, prepare
@@ -119,7 +119,7 @@ def asked_settings(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not usual[name] and value != usual[name]}
 
 
-def fit_model(
+def _fit_model(
     splits: Mapping[str, RankingData], params: Mapping[str, Any], seed: int, start: Start | None = None
 ) -> tuple[Trained, Bank]:
     """Preprocessing, metrics, then Φ; nothing stays on disk."""
@@ -133,7 +133,7 @@ def fit_model(
     log.info("%s", chosen.reason)
     recipe = replace(make_recipe(params, chosen, seed), grows=start is not None)
     verbose = bool(params["verbose"])
-    prepared = prepared_from(start, splits, recipe, verbose)
+    prepared = _prepared_from(start, splits, recipe, verbose)
     with tempfile.TemporaryDirectory() as folder:
         trainer = {
             "max_epochs": chosen.epochs if params["epochs"] is None else params["epochs"],
@@ -314,7 +314,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
                 raise DataError("`eval_set` must have a query with a relevant document, got none")
         with surroundings(self.n_jobs, self.verbose):
             splits = {"train": train} if valid is None else {"train": train, "valid": valid}
-            trained, bank = fit_model(splits, self.get_params(deep=False), seed, start)
+            trained, bank = _fit_model(splits, self.get_params(deep=False), seed, start)
         return self._keep(trained, bank, rows.X, data.num_features)
 
     def _keep(self, trained: Trained, bank: Bank, X: Any, width: int) -> Self:

@@ -41,7 +41,7 @@ from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
 
-QID = "qid"  # the column of a frame that holds the query
+_QID = "qid"  # the column of a frame that holds the query
 WAYS = "`eval_set` must be (X, y, qid), got {}; or [(X, y)] with `eval_qid` or `eval_group`"
 
 
@@ -62,17 +62,17 @@ def find_queries(rows: Rows, *, name: str = "X") -> Rows:
     """
     if rows.y is None:
         raise DataError("`y` must be given: a ranker requires y to be passed, but the target y is None")
-    has_column = QID in frame_columns(rows.X)
+    has_column = _QID in frame_columns(rows.X)
     given = [word for word, value in (("qid", rows.qid), ("group", rows.group)) if value is not None]
     if has_column:
         if given:
-            raise DataError(f"`{given[0]}` must be None where `{name}` has a column {QID!r}, got both")
-        X, qid = drop_column(rows.X, frame_columns(rows.X).index(QID))
+            raise DataError(f"`{given[0]}` must be None where `{name}` has a column {_QID!r}, got both")
+        X, qid = drop_column(rows.X, frame_columns(rows.X).index(_QID))
         return Rows(X, rows.y, qid)
     if not given:
         raise DataError(
             "`qid` must name the query of each row, got None; `group` (sizes of consecutive queries) or a column "
-            f"{QID!r} of a frame do as well"
+            f"{_QID!r} of a frame do as well"
         )
     return rows
 
@@ -193,11 +193,11 @@ def held_out(data: RankingData, fraction: float, seed: int) -> tuple[RankingData
     return data.select((~chosen).nonzero()[:, 0]), data.select(chosen.nonzero()[:, 0])
 
 
-BANK_CHOICES = ("auto", "boosted", "trained", "sampled")
+_BANK_CHOICES = ("auto", "boosted", "trained", "sampled")
 ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "auto": "auto"}  # and what Lightning calls them
 
 
-def seed_or_state(name: str, value: Any) -> None:
+def _seed_or_state(name: str, value: Any) -> None:
     """What scikit-learn calls a random state."""
     if not isinstance(value, np.random.RandomState):
         instance_of(Integral, called="a seed, a numpy.random.RandomState or None")(name, value)
@@ -210,7 +210,7 @@ def column_names(name: str, value: Any) -> None:
         raise LGMMLError(f"`{name}` must be a list of names of columns, got {shortened(value)}")
 
 
-def measure_or_function(name: str, value: Any) -> None:
+def _measure_or_function(name: str, value: Any) -> None:
     """A measure by name, or a function ``(scores, labels, offsets) -> (Q,)``."""
     try:
         Measure.of(value)
@@ -220,7 +220,7 @@ def measure_or_function(name: str, value: Any) -> None:
 
 
 PARAMETERS: dict[str, Rule] = {
-    "bank": one_of(BANK_CHOICES),
+    "bank": one_of(_BANK_CHOICES),
     "rounds": optional(counts_from_zero),
     "num_metrics": optional(check_whole),
     "bank_options": optional(instance_of(Mapping, called="a mapping")),
@@ -232,12 +232,12 @@ PARAMETERS: dict[str, Rule] = {
     "epochs": optional(counts_from_zero),
     "learning_rate": optional(check_positive),
     "margin": check_positive,
-    "measure": measure_or_function,
+    "measure": _measure_or_function,
     "batch_size": check_whole,
     "max_draws": optional(check_whole),
     "validation_fraction": check_unit_interval,
     "precision": one_of(("float32", "float64")),
-    "random_state": optional(seed_or_state),
+    "random_state": optional(_seed_or_state),
     "n_jobs": optional(count_or_all),
     "device": one_of(ACCELERATORS),
     "verbose": flag_or(counts_from_zero),

@@ -136,12 +136,12 @@ def _sync(path: Path) -> None:
 
 
 def _no_room(target: Path, error: OSError, size: int | None, written: int) -> str:
-    needs = f"more than {bytes_text(written)}" if size is None else bytes_text(size)
-    free = bytes_text(shutil.disk_usage(target.parent).free)
+    needs = f"more than {_bytes_text(written)}" if size is None else _bytes_text(size)
+    free = _bytes_text(shutil.disk_usage(target.parent).free)
     return f"no room for {target} ({os.strerror(error.errno or 0)}): it needs {needs}, and {free} are free there"
 
 
-def bytes_text(count: int) -> str:
+def _bytes_text(count: int) -> str:
     """A number of bytes for people.
 
     >>> bytes_text(1_500_000)

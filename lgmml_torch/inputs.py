@@ -161,20 +161,20 @@ def check_weights(name: str, values: Any, count: int, *, per: str = "row") -> ND
     return weights
 
 
-LAST_PLACE = 65_535  # where a document may have been shown; a table of biases has an entry up to the last one seen
+_LAST_PLACE = 65_535  # where a document may have been shown; a table of biases has an entry up to the last one seen
 
 
 def place_vector(name: str, values: Any, count: int) -> NDArray[np.int64]:
-    """Where each row was shown: whole numbers from 0 to `LAST_PLACE`."""
+    """Where each row was shown: whole numbers from 0 to `_LAST_PLACE`."""
     places = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     check_length(name, len(places), count)
     if places.ndim != 1 or places.dtype.kind not in "iufb":
         raise DataError(f"`{name}` must be a list of whole numbers, got {places.dtype} of shape {places.shape}")
-    good = (places >= 0) & (places <= LAST_PLACE)
+    good = (places >= 0) & (places <= _LAST_PLACE)
     good &= places == np.floor(np.where(good, places, 0))
     if not good.all():
         row = int(np.flatnonzero(~good)[0])
-        rule = f"whole numbers from 0 to {LAST_PLACE:,}"
+        rule = f"whole numbers from 0 to {_LAST_PLACE:,}"
         raise DataError(f"`{name}` must hold {rule}, got {places[row]} at row {row + 1} (from 1)")
     return places.astype(np.int64)
 

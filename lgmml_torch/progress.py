@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-DELAY = 2.0  # seconds of work before a bar is worth its flicker
+_DELAY = 2.0  # seconds of work before a bar is worth its flicker
 
 
 @contextmanager
 def progress_bar(
-    title: str, total: float, *, enabled: bool = True, delay: float = DELAY
+    title: str, total: float, *, enabled: bool = True, delay: float = _DELAY
 ) -> Iterator[Callable[[float], None]]:
     """Give a function to call with the amount of work done so far.
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-ROWS_AT_ONCE = 4096  # of features that may be more than memory holds
-PER_DOCUMENT = ("features", "labels", "document_weights", "positions")  # tensors with a row for each document
+_ROWS_AT_ONCE = 4096  # of features that may be more than memory holds
+_PER_DOCUMENT = ("features", "labels", "document_weights", "positions")  # tensors with a row for each document
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +253,7 @@ class RankingData:
 
     def of_documents(self, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """What there is of every document (features, labels, weights, positions), each changed in the same way."""
-        held = {name: getattr(self, name) for name in PER_DOCUMENT}
+        held = {name: getattr(self, name) for name in _PER_DOCUMENT}
         return {name: change(values) for name, values in held.items() if values is not None}
 
     def weighed(self, weights: Any, *, name: str = "weights") -> Self:
@@ -403,8 +403,8 @@ class RankingData:
         values, counts = torch.unique(self.labels, return_counts=True)
         sizes = self.sizes
         constant = torch.ones(self.num_features, dtype=torch.bool, device=self.features.device)
-        for start in range(0, self.num_documents, ROWS_AT_ONCE):  # whole columns of a mapped file would be read often
-            constant &= (self.features[start : start + ROWS_AT_ONCE] == self.features[0]).all(0)
+        for start in range(0, self.num_documents, _ROWS_AT_ONCE):  # whole columns of a mapped file would be read often
+            constant &= (self.features[start : start + _ROWS_AT_ONCE] == self.features[0]).all(0)
         return {
             "queries": self.num_queries,
             "documents": self.num_documents,

@@ -180,11 +180,15 @@ def measure(folder: Path) -> Package:
     return Package(folder.absolute().name, modules, _exported(folder / "__init__.py"), test_code)
 
 
-def _exported(file: Path) -> int | None:
+def _exported(file: Path) -> int:
+    """Names in ``__all__``, or in the stub that lists them."""
+    stub = file.with_suffix(".pyi")
+    if stub.is_file():
+        return stub.read_text(encoding="utf-8").count(" as ") + 1  # and __version__
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return len(ast.literal_eval(node.value))
-    return None
+    return 0
 
 
 def main() -> None:

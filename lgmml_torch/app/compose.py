@@ -47,7 +47,7 @@ from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, rehea
 
 log = logging.getLogger(__name__)
 
-DISTANCES = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}  # None: the model's own
+_DISTANCES = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}  # None: the model's own
 
 
 def build(part: Any, **arguments: Any) -> Any:
@@ -288,7 +288,7 @@ def make_recipe(cfg: DictConfig) -> Recipe:
     Raises:
         LGMMLError: for parts that do not exist, do not take their settings, or do not go together.
     """
-    check_choice("distances", cfg.distances, DISTANCES)
+    check_choice("distances", cfg.distances, _DISTANCES)
     budget_seconds(cfg.budget)
     asked_measures(cfg)
     with named(cfg, "evaluation"):
@@ -310,7 +310,7 @@ def make_recipe(cfg: DictConfig) -> Recipe:
             deviation_penalty=cfg.deviation_penalty,
             keep=cfg.keep,
             preset=cfg.evaluation.preset,
-            distances=DISTANCES[cfg.distances],
+            distances=_DISTANCES[cfg.distances],
         ),
         seed=cfg.seed,
         categories=CategorySettings(**cfg.categories),
@@ -358,7 +358,7 @@ def make_surroundings(
     return Surroundings(
         folder=folder,
         trainer=build(cfg.trainer),
-        callbacks=[*make_callbacks(cfg, validated=validated), *watchers],
+        callbacks=[*_make_callbacks(cfg, validated=validated), *watchers],
         loggers=loggers,
         cache=find_cache(cfg),
         resume=None if cfg.resume is None else Path(cfg.resume),
@@ -373,7 +373,7 @@ def check_trainer(cfg: DictConfig) -> None:
     """
     try:
         with quiet_lightning():
-            build(cfg.trainer)(callbacks=make_callbacks(cfg, validated=True), logger=False, enable_checkpointing=False)
+            build(cfg.trainer)(callbacks=_make_callbacks(cfg, validated=True), logger=False, enable_checkpointing=False)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise ConfigError(f"`trainer`: {' '.join(str(error).split())}") from error
 
@@ -384,7 +384,7 @@ def make_loggers(cfg: DictConfig, **place: str) -> list[Any]:
     return [build(part, **place) for part in parts if all(key in part for key in place)]
 
 
-def make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
+def _make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
     """The configured callbacks that have something to do.
 
     Watching the step needs a logger, stopping early needs validation, and a bar may be switched off.

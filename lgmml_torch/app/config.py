@@ -186,7 +186,7 @@ def _known_keys(overrides: Sequence[str], name: str, folder: Path) -> list[str]:
 
 
 # Rules for settings that no part checks by itself: the estimator needs the same rules for parts, so they stand there.
-ABSENT = object()
+_ABSENT = object()
 
 
 def devices(name: str, value: Any) -> None:
@@ -271,8 +271,8 @@ def check_settings(cfg: DictConfig) -> None:
             if not isinstance(part := cfg.get(name), DictConfig):
                 raise ConfigError(f"`{name}` must be one of its choices or a group of settings, got {part!r}")
         for name, rule in RUN_SETTINGS.items():
-            value = OmegaConf.select(cfg, name, default=ABSENT)
-            if value is not ABSENT:
+            value = OmegaConf.select(cfg, name, default=_ABSENT)
+            if value is not _ABSENT:
                 rule(name, value)
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error

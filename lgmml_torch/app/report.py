@@ -93,7 +93,7 @@ def write_report(folder: Path, found: Outcome, settings: Any) -> None:
     write_text(folder / "report.html", make_page(content, page_data_of_run(content, found.model, data, split), paired))
 
 
-ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
+_ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
 
 
 def tell_loggers(
@@ -109,7 +109,7 @@ def tell_loggers(
         loggers: who is told.
     """
     figures = final_figures(evaluations, own_policy)
-    files = [folder / name for name in ATTACHED if (folder / name).is_file()]
+    files = [folder / name for name in _ATTACHED if (folder / name).is_file()]
     for sink in map(sink_of, loggers):
         sink.outcome(comparable(settings), figures, 0)
         sink.attach(files)
@@ -207,7 +207,7 @@ def compare_with(model: LGMML, other: Ranker, data: RankingData, split: str, set
 
 
 # Settings that say where and how a run runs, but not what it fits.
-INCOMPARABLE = re.compile(
+_INCOMPARABLE = re.compile(
     r"(paths|callbacks|logger|evaluation|trainer(?!\.max_epochs))\b|(name|chosen|resume|threads|.*\.(num_workers|data_dir|cache))$"
 )
 
@@ -218,7 +218,7 @@ def comparable(settings: Any) -> dict[str, Any]:
     >>> comparable({"phi": {"_target_": "lgmml_torch.models.phi.Phi", "mode": "shared"}, "base": "/x/y.txt", "seed": 1})
     {'phi': 'Phi', 'phi.mode': 'shared', 'base': 'y.txt', 'seed': 1}
     """
-    return {key: value for key, value in _flat(settings, "").items() if not INCOMPARABLE.match(key)}
+    return {key: value for key, value in _flat(settings, "").items() if not _INCOMPARABLE.match(key)}
 
 
 def _flat(settings: Any, prefix: str) -> dict[str, Any]:

@@ -109,10 +109,10 @@ def _score_shards(work: Work, shards: Sequence[Shard], jobs: int, model: LGMML) 
         yield from _in_processes(work, shards, jobs)
     else:
         for shard in shards:
-            yield score_shard(work, shard, model)
+            yield _score_shard(work, shard, model)
 
 
-def score_shard(work: Work, shard: Shard, model: LGMML) -> int:
+def _score_shard(work: Work, shard: Shard, model: LGMML) -> int:
     """Write the scores of one shard and answer how many they are."""
     import pyarrow as pa
 
@@ -160,4 +160,4 @@ def _follow() -> None:
 
 
 def _score(work: Work, shard: Shard) -> int:
-    return score_shard(work, shard, _model[0])
+    return _score_shard(work, shard, _model[0])

@@ -72,7 +72,7 @@ class Watch:
             raise Interrupted(number)
 
 
-def command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | None) -> str:
+def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | None) -> str:
     r"""What to type: the same words again, going on from the checkpoint where there is one.
 
     >>> command_to_go_on("train.py", ["data=mq2008", "resume=old.ckpt"], None)
@@ -102,7 +102,7 @@ def say_goodbye(stop: Interrupted, checkpoint: Path | None = None) -> int:
     if os.environ.get("LOCAL_RANK", "0") == "0" == os.environ.get("NODE_RANK", "0"):
         sweep = any(word in ("-m", "--multirun") for word in sys.argv)
         there = None if sweep or checkpoint is None or not checkpoint.is_file() else _short(checkpoint)
-        command = command_to_go_on(sys.argv[0], sys.argv[1:], there)
+        command = _command_to_go_on(sys.argv[0], sys.argv[1:], there)
         how = "what was trained is kept" if there is not None else "nothing has been trained yet"
         sys.stderr.write(f"{stop}; {'' if sweep else how + ', '}go on with: {command}\n")
     return stop.code

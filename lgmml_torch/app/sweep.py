@@ -197,13 +197,13 @@ def run_search(folder: Path, search: Search, trials: int) -> Study:
     with open_study(folder, search) as study:
         while len(judged(study)) < trials:
             trial = study.ask(distributions(search.space))
-            try_settings(study, trial, search, folder / str(trial.number))
-            write_text(folder / "study.md", study_markdown(study))
+            _try_settings(study, trial, search, folder / str(trial.number))
+            write_text(folder / "study.md", _study_markdown(study))
         save_picture(study, folder / "study.png")
         return study
 
 
-def try_settings(study: Study, trial: Trial, search: Search, folder: Path) -> None:
+def _try_settings(study: Study, trial: Trial, search: Search, folder: Path) -> None:
     """One run, and what the study is told of it."""
     from optuna import TrialPruned
     from optuna.trial import TrialState
@@ -273,7 +273,7 @@ def _setting(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def study_markdown(study: Study) -> str:
+def _study_markdown(study: Study) -> str:
     """The same as Markdown."""
     header, rows = study_rows(study)
     lines = [header, ["---"] * len(header), *rows]

@@ -91,14 +91,14 @@ def train(
     clock = Stopwatch()
     splits = load_splits(cfg)
     base = load_base(cfg, splits)
-    other = load_other(cfg, splits)
+    other = _load_other(cfg, splits)
     clock.lap("data")
     cfg = settle(cfg, asked, splits["train"])
     recipe = make_recipe(cfg)
     folder = Path(cfg.paths.output_dir)
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
     loggers = make_loggers(cfg)
-    prepared = found_parts(cfg, splits, recipe, loggers)
+    prepared = _prepared_parts(cfg, splits, recipe, loggers)
     clock.lap("local metrics")
     watchers = watchers if watch is None else [*watchers, StopAtStep(watch)]
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
@@ -116,24 +116,30 @@ def train(
     if not first:
         return None
     clock.lap("evaluation")
-    keeper, history, settings = trained.keeper, history_of(prepared, trained), OmegaConf.to_container(cfg, resolve=True)
+    keeper, history, settings = (
+        trained.keeper,
+        _history_of(prepared, trained),
+        OmegaConf.to_container(cfg, resolve=True),
+    )
     found = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, other)
     write_report(folder, found, settings)
     tell_loggers(folder, evaluations, model.phi.policy, settings, loggers)
     return RunResult(model, evaluations, folder, keeper.best_epoch, keeper.best, history)
 
 
-def history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
+def _history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
     """How building the metrics went, and what training has made of the biases of positions."""
     bias = trained.position_bias
     return {**prepared.bank.history, **({} if bias is None else {"position_bias": bias})}
 
 
-def found_parts(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe, loggers: Sequence[Any]) -> Prepared:
+def _prepared_parts(
+    cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe, loggers: Sequence[Any]
+) -> Prepared:
     """Preprocessing and metrics: those of an earlier run, or fitted now."""
     adds = recipe.grows and not recipe.builder.trains_metrics  # trained ones go on by themselves
     if cfg.resume or (cfg.warm_start and not adds):
-        return reuse(cfg, splits, recipe)
+        return _reuse(cfg, splits, recipe)
     start = Start.of(LGMML.load(cfg.warm_start)) if cfg.warm_start else None
     cache = find_cache(cfg)
     folder = None if cache is None else cache.folder / "unfinished"
@@ -174,7 +180,7 @@ def _unfinished(place: Path, folder: Path) -> bool:
     return words[0] == words[1] and not (place / "report.json").is_file()
 
 
-def load_other(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Ranker | None:
+def _load_other(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Ranker | None:
     """What the model shall be compared with, where the configuration names it; tried before anything is fitted."""
     if cfg.compare is None:
         return None
@@ -184,7 +190,7 @@ def load_other(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Ranker | N
     return other
 
 
-def reuse(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe) -> Prepared:
+def _reuse(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe) -> Prepared:
     """Preprocessing, metrics and Φ₀ of an earlier run; metrics are trained only where the recipe trains its own."""
     trains = recipe.builder.trains_metrics
     start = Start.of(LGMML.load(cfg.resume or cfg.warm_start), trained=trains)
@@ -263,13 +269,13 @@ def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBa
     options = {"metrics": asked_measures(cfg), "preset": cfg.evaluation.preset, "seed": cfg.seed}
     own = model.phi.mode == "per_query" or model.phi.deviations
     seen = evaluate(model, splits["train"], split="training queries", known_queries=own, **options)
-    found = [seen if base is None else joint(seen)]
+    found = [seen if base is None else _joint(seen)]
     for name in ("valid", "test"):
         if name in splits:
             policies = POLICIES[model.phi.mode] if cfg.evaluation.all_policies else (model.phi.policy,)
             unseen = f"{name}: unseen queries"
             there = [evaluate(model, splits[name], split=unseen, policy=policy, **options) for policy in policies]
-            found += there if base is None else beside_each_alone(there, model, base, splits[name], options)
+            found += there if base is None else _beside_each_alone(there, model, base, splits[name], options)
     if cfg.evaluation.ideal and "test" in splits:
         data = splits["test"]
         kept = prepared.inputs["test"]
@@ -280,16 +286,16 @@ def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBa
     return found
 
 
-def joint(evaluation: Evaluation) -> Evaluation:
+def _joint(evaluation: Evaluation) -> Evaluation:
     """Called what it is: ours and the trees together."""
     return replace(evaluation, policy=f"together ({evaluation.policy})")
 
 
-def beside_each_alone(
+def _beside_each_alone(
     together: list[Evaluation], model: LGMML, base: TreeBase, data: RankingData, options: Mapping[str, Any]
 ) -> list[Evaluation]:
     """What ours and the trees reach together, called so, then ours alone and the trees alone on the same queries."""
-    found = [joint(evaluation) for evaluation in together]
+    found = [_joint(evaluation) for evaluation in together]
     for label, scores in (("ours alone", model.score(data, alone=True)), ("base alone", base.predict(data.features))):
         found.append(evaluate_scores(scores, data, split=together[0].split, policy=label, **options))
     return found

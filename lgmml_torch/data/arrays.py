@@ -158,7 +158,7 @@ def _check_zip(name: str, content: BytesIO | Path) -> None:
         content.seek(0)
 
 
-class FrameSource(ArraySource):
+class _FrameSource(ArraySource):
     """A frame with a column for the query of each row."""
 
     def __init__(self, frame: nw.DataFrame[Any], options: ReadOptions, *, name: str = "frame") -> None:
@@ -191,4 +191,4 @@ def open_frame(frame: Any, options: ReadOptions) -> Source:
         from lgmml_torch.data.arrow import open_table
 
         return open_table(frame, options)
-    return FrameSource(known, options)
+    return _FrameSource(known, options)

@@ -26,11 +26,11 @@ from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, cached, kind
 from lgmml_torch.inputs import place_vector
 from lgmml_torch.ragged import RankingData
 
-VALIDATION_SHARE = 0.2  # of the training queries, where a data set has no validation part
+_VALIDATION_SHARE = 0.2  # of the training queries, where a data set has no validation part
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Entry:
     """Where a data set may lie below the data folder, and what it is."""
 
     about: str
@@ -39,18 +39,18 @@ class Entry:
 
 
 CATALOG = {
-    "mq2008": Entry("LETOR 4.0 MQ2008, five folds", ("mq2008", "MQ2008")),
-    "ohsumed": Entry("LETOR 3.0 OHSUMED, five folds", ("ohsumed", "OHSUMED/QueryLevelNorm", "OHSUMED")),
-    "mslr-sample": Entry("the head of MSLR-WEB30K's first fold", ("mslr-sample",)),
-    "mslr": Entry("MSLR-WEB10K or WEB30K, five folds", ("mslr", "MSLR-WEB10K", "MSLR-WEB30K")),
-    "mslr-web10k": Entry("MSLR-WEB10K, five folds", ("MSLR-WEB10K", "mslr-web10k")),
-    "mslr-web30k": Entry("MSLR-WEB30K, five folds", ("MSLR-WEB30K", "mslr-web30k")),
-    "yahoo1": Entry("Yahoo! learning to rank challenge, set 1", ("yahoo1", "yahoo", "ltrc_yahoo"), prefix="set1."),
-    "yahoo2": Entry("Yahoo! learning to rank challenge, set 2", ("yahoo2", "yahoo", "ltrc_yahoo"), prefix="set2."),
-    "debian": Entry("which packages go with this one? from Debian's package index", ("debian",)),
-    "moby": Entry("which words does a thesaurus list? built by research.moby", ("moby",)),
-    "letor": Entry("any LETOR data: train.txt, vali.txt, test.txt, or folds of them", ("letor", ".")),
-    "lgbm-rank": Entry("LightGBM's ranking example", ("lgbm-rank",)),
+    "mq2008": _Entry("LETOR 4.0 MQ2008, five folds", ("mq2008", "MQ2008")),
+    "ohsumed": _Entry("LETOR 3.0 OHSUMED, five folds", ("ohsumed", "OHSUMED/QueryLevelNorm", "OHSUMED")),
+    "mslr-sample": _Entry("the head of MSLR-WEB30K's first fold", ("mslr-sample",)),
+    "mslr": _Entry("MSLR-WEB10K or WEB30K, five folds", ("mslr", "MSLR-WEB10K", "MSLR-WEB30K")),
+    "mslr-web10k": _Entry("MSLR-WEB10K, five folds", ("MSLR-WEB10K", "mslr-web10k")),
+    "mslr-web30k": _Entry("MSLR-WEB30K, five folds", ("MSLR-WEB30K", "mslr-web30k")),
+    "yahoo1": _Entry("Yahoo! learning to rank challenge, set 1", ("yahoo1", "yahoo", "ltrc_yahoo"), prefix="set1."),
+    "yahoo2": _Entry("Yahoo! learning to rank challenge, set 2", ("yahoo2", "yahoo", "ltrc_yahoo"), prefix="set2."),
+    "debian": _Entry("which packages go with this one? from Debian's package index", ("debian",)),
+    "moby": _Entry("which words does a thesaurus list? built by research.moby", ("moby",)),
+    "letor": _Entry("any LETOR data: train.txt, vali.txt, test.txt, or folds of them", ("letor", ".")),
+    "lgbm-rank": _Entry("LightGBM's ranking example", ("lgbm-rank",)),
 }
 
 
@@ -100,17 +100,17 @@ def data_folder(data_dir: PathLike | None = None) -> Path:
     return folder
 
 
-def _locate(name: PathLike, data_dir: PathLike | None) -> tuple[Path, Entry]:
+def _locate(name: PathLike, data_dir: PathLike | None) -> tuple[Path, _Entry]:
     entry = CATALOG.get(str(name))
     if entry is None and Path(name).is_dir():
-        return Path(name), Entry("a folder", ())
+        return Path(name), _Entry("a folder", ())
     if entry is None and (os.sep in str(name) or isinstance(name, Path)):
         raise DataError(f"no such folder: {name}")
     home = data_folder(data_dir)
     places = [home / place for place in (entry.folders if entry else (str(name),))]
     for place in places:
         if place.is_dir():
-            return place, entry or Entry("a folder", ())
+            return place, entry or _Entry("a folder", ())
     hint = "" if entry else f" (known names: {', '.join(CATALOG)}){did_you_mean(str(name), list(CATALOG))}"
     looked = " or ".join(str(place) for place in places)
     raise DataError(f"data set {str(name)!r} not found: looked for {looked}; set `data_dir` or LGMML_DATA{hint}")
@@ -167,7 +167,7 @@ def _load_lightgbm(folder: Path, files: dict[str, Path], seed: int, **options: A
     parts = load_parts({split: files[split] for split in SPLITS if split in files}, kind="lightgbm", **options)
     if "valid" in parts:
         return parts
-    rest, held = parts["train"].split((1 - VALIDATION_SHARE, VALIDATION_SHARE), seed=seed)
+    rest, held = parts["train"].split((1 - _VALIDATION_SHARE, _VALIDATION_SHARE), seed=seed)
     return {"train": rest, "valid": held, "test": parts["test"]}
 
 
@@ -357,7 +357,7 @@ def open_table(
         return _split_by_words(data, words, f"{place}: column {split!r}")
     if len(fractions) != len(SPLITS):
         raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
-    found = split_queries(data, [float(share) for share in fractions], seed=seed)
+    found = _split_queries(data, [float(share) for share in fractions], seed=seed)
     for name, part in found.items():
         if not part.num_queries:
             raise DataError(f"{place}: {data.num_queries} queries are too few to cut: none would be left for {name}")
@@ -422,7 +422,7 @@ def _split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict
     return {split: part for split, part in parts.items() if part.num_queries}
 
 
-def split_queries(
+def _split_queries(
     data: RankingData, fractions: Sequence[float] = (0.6, 0.2, 0.2), *, seed: int = 0
 ) -> dict[str, RankingData]:
     """Parts ``train``, ``valid`` and ``test``, cut by query."""
@@ -439,4 +439,4 @@ def generated_splits(
     **options: Any,
 ) -> dict[str, RankingData]:
     """LETOR-like lists (see `lgmml_torch.data.generated`), cut by query."""
-    return split_queries(letor_like(num_queries, num_features, seed=seed, **options), fractions, seed=seed)
+    return _split_queries(letor_like(num_queries, num_features, seed=seed, **options), fractions, seed=seed)

@@ -36,7 +36,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """Positions of the columns of a table.
 
     Attributes:
@@ -54,7 +54,7 @@ class Layout:
     names: tuple[str, ...]
 
 
-def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: str = "the header") -> Layout:
+def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: str = "the header") -> _Layout:
     """Find the columns; every one that is not the query, label or document id and is not dropped is a feature.
 
     Raises:
@@ -80,7 +80,7 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
     if not found:
         raise DataError(f"{where}: {what} names no feature")
     features = tuple(place[name] for name in found)
-    return Layout(place[columns.qid], place.get(columns.label), place.get(columns.doc_id), features, found)
+    return _Layout(place[columns.qid], place.get(columns.label), place.get(columns.doc_id), features, found)
 
 
 def check_names(found: Sequence[str], wanted: Sequence[str], where: str, *, model: bool) -> None:

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Lists = tuple[NDArray[np.float32], NDArray[np.float32], Floats]
 
 LABEL_SHARES = (0.55, 0.30, 0.10, 0.03, 0.02)
-LOCAL_SHARE = 0.75  # of the utility's variance, when there is more than one region
+_LOCAL_SHARE = 0.75  # of the utility's variance, when there is more than one region
 _PILOT_LISTS, _PILOT_DOCUMENTS = 2000, 20  # queries differ, so many lists tell more than long ones
 
 
@@ -55,7 +55,7 @@ class World:
         if regions > 1:  # what the regions have in common would be linear
             combinations[:-1] -= combinations[:-1].mean(0)
         combinations /= np.linalg.norm(combinations, axis=1, keepdims=True)
-        local = LOCAL_SHARE if regions > 1 else 0.0
+        local = _LOCAL_SHARE if regions > 1 else 0.0
         combinations *= np.sqrt(np.append(np.full(regions, local), 1 - local))[:, None]
         # A flag, the fifth kind, would hide most of what matters.
         kinds = np.concatenate([rng.permutation(informative) % 4, rng.permutation(features - informative) % 5])
@@ -130,7 +130,7 @@ _SIZES, _WORLD, _LIST = 0, 1, 2  # streams of random numbers below one seed
 MEAN_DOCUMENTS, MAX_DOCUMENTS = 120, 1250
 
 
-class GeneratedList(NamedTuple):
+class _GeneratedList(NamedTuple):
     """One list; ``utility`` is what the labels show through noise: the best order there is."""
 
     features: NDArray[np.float32]  # (n, D)
@@ -231,12 +231,12 @@ class LetorLike:
         rng = np.random.default_rng([self.seed, _WORLD])
         return World.draw(rng, self.num_features, informative, self.regions, self.noise)
 
-    def query(self, index: int) -> GeneratedList:
+    def query(self, index: int) -> _GeneratedList:
         """List number ``index``, from 0."""
         if not 0 <= index < self.num_queries:
             raise LGMMLError(f"`index` must lie in [0, {self.num_queries}), got {index}")
         rng = np.random.default_rng([self.seed, _LIST, index])
-        return GeneratedList(*self._world.make_list(rng, int(self.sizes[index])))
+        return _GeneratedList(*self._world.make_list(rng, int(self.sizes[index])))
 
     def blocks(self, max_rows: int = 65_536) -> Iterator[Block]:
         """All lists in order, in blocks of whole lists with at most ``max_rows`` rows (a longer list stands alone)."""

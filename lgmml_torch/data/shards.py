@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VALUES_AT_ONCE = 1 << 21  # features of a shard that are decoded together
-BUFFER = 1 << 20  # bytes read at a time
-PLACE = "place"  # the column with a document's place in its list, from 0, in the order of the source
-COLUMNS = Columns(drop=(PLACE,))
+_BUFFER = 1 << 20  # bytes read at a time
+_PLACE = "place"  # the column with a document's place in its list, from 0, in the order of the source
+COLUMNS = Columns(drop=(_PLACE,))
 _OWN_NAMES = r"shard-\d+\.parquet|index\.parquet|manifest\.json"
 _OWN = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SUFFIX)}")
 
@@ -77,7 +77,7 @@ def write_shards(
     check_positive("documents", documents)
     require_arrow()
     if isinstance(source, RankingData):
-        check_plain(source)
+        _check_plain(source)
     home = Path(folder)
     check_room(home)
     total = source.num_documents if isinstance(source, RankingData) else source.num_rows
@@ -107,7 +107,7 @@ def write_shards(
     return manifest
 
 
-def check_plain(data: RankingData) -> None:
+def _check_plain(data: RankingData) -> None:
     """Refuse what shards cannot hold, rather than lose it.
 
     Raises:
@@ -180,7 +180,7 @@ def _write_shard(file: Path, data: RankingData, *, labelled: bool) -> _Part:
     place[argsort_segments(data.order, data.offsets)] = positions(data.offsets).int()
     table = nested_table(data.replace(order=torch.arange(data.num_documents)))
     offsets = pa.array(data.offsets.numpy(), pa.int32())
-    table = table.append_column(PLACE, pa.ListArray.from_arrays(offsets, pa.array(place.numpy())))
+    table = table.append_column(_PLACE, pa.ListArray.from_arrays(offsets, pa.array(place.numpy())))
     save_parquet(table if labelled else table.drop_columns(["label"]), file)
     shard = Shard.of(file, data.num_queries, data.num_documents)
     low, high = float(data.labels.min()), float(data.labels.max())
@@ -298,7 +298,7 @@ def _decode(table: pa.Table, sizes: Tensor, start: int, targets: dict[str, NDArr
     if "label" in table.column_names:
         targets["labels"][...] = _flat(table["label"]).to_numpy()
     offsets = offsets_from_sizes(sizes) + start
-    targets["order"][...] = offsets[:-1].repeat_interleave(sizes).numpy() + _flat(table[PLACE]).to_numpy()
+    targets["order"][...] = offsets[:-1].repeat_interleave(sizes).numpy() + _flat(table[_PLACE]).to_numpy()
 
 
 def _pieces(
@@ -311,7 +311,7 @@ def _pieces(
     shard, seen = manifest.shards[number], 0
     values = max(1, shard.documents * manifest.features)
     lists = max(1, VALUES_AT_ONCE * shard.queries // values)
-    with parquet.ParquetFile(home / shard.file, buffer_size=BUFFER, pre_buffer=False) as file:
+    with parquet.ParquetFile(home / shard.file, buffer_size=_BUFFER, pre_buffer=False) as file:
         for batch in file.iter_batches(lists, columns=columns, use_threads=False):
             table = pa.Table.from_batches([batch])
             yield table, _check_lists(home, manifest, index, number, table, seen)
@@ -368,8 +368,8 @@ def document_keys(file: Path) -> dict[str, pa.Array]:
     from pyarrow import parquet
 
     known = parquet.read_schema(file).names
-    table = _read(file, [name for name in (COLUMNS.qid, PLACE, COLUMNS.doc_id) if name in known])
-    queries = pc.list_parent_indices(table[PLACE].combine_chunks())
+    table = _read(file, [name for name in (COLUMNS.qid, _PLACE, COLUMNS.doc_id) if name in known])
+    queries = pc.list_parent_indices(table[_PLACE].combine_chunks())
     keys = {COLUMNS.qid: table[COLUMNS.qid].combine_chunks().take(queries)}
     return keys | {name: _flat(table[name]) for name in table.column_names[1:]}
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lgmml_torch.checks import DataError
 from lgmml_torch.inputs import MISSING_HINT
 
-NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 MISSING = frozenset({b"null", b"nan"})  # compared in lower case
 MAX_FEATURES = 100_000  # rows are dense: a larger index is far more often a damaged file than data
 
@@ -37,7 +37,7 @@ _POWERS = np.array([float(f"1e{min(k, 22)}") for k in range(256)])
 
 _BEFORE_TEXT = re.compile(rb"^[ \t]*(?=[^\s#])", re.MULTILINE)  # where a line's label would stand
 
-Ints = NDArray[np.int64]
+_Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Block:
 
     labels: NDArray[np.float32]  # (n,)
     qids: list[bytes]  # (n,) as written; empty for files without
-    counts: Ints  # (n,) features given in each row
-    index: Ints  # (m,) from `first_index`, increasing within a row
+    counts: _Ints  # (n,) features given in each row
+    index: _Ints  # (m,) from `first_index`, increasing within a row
     values: NDArray[Any]  # (m,) NaN where missing
     comments: list[bytes] | None  # (n,) without the hash, stripped; empty where there is none
 
@@ -143,7 +143,7 @@ def _normalise(block: bytes) -> tuple[bytes, list[bytes] | None]:
     return block + b"\n" if block else b"", comments
 
 
-def _tokens(clean: bytes, qid: bool) -> tuple[NDArray[np.uint8], Ints, Ints, Ints] | None:
+def _tokens(clean: bytes, qid: bool) -> tuple[NDArray[np.uint8], _Ints, _Ints, _Ints] | None:
     """Bytes, token starts and ends, and the first token of each line, if every line is separated by ``" :" * n``."""
     data = np.frombuffer(clean, np.uint8)
     ends = np.flatnonzero((data <= _SPACE) | (data == _COLON))
@@ -163,7 +163,7 @@ def _tokens(clean: bytes, qid: bool) -> tuple[NDArray[np.uint8], Ints, Ints, Int
     return data, starts, ends, first
 
 
-def _indices(data: NDArray[np.uint8], starts: Ints, ends: Ints, counts: Ints, rules: Rules) -> Ints | None:
+def _indices(data: NDArray[np.uint8], starts: _Ints, ends: _Ints, counts: _Ints, rules: Rules) -> _Ints | None:
     """Feature indices, if all are whole numbers within the limits that increase along each row."""
     if not len(starts):
         return np.empty(0, dtype=np.int64)
@@ -184,7 +184,7 @@ def _indices(data: NDArray[np.uint8], starts: Ints, ends: Ints, counts: Ints, ru
 
 
 def _decimals(
-    clean: bytes, data: NDArray[np.uint8], starts: Ints, ends: Ints, *, kind: type[Any], missing: bool
+    clean: bytes, data: NDArray[np.uint8], starts: _Ints, ends: _Ints, *, kind: type[Any], missing: bool
 ) -> NDArray[Any] | None:
     """Numbers between ``starts`` and ``ends``, NaN where missing; None if one is no number or not finite."""
     if not len(starts):
@@ -222,7 +222,7 @@ def _decimals(
 
 def decimal(text: bytes) -> float | None:
     """``float(text)``, NaN for a missing value, None for anything that is not a plain decimal number."""
-    if NUMBER.fullmatch(text):
+    if _NUMBER.fullmatch(text):
         return float(text)
     return float("nan") if text.lower() in MISSING else None
 

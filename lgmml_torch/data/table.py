@@ -29,17 +29,17 @@ _BAD_VALUE = re.compile(r"In CSV column #(\d+): Row #(\d+): [\w ]*: (?:invalid v
 _BAD_ROW = re.compile(r"CSV parse error: Row #(\d+): Expected \d+ columns, got (\d+)")
 
 
-def open_csv(path: PathLike, options: ReadOptions) -> CsvSource:
+def open_csv(path: PathLike, options: ReadOptions) -> _CsvSource:
     """A header, then one document per line."""
-    return CsvSource(path, options, ",")
+    return _CsvSource(path, options, ",")
 
 
-def open_tsv(path: PathLike, options: ReadOptions) -> CsvSource:
+def open_tsv(path: PathLike, options: ReadOptions) -> _CsvSource:
     """The same with tabs."""
-    return CsvSource(path, options, "\t")
+    return _CsvSource(path, options, "\t")
 
 
-class CsvSource(ArrowSource):
+class _CsvSource(ArrowSource):
     """A text table. It is converted once, when it is opened; after that it is read like an Arrow file.
 
     Args:

@@ -24,7 +24,7 @@ Run = dict[str, dict[str, float]]  # score by query and document
 Qrels = dict[str, dict[str, int]]  # relevance by query and document
 
 _READ = 1 << 20  # bytes at a time
-Value = TypeVar("Value", int, float)
+_Value = TypeVar("_Value", int, float)
 
 
 def read_run(path: PathLike) -> Run:
@@ -126,9 +126,9 @@ def _checked(name: str) -> str:
     return name
 
 
-def _read(path: PathLike, form: str, value: Callable[[list[str], str], Value]) -> dict[str, dict[str, Value]]:
+def _read(path: PathLike, form: str, value: Callable[[list[str], str], _Value]) -> dict[str, dict[str, _Value]]:
     file = TextFile(path)
-    found: dict[str, dict[str, Value]] = {}
+    found: dict[str, dict[str, _Value]] = {}
     try:
         for number, line in _lines(file):
             words, where = line.split(), f"{file.name}:{number}"

@@ -14,7 +14,7 @@ from lgmml_torch.checks import DataError
 from lgmml_torch.evaluation.tables import OWN_LABELS
 from lgmml_torch.models.ranker import LGMML
 
-TAGS = ("learning-to-rank", "ranking", "metric-learning", "tabular")
+_TAGS = ("learning-to-rank", "ranking", "metric-learning", "tabular")
 SETTINGS = ("seed", "budget", "preprocess", "local_metrics", "phi", "loss", "optimizer", "keep")
 LIMITS = """
 - Scores order the documents of one list. They are no probabilities, and scores of different lists do not compare.
@@ -52,9 +52,9 @@ def model_card(
     """
     report = report or {"evaluations": [], "config": {}}
     parts = [
-        f"---\n{yaml.safe_dump(front_matter(report, name, licence), sort_keys=False, allow_unicode=True)}---\n",
+        f"---\n{yaml.safe_dump(_front_matter(report, name, licence), sort_keys=False, allow_unicode=True)}---\n",
         f"# {name}\n\n{about(model)}\n",
-        f"## Data\n\n{about_data(model, report['config'])}\n",
+        f"## Data\n\n{_about_data(model, report['config'])}\n",
         f"## Figures\n\n{figures(report['evaluations'])}\n",
         f"## Settings\n\n{settings(report['config'])}\n",
         f"## Limits\n{LIMITS}",
@@ -64,9 +64,9 @@ def model_card(
     return "\n".join(parts)
 
 
-def front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> dict[str, Any]:
+def _front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> dict[str, Any]:
     """What the Hub shows and searches; the figures of unseen test queries as its evaluation results."""
-    found: dict[str, Any] = {"library_name": "lgmml-torch", "tags": list(TAGS)}
+    found: dict[str, Any] = {"library_name": "lgmml-torch", "tags": list(_TAGS)}
     if licence is not None:
         found = {"license": licence, **found}
     measured = [one for one in report["evaluations"] if one["split"].startswith("test: unseen")]
@@ -94,7 +94,7 @@ def about(model: LGMML) -> str:
     )
 
 
-def about_data(model: LGMML, config: Mapping[str, Any]) -> str:
+def _about_data(model: LGMML, config: Mapping[str, Any]) -> str:
     """Where it was trained, and on which features."""
     data = {key: value for key, value in _shown(config.get("data", {})).items() if value is not None and key != "kind"}
     told = "; ".join(f"{key}: {value}" for key, value in data.items())

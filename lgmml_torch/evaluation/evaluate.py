@@ -150,7 +150,7 @@ def evaluate(
         qids.append(_all_qids(part))
         documents += int(part.all_sizes.sum())
     name = policy or model.phi.policy
-    return summarise(found, tuple(chain(*qids)), documents, rules, split, "own Φ" if known_queries else name, seed)
+    return _summarise(found, tuple(chain(*qids)), documents, rules, split, "own Φ" if known_queries else name, seed)
 
 
 def evaluate_scores(
@@ -174,7 +174,7 @@ def evaluate_scores(
     check_shape("scores", scores, (data.num_documents,))
     rules: dict[str, Any] = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
     found, documents = _of_all(rank_data(scores, data, **rules), data), int(data.all_sizes.sum())
-    return summarise([found], _all_qids(data), documents, rules, split, policy, seed)
+    return _summarise([found], _all_qids(data), documents, rules, split, policy, seed)
 
 
 def _of_all(values: dict[str, Tensor], data: RankingData) -> dict[str, Tensor]:
@@ -189,7 +189,7 @@ def _all_qids(data: RankingData) -> tuple[Hashable, ...]:
     return data.spread.all_ids(data.qids)
 
 
-def summarise(
+def _summarise(
     parts: list[dict[str, Tensor]],
     qids: tuple[Hashable, ...],
     documents: int,
@@ -270,7 +270,7 @@ def evaluate_run(
         retrieved=torch.from_numpy(ranked),
         **rules,
     )
-    evaluation = summarise([found], tuple(qrels), int(ranked.sum()), rules, split, "", None)
+    evaluation = _summarise([found], tuple(qrels), int(ranked.sum()), rules, split, "", None)
     definitions = {}
     for name, text in evaluation.definitions.items():
         definitions[name] = text.replace("caller's order", "falling document id")

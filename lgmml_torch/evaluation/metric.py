@@ -21,7 +21,7 @@ from lgmml_torch.functional.ranking.presets import Preset, find_preset
 
 
 @dataclass(frozen=True)
-class MetricSummary:
+class _MetricSummary:
     """A metric's mean, the queries it was taken over, those it left out, and what it means."""
 
     value: float
@@ -103,14 +103,14 @@ class RankingMetrics(Metric):
         """Mean of each metric over the queries it counts, over all processes."""
         return dict(zip(self.names, self.total / self.counted, strict=True))
 
-    def summary(self) -> dict[str, MetricSummary]:
+    def summary(self) -> dict[str, _MetricSummary]:
         """Means with the queries counted and skipped, over all processes, and the definitions in words."""
         with self.sync_context(dist_sync_fn=self.dist_sync_fn, distributed_available=self.distributed_available_fn):
             means = (self.total / self.counted).tolist()
             counted = self.counted.tolist()
             queries = int(self.queries)
         return {
-            name: MetricSummary(mean, count, queries - count, self.definition(name))
+            name: _MetricSummary(mean, count, queries - count, self.definition(name))
             for name, mean, count in zip(self.names, means, counted, strict=True)
         }
 

@@ -172,12 +172,12 @@ class BoostedBuilder(BoostConfig, BankBuilder):
                 f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
             )
         if resume is not None:
-            state = scored_again(state, problem)
+            state = _scored_again(state, problem)
         while not finished(state, self):
             state = one_round(state, problem)
             if on_round is not None:
-                on_round(state.round, round_info(state, self.rounds))
-        return make_bank(state, problem)
+                on_round(state.round, _round_info(state, self.rounds))
+        return _make_bank(state, problem)
 
     def load_state(self, exported: dict[str, Any]) -> BoostState:
         """See `BoostState.load`."""
@@ -234,7 +234,7 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
     found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
     state = replace(state, round=state.round + 1, idle=0 if len(found) else state.idle + 1)
     if len(found):
-        state = with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
+        state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
         check_scores(state, config)
     if state.position_bias is not None and wide.positions is not None:
         step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
@@ -248,16 +248,16 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
 def evaluated(state: BoostState, problem: Problem) -> BoostState:
     """The state with what it is worth; lists that come with positions are judged as the loss sees them."""
     data, valid, config = problem.data, problem.valid, problem.config
-    train = ndcg_of_all(problem.seen(state.scores, data, state.position_bias), data, config.k)
+    train = _ndcg_of_all(problem.seen(state.scores, data, state.position_bias), data, config.k)
     if valid is None:
         return state.evaluated_with(train, None, smooth=config.smooth)
     scores = problem.seen(state.valid_scores, valid, state.position_bias)
-    value = ndcg_of_all(scores, valid, config.k)
-    measured = None if problem.measure is None else measure_of_all(scores, valid, problem.measure)
+    value = _ndcg_of_all(scores, valid, config.k)
+    measured = None if problem.measure is None else _measure_of_all(scores, valid, problem.measure)
     return state.evaluated_with(train, value, smooth=config.smooth, measured=measured)
 
 
-def with_scores_of(state: BoostState, found: Learners, problem: Problem) -> BoostState:
+def _with_scores_of(state: BoostState, found: Learners, problem: Problem) -> BoostState:
     """The state with what these metrics add to the scores.
 
     In float64, rounded to float32 where a round looks at them (`Problem.seen`). The place of a document in a product,
@@ -273,26 +273,26 @@ def with_scores_of(state: BoostState, found: Learners, problem: Problem) -> Boos
     return replace(state, scores=state.scores - added(problem.data), valid_scores=valid_scores)
 
 
-def ndcg_of_all(scores: Tensor, data: RankingData, k: int) -> float:
+def _ndcg_of_all(scores: Tensor, data: RankingData, k: int) -> float:
     """Mean NDCG@k over the queries of all processes that share the data."""
     values = ndcg(scores, data.labels, data.offsets, k=k, reduction="none")
     return float(data.of_all_queries(values).nanmean())
 
 
-def measure_of_all(scores: Tensor, data: RankingData, measure: Measure) -> float:
+def _measure_of_all(scores: Tensor, data: RankingData, measure: Measure) -> float:
     """Mean of a measure over the queries it counts, of all processes that share the data."""
     values = rank_metrics(scores, data.labels, data.offsets, metrics=[measure])[measure.name]
     return float(data.of_all_queries(values).nanmean())
 
 
-def scored_again(state: BoostState, problem: Problem) -> BoostState:
+def _scored_again(state: BoostState, problem: Problem) -> BoostState:
     """The state with the scores its metrics give, added up round by round as the fit did, so that no bit differs."""
     start = initial_state(problem)
     state = replace(state, scores=start.scores, valid_scores=start.valid_scores)
     for number in range(1, state.round + 1):
         found = state.learners.select(state.learners.rounds == number)
         if len(found):
-            state = with_scores_of(state, found, problem)
+            state = _with_scores_of(state, found, problem)
     return state
 
 
@@ -316,7 +316,7 @@ def finished(state: BoostState, config: BoostConfig) -> bool:
     return state.round >= config.rounds or stale or state.idle >= IDLE_ROUNDS
 
 
-def make_bank(state: BoostState, problem: Problem) -> Bank:
+def _make_bank(state: BoostState, problem: Problem) -> Bank:
     """The metrics up to the best round, after those of the start."""
     validated, start = bool(state.valid_ndcg), problem.start
     last = state.best_round if validated else state.round  # without validation every round counts
@@ -364,7 +364,7 @@ def initial_state(problem: Problem) -> BoostState:
     return evaluated(state, problem)
 
 
-def round_info(state: BoostState, total: int) -> RoundInfo:
+def _round_info(state: BoostState, total: int) -> RoundInfo:
     """The report of the round just done."""
     fresh = bool(state.evaluated) and state.evaluated[-1] == state.round
     return RoundInfo(

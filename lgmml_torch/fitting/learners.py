@@ -24,8 +24,8 @@ from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
-METRIC_KINDS = ("gmml", "gmml-pooled", "identity")
-DRAWS = ("uniform", "gradient")
+_METRIC_KINDS = ("gmml", "gmml-pooled", "identity")
+_DRAWS = ("uniform", "gradient")
 LARGEST = 1e30  # its square, and its product with a feature, are still numbers
 
 
@@ -102,9 +102,9 @@ class BoostConfig:
             # A configuration file gives lists; equal settings should compare equal.
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check_choice("kernel", self.kernel, KERNELS)
-        check_choice("metric", self.metric, METRIC_KINDS)
+        check_choice("metric", self.metric, _METRIC_KINDS)
         check_choice("method", self.method, METHODS)
-        check_choice("draw", self.draw, DRAWS)
+        check_choice("draw", self.draw, _DRAWS)
         for name in ("t", "subsample", "shrinkage"):
             check_unit_interval(name, getattr(self, name))
         for name in (

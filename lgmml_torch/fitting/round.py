@@ -82,10 +82,10 @@ def make_problem(
     measure: Measure | None = None,
 ) -> Problem:
     """Check and reorder the data, and compute what every round needs."""
-    check_data(data, valid)
+    _check_data(data, valid)
     if start is not None:
         check_start(start, data, config)
-    if valid is not None and not any_relevant(valid):
+    if valid is not None and not _any_relevant(valid):
         warnings.warn(
             "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=2
         )
@@ -122,13 +122,13 @@ def check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
         raise LGMMLError(f"`start` must look at {data.num_features} features, got {start.metrics.num_features}")
 
 
-def any_relevant(data: RankingData) -> bool:
+def _any_relevant(data: RankingData) -> bool:
     """Whether any query, of any process, has a relevant document."""
     relevant = segment_max(data.labels, data.offsets, empty=0.0) > 0
     return bool(data.of_all_queries(relevant.byte()).any())
 
 
-def check_data(data: RankingData, valid: RankingData | None) -> None:
+def _check_data(data: RankingData, valid: RankingData | None) -> None:
     """Features finite, and of one width."""
     check_finite("features", data.features)
     if valid is None:

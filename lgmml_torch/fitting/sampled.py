@@ -41,14 +41,14 @@ from lgmml_torch.ragged import RankingData
 
 log = logging.getLogger(__name__)
 
-BANDWIDTHS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
-PRIORS = ("identity", "global")
+_BANDWIDTHS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
+_PRIORS = ("identity", "global")
 GLOBAL_LAM = 0.01  # regularises the global metric itself: enough for features that hardly vary
 MEDIAN_DOCUMENTS = 65_536  # the median of more documents than this does not move the scale noticeably
 
 
 @dataclass(frozen=True)
-class SampledInfo:
+class _SampledInfo:
     """What `fit_sampled` reports as it goes.
 
     Attributes:
@@ -74,7 +74,7 @@ class SampledBuilder(BankBuilder):
     alphas: Sequence[float] = ()
     norm: str = "mahalanobis"
     kernel: str = "paper"
-    bandwidth: float | Sequence[float] = BANDWIDTHS
+    bandwidth: float | Sequence[float] = _BANDWIDTHS
 
     kind: ClassVar[str] = "sampled"
 
@@ -91,7 +91,7 @@ class SampledBuilder(BankBuilder):
         check_flag("relative", self.relative)
         check_each("alphas", self.alphas, check_number)
         if not isinstance(self.prior, Tensor):  # a tensor is looked at when its size is known
-            check_choice("prior", str(self.prior), PRIORS)
+            check_choice("prior", str(self.prior), _PRIORS)
         grid = self.bandwidth
         if not isinstance(grid, Collection) or isinstance(grid, str):
             grid = [grid]
@@ -116,7 +116,7 @@ class SampledBuilder(BankBuilder):
         valid: RankingData | None,
         *,
         seed: int,
-        on_round: Callable[[int, SampledInfo], None] | None,
+        on_round: Callable[[int, _SampledInfo], None] | None,
     ) -> Bank:
         """See `fit_sampled`."""
         generator = torch.Generator().manual_seed(seed)
@@ -132,7 +132,7 @@ class SampledBuilder(BankBuilder):
             prior=self._prior_metric(data),
             reduction=self.reduction,
             method=self.method,
-            progress=None if on_round is None else lambda done, total: on_round(done, SampledInfo(total)),
+            progress=None if on_round is None else lambda done, total: on_round(done, _SampledInfo(total)),
         )
         anchors = self._anchors(data, regions, factors)
         block = MetricBlock(anchors.points, factors, quality=anchors.ndcg)
@@ -160,7 +160,7 @@ def fit_sampled(
     valid: RankingData | None = None,
     *,
     seed: int = 0,
-    on_round: Callable[[int, SampledInfo], None] | None = None,
+    on_round: Callable[[int, _SampledInfo], None] | None = None,
     **settings: Any,
 ) -> Bank:
     """Sample regions, take the geometric-mean metric of each in closed form, and choose its anchor by NDCG.

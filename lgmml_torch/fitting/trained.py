@@ -28,9 +28,9 @@ from lgmml_torch.segments import segment_min, segment_sum
 
 SCALE_DOCUMENTS = 2000  # the mean distance of more of them is the same
 SCATTER_QUERIES = 300  # and so are diagonal scatters of more lists
-LEAST_STRENGTH = 0.1  # of the strongest feature's weight: none starts switched off
-LEAST_DEVIATION = 1e-6
-START_WEIGHT = 4.0  # Φ₀ = 4/√K: scores of a spread that a softmax can work with
+_LEAST_STRENGTH = 0.1  # of the strongest feature's weight: none starts switched off
+_LEAST_DEVIATION = 1e-6
+_START_WEIGHT = 4.0  # Φ₀ = 4/√K: scores of a spread that a softmax can work with
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TrainedBuilder(BankBuilder):
         some = torch.randperm(count, generator=generator)[:SCALE_DOCUMENTS].sort().values
         means = metrics(data.take(data.features, some)).mean(0)
         metrics.set_scales(torch.where(means > 0, means, torch.ones_like(means)))
-        phi = anchors.new_full((self.num_metrics,), START_WEIGHT / self.num_metrics**0.5)
+        phi = anchors.new_full((self.num_metrics,), _START_WEIGHT / self.num_metrics**0.5)
         return Bank(metrics, self.kernel, phi, {"start": self.start, "rank": rank}, trained=True)
 
 
@@ -118,7 +118,7 @@ def _strength(data: RankingData, shape: Shape, pool: int, lam: float, generator:
     labels = data.labels.double()
     means = segment_sum(labels, data.offsets) / data.sizes
     lists = TrainingLists(data.features, data.offsets, data.spread)
-    strength = lists.weighted_sum(labels - means[data.query_index]).abs() / lists.moments[1].clamp_min(LEAST_DEVIATION)
+    strength = lists.weighted_sum(labels - means[data.query_index]).abs() / lists.moments[1].clamp_min(_LEAST_DEVIATION)
     return _weighted(strength / strength.max().clamp_min(torch.finfo(torch.float64).tiny), shape, generator)
 
 
@@ -131,7 +131,7 @@ def _diagonal(data: RankingData, shape: Shape, pool: int, lam: float, generator:
     S, D = list_scatter(some.features[:, :, None], above, (above == 0).to(above), some.offsets)
     S, D = (scatter[:, 0, 0].double() for scatter in (S, D))
     level = lam * (S + D).mean() / 2  # the regularisation that other metrics have, too
-    return _weighted(((D + level) / (S + level).clamp_min(LEAST_DEVIATION)).pow(0.25), shape, generator)
+    return _weighted(((D + level) / (S + level).clamp_min(_LEAST_DEVIATION)).pow(0.25), shape, generator)
 
 
 def _weighted(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
@@ -139,7 +139,7 @@ def _weighted(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
     Where no feature has a weight, all have the same.
     """
-    weights = weights.clamp_min(LEAST_STRENGTH * float(weights.max())) if weights.any() else torch.ones_like(weights)
+    weights = weights.clamp_min(_LEAST_STRENGTH * float(weights.max())) if weights.any() else torch.ones_like(weights)
     weights = weights / weights.square().mean().sqrt()
     drawn: Tensor = torch.randn(shape, generator=generator) / math.sqrt(shape[1] * shape[2])
     return drawn * weights.cpu()[:, None].to(drawn)

@@ -243,7 +243,7 @@ NORMS = ("mahalanobis", "trace")
 METHODS = ("factor", "quadratic", "stacked", "auto")
 # With fewer rows the table of the quadratic form costs more than it saves; with ranks below this share of D it saves
 # nothing.
-MANY_ROWS, HIGH_RANK = 2048, 0.55
+MANY_ROWS, _HIGH_RANK = 2048, 0.55
 _LOW_RANK = 0.25  # up to this share of D all factors together make one good product
 CHUNK_ROWS = 2048
 _SUBSPACE_TILE = 1 << 17  # distances of one tile: its few copies stay in a core's second-level cache
@@ -366,7 +366,7 @@ def full_method(
     if rank <= _LOW_RANK * factors.shape[1]:
         return "stacked"
     many = features.dtype == torch.float32 and len(features) >= MANY_ROWS
-    return "quadratic" if many and rank >= HIGH_RANK * factors.shape[1] else "factor"
+    return "quadratic" if many and rank >= _HIGH_RANK * factors.shape[1] else "factor"
 
 
 def distance_filler(

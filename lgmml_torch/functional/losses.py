@@ -16,7 +16,7 @@ from lgmml_torch.segments import argsort_segments, positions, segment_ids, segme
 _CHUNK_PAIRS = 1 << 16  # pairs in memory at a time: each float32 temporary fits in a core's second-level cache
 
 
-def ideal_dcg(
+def _ideal_dcg(
     labels: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
     *,
@@ -82,7 +82,7 @@ def lambda_gradients(
     check_positive("truncation", truncation)
     check_positive("sigma", sigma)
     check_positive("floor", floor, zero=True)
-    ideal = ideal_dcg(labels, offsets, truncation=truncation)
+    ideal = _ideal_dcg(labels, offsets, truncation=truncation)
     order = argsort_segments(scores, offsets, descending=True)
     f, place, query = sigma * scores[order], positions(offsets), segment_ids(offsets)
     # Divided by the ideal here, so that a pair needs no look-up of it; NDCG skips a list without gain, so does this.

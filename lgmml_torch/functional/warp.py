@@ -25,7 +25,7 @@ from lgmml_torch.segments import (
     segment_sum,
 )
 
-NEGATIVES = ("lower", "zero")
+_NEGATIVES = ("lower", "zero")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def negative_table(
     >>> negative_table(torch.tensor([2.0, 0.0, 1.0]), torch.tensor([0, 3])).count
     tensor([2, 0, 1])
     """
-    check_choice("negatives", negatives, NEGATIVES)
+    check_choice("negatives", negatives, _NEGATIVES)
     check_labels(labels, offsets)
     ids = segment_ids(offsets)
     order = argsort_segments(labels, offsets)

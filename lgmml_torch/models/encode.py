@@ -55,7 +55,7 @@ class MeanLabel:
     prior: float
 
 
-Step = OneHot | MeanLabel | None  # None: a number, which stays as it is
+_Step = OneHot | MeanLabel | None  # None: a number, which stays as it is
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class CategoryEncoder:
 
     names: tuple[str, ...]
     categories: Categories
-    steps: tuple[Step, ...]
+    steps: tuple[_Step, ...]
     settings: CategorySettings
 
     @classmethod
@@ -83,7 +83,7 @@ class CategoryEncoder:
         """
         if train.categories is None or train.feature_names is None:
             raise DataError("categories must stand in columns with names, got features without")
-        steps: list[Step] = [None] * train.num_features
+        steps: list[_Step] = [None] * train.num_features
         for column in category_columns(train.categories):
             codes = train.features[:, column].long()
             words = train.categories[column] or ()
@@ -170,7 +170,7 @@ class CategoryEncoder:
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         """The inverse of `spec`."""
-        steps: list[Step] = []
+        steps: list[_Step] = []
         for step in spec["steps"]:
             if step is None:
                 steps.append(None)
@@ -185,7 +185,7 @@ class CategoryEncoder:
         return cls(tuple(spec["names"]), tuple(words), tuple(steps), settings)
 
 
-def _plain(step: Step) -> dict[str, Any] | None:
+def _plain(step: _Step) -> dict[str, Any] | None:
     if step is None:
         return None
     if isinstance(step, OneHot):

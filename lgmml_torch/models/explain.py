@@ -148,7 +148,7 @@ def explain(
 
 
 @dataclass(frozen=True, eq=False)
-class PairParts:
+class _PairParts:
     """Score differences of several pairs of documents of one list, split as in `Explanation`; all in float64.
 
     Attributes:
@@ -170,7 +170,7 @@ def explain_pairs(
     *,
     policy: str | None = None,
     known_queries: bool = False,
-) -> PairParts:
+) -> _PairParts:
     """`explain` for many pairs of the documents of the only list of ``data``, without the parts of each metric."""
     prepared, phi, trees = _list_at_hand(model, data, policy=policy, known_queries=known_queries)
     both = prepared[pairs]  # (P, 2, D')
@@ -187,7 +187,7 @@ def explain_pairs(
             index = support.reshape(1, -1).expand(shares.shape[1], -1)
             features[here] = features[here].scatter_add(1, index, shares.transpose(0, 1).flatten(1))
         start += block.num_metrics
-    return PairParts(metrics, features, trees[pairs[:, 0]] - trees[pairs[:, 1]])
+    return _PairParts(metrics, features, trees[pairs[:, 0]] - trees[pairs[:, 1]])
 
 
 def _list_at_hand(

@@ -30,7 +30,7 @@ from lgmml_torch.files import write_bytes
 
 FORMAT = "lgmml-torch"
 VERSION = 2  # 1: releases 0.1 and 0.2
-MODEL_PREFIX = "model."  # where the Lightning module keeps the model
+_MODEL_PREFIX = "model."  # where the Lightning module keeps the model
 
 _DTYPES = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -133,7 +133,7 @@ def check_header(file: Path | str, name: object, version: object) -> None:
         raise CheckpointError(f"{file} has format version {str(version)[:20]}; this release reads up to {VERSION}")
 
 
-def seal_of(file: Path) -> str:
+def _seal_of(file: Path) -> str:
     """The SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -177,8 +177,8 @@ def _read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{file} is damaged: its description cannot be read")
     tensors = {}
     for key, value in state.items():
-        if key.startswith(MODEL_PREFIX):
-            tensors[key.removeprefix(MODEL_PREFIX)] = value
+        if key.startswith(_MODEL_PREFIX):
+            tensors[key.removeprefix(_MODEL_PREFIX)] = value
     _check_tensors(file, tensors)
     return header["spec"], tensors
 

@@ -232,7 +232,7 @@ def check_same_run(file: Path, run: str | None) -> None:
         raise CheckpointError(f"{file} belongs to another run; put back the file of the run that is resumed")
 
 
-class EpochValues(Callback):
+class _EpochValues(Callback):
     """Reduce the logged values of an epoch on all ranks, before a progress bar asks for them on the first rank alone.
 
     Lightning reduces a value when it is first read, which is a collective call: a bar that reads it on one rank would
@@ -245,10 +245,10 @@ class EpochValues(Callback):
 
 
 def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
-    """The callbacks with the progress bars last, and `EpochValues` before these."""
+    """The callbacks with the progress bars last, and `_EpochValues` before these."""
     bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
     others = [callback for callback in callbacks if callback not in bars]
-    return [*others, EpochValues(), *bars]
+    return [*others, _EpochValues(), *bars]
 
 
 class Story(Callback):
@@ -368,7 +368,7 @@ class LogEpochs(Callback):
         log.info("%s", line)
 
 
-class Stopper(Protocol):
+class _Stopper(Protocol):
     """An object that may ask for the end at any moment, see `lgmml_torch.app.signals.Watch`."""
 
     asked: int | None
@@ -388,7 +388,7 @@ class StopAtStep(Callback):
     anyway. Lightning's own handling of SIGTERM and Ctrl-C, which saves nothing, is replaced.
     """
 
-    def __init__(self, stopper: Stopper) -> None:
+    def __init__(self, stopper: _Stopper) -> None:
         self._stopper = stopper
         self._step = 0
 

@@ -32,21 +32,21 @@ from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.stages import PhiSettings, Recipe
 
 BANKS = ("boosted", "trained", "sampled")
-TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on
-TRAINED_QUERIES = 200
+_TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on
+_TRAINED_QUERIES = 200
 # Dropout by number of documents: the more there are, the less.
-DROPOUTS = ((100_000, Dropout(0.3, 0.2)), (400_000, Dropout(0.15, 0.2)), (math.inf, Dropout(0.1, 0.1)))
-MAX_COLUMNS = 1_000  # of the preprocessed features, within which a feature gets ramps
-MAX_COLUMN_BYTES = 4 << 30  # all preprocessed features of the training documents, in float32
-MAX_RAMPS = 6
-TRAINED_RATE, WEIGHT_DECAY = 2e-3, 0.3
-WARP_EPOCHS, WARP_RATE = 10, 0.001
+_DROPOUTS = ((100_000, Dropout(0.3, 0.2)), (400_000, Dropout(0.15, 0.2)), (math.inf, Dropout(0.1, 0.1)))
+_MAX_COLUMNS = 1_000  # of the preprocessed features, within which a feature gets ramps
+_MAX_COLUMN_BYTES = 4 << 30  # all preprocessed features of the training documents, in float32
+_MAX_RAMPS = 6
+_TRAINED_RATE, _WEIGHT_DECAY = 2e-3, 0.3
+_WARP_EPOCHS, _WARP_RATE = 10, 0.001
 GRADIENT_CLIP = 10.0  # of trained metrics, for the trainer
-SPEED = 3e10  # floating-point operations a second of one core, in training
+_SPEED = 3e10  # floating-point operations a second of one core, in training
 
 
 @dataclass(frozen=True)
-class Budget:
+class _Budget:
     """How much work a fit may be.
 
     Attributes:
@@ -68,13 +68,13 @@ class Budget:
 
     def seconds_for(self, documents: int, columns: int) -> float:
         """Time of one core: two products of all visited documents, which is nearly all of the work."""
-        return self.epochs_for(documents) * documents * columns * self.directions * 4 / SPEED
+        return self.epochs_for(documents) * documents * columns * self.directions * 4 / _SPEED
 
 
 BUDGETS = {
-    "fast": Budget(100, 512, 2.5e6, (4, 10)),
-    "normal": Budget(200, 1024, 7.5e6, (6, 15)),
-    "thorough": Budget(400, 2048, 2e7, (10, 20)),
+    "fast": _Budget(100, 512, 2.5e6, (4, 10)),
+    "normal": _Budget(200, 1024, 7.5e6, (6, 15)),
+    "thorough": _Budget(400, 2048, 2e7, (10, 20)),
 }
 
 
@@ -97,7 +97,7 @@ def budget_seconds(budget: str) -> float | None:
     return float(time[1]) * {"s": 1, "m": 60, "h": 3600}[time[2]]
 
 
-def find_budget(budget: str, documents: int, columns: int) -> Budget:
+def find_budget(budget: str, documents: int, columns: int) -> _Budget:
     """The budget of that name, or the largest that takes at most a time such as ``"60s"`` or ``"10m"`` of one core.
 
     Raises:
@@ -140,7 +140,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Setting:
+class _Setting:
     """A setting that not every fit makes use of.
 
     Attributes:
@@ -157,17 +157,17 @@ class Setting:
 
 
 SETTINGS = {
-    "bank_options": Setting("local_metrics.*", named=True),
-    "num_metrics": Setting("local_metrics.num_metrics", ("sampled", "trained"), named=True),
-    "rounds": Setting("local_metrics.rounds", ("boosted",)),
-    "budget": Setting("budget", ("boosted", "trained")),
-    "margin": Setting("loss.margin", losses=("warp",)),
-    "max_draws": Setting("loader.max_draws", losses=("warp",)),
-    "negatives": Setting("loader.negatives", losses=("warp",)),
-    "batching": Setting("loader.batching", losses=("warp",)),
-    "feature_dropout": Setting("dropout.features", ("trained",)),
-    "metric_dropout": Setting("dropout.metrics", ("trained",)),
-    "distances": Setting("distances", ("boosted", "sampled")),
+    "bank_options": _Setting("local_metrics.*", named=True),
+    "num_metrics": _Setting("local_metrics.num_metrics", ("sampled", "trained"), named=True),
+    "rounds": _Setting("local_metrics.rounds", ("boosted",)),
+    "budget": _Setting("budget", ("boosted", "trained")),
+    "margin": _Setting("loss.margin", losses=("warp",)),
+    "max_draws": _Setting("loader.max_draws", losses=("warp",)),
+    "negatives": _Setting("loader.negatives", losses=("warp",)),
+    "batching": _Setting("loader.batching", losses=("warp",)),
+    "feature_dropout": _Setting("dropout.features", ("trained",)),
+    "metric_dropout": _Setting("dropout.metrics", ("trained",)),
+    "distances": _Setting("distances", ("boosted", "sampled")),
 }
 LOSSES = {"boosted": "warp", "trained": "softmax", "sampled": "warp"}
 
@@ -192,8 +192,8 @@ class Defaults:
     rounds: int = BUDGETS["normal"].rounds
     num_metrics: int = 128
     rank: int = 8
-    ramps: int = MAX_RAMPS
-    epochs: int = WARP_EPOCHS
+    ramps: int = _MAX_RAMPS
+    epochs: int = _WARP_EPOCHS
     dropout: Dropout = field(default_factory=Dropout)
 
 
@@ -226,22 +226,22 @@ def _bank_for(sizes: Sizes, start: str | None) -> tuple[str, str]:
     if start is not None:
         return start, "as the model to go on from"
     size = f"{sizes.documents:,} documents and {sizes.queries:,} queries"
-    if sizes.documents < TRAINED_DOCUMENTS or sizes.queries < TRAINED_QUERIES:
+    if sizes.documents < _TRAINED_DOCUMENTS or sizes.queries < _TRAINED_QUERIES:
         return "boosted", f"chosen for {size}"
     return "trained", f"chosen for {size}"
 
 
 def _sized(sizes: Sizes, bank: str, budget: str, why: str) -> Defaults:
     """Width and length of a fit of this kind of metrics."""
-    room = min(MAX_COLUMNS, MAX_COLUMN_BYTES // (4 * max(1, sizes.documents)))
-    ramps = max(0, min(MAX_RAMPS, room // max(1, sizes.features) - 3))
+    room = min(_MAX_COLUMNS, _MAX_COLUMN_BYTES // (4 * max(1, sizes.documents)))
+    ramps = max(0, min(_MAX_RAMPS, room // max(1, sizes.features) - 3))
     work = find_budget(budget, sizes.documents, (3 + ramps) * sizes.features)
     beginning = f"{sizes}, budget {budget}: {bank} metrics ({why})"
     if bank == "sampled":
         return Defaults(bank, f"{sizes}: {bank} metrics ({why}), then WARP")
     if bank == "boosted":
         return Defaults(bank, f"{beginning}, at most {work.rounds} rounds, then WARP", work.rounds)
-    dropout = next(dropout for most, dropout in DROPOUTS if sizes.documents < most)
+    dropout = next(dropout for most, dropout in _DROPOUTS if sizes.documents < most)
     rank = 8 if work.directions <= 1024 else 16
     count, epochs = work.directions // rank, work.epochs_for(sizes.documents)
     reason = (
@@ -276,10 +276,10 @@ def check_effect(asked: Collection[str], bank: str, loss: str, why: str = "asked
 def _check_bank_named(asked: Collection[str], *, needed: bool) -> None:
     for name, setting in SETTINGS.items():
         if needed and setting.named and name in asked:
-            raise ConfigError(bank_needed(name))
+            raise ConfigError(_bank_needed(name))
 
 
-def bank_needed(name: str) -> str:
+def _bank_needed(name: str) -> str:
     """The sentence that refuses a setting of one kind of metrics where none is named."""
     return f"{_spelt(name)} belongs to one kind of metrics, so name it: {_choices(SETTINGS[name].banks)}"
 
@@ -292,13 +292,13 @@ def why_unknown(key: str, bank: str | None) -> str | None:
         if setting.key != key:
             continue
         if bank is None:
-            return bank_needed(name)
+            return _bank_needed(name)
         try:
             check_effect([name], bank, LOSSES[bank])
         except ConfigError as error:
             return str(error)
     if bank is None and key.startswith("local_metrics."):
-        return bank_needed("bank_options")
+        return _bank_needed("bank_options")
     return None
 
 
@@ -326,22 +326,22 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
     if chosen.bank == "trained":
         views = partial(all_views, ramps=chosen.ramps)
         count = params["num_metrics"] or chosen.num_metrics
-        rate = params["learning_rate"] or TRAINED_RATE
+        rate = params["learning_rate"] or _TRAINED_RATE
         return Recipe(
-            preprocess=views if given is None else partial(new_preprocess, given),
+            preprocess=views if given is None else partial(_new_preprocess, given),
             fit_bank=TrainedBuilder.of(**{"num_metrics": count, "rank": chosen.rank, **options}),
             phi=PhiSettings(
                 loss=Softmax(),
                 loader=loader,
-                optimizer=partial(torch.optim.AdamW, lr=rate, weight_decay=WEIGHT_DECAY),
+                optimizer=partial(torch.optim.AdamW, lr=rate, weight_decay=_WEIGHT_DECAY),
                 step_size=OneCycle(),
                 dropout=chosen.dropout,
             ),
             **common,
         )
-    rate = params["learning_rate"] or WARP_RATE
+    rate = params["learning_rate"] or _WARP_RATE
     return Recipe(
-        preprocess=list_rank_features if given is None else partial(new_preprocess, given),
+        preprocess=list_rank_features if given is None else partial(_new_preprocess, given),
         fit_bank=_closed_form_builder(params, chosen, options),
         phi=PhiSettings(
             loss=Warp(params["margin"]),
@@ -363,6 +363,6 @@ def _closed_form_builder(
     return SampledBuilder.of(num_metrics=params["num_metrics"], **options)
 
 
-def new_preprocess(given: Preprocess | Mapping[str, Any]) -> Preprocess:
+def _new_preprocess(given: Preprocess | Mapping[str, Any]) -> Preprocess:
     """An unfitted copy: fitting must not change what was passed in."""
     return build_preprocess(given.spec() if isinstance(given, Preprocess) else given)

@@ -18,10 +18,10 @@ from lgmml_torch.segments import list_blocks, segment_ids, segment_std
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
 
-SINGLES = 256  # metrics tried alone, those of the largest starting weight
-COORDINATES = 16  # of these, the best of each list, whose weights are changed one at a time
+_SINGLES = 256  # metrics tried alone, those of the largest starting weight
+_COORDINATES = 16  # of these, the best of each list, whose weights are changed one at a time
 ROUNDS = 3
-RATIOS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # size of a metric's part of the scores beside all others' to try
+_RATIOS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # size of a metric's part of the scores beside all others' to try
 
 
 def ideal_scores(
@@ -57,9 +57,9 @@ def ideal_scores(
         best = _Best(kappa, lists.select(range(first, last)), data.features[rows], start, k)
         best.try_weights(torch.ones_like(best.phi))
         _descend(best, start, loss, steps, seed)
-        coordinates = best.try_singles(start.argsort(descending=True, stable=True)[:SINGLES])
+        coordinates = best.try_singles(start.argsort(descending=True, stable=True)[:_SINGLES])
         for number in range(ROUNDS):
-            best.try_coordinates(coordinates, [ratio * 1.7**number for ratio in RATIOS])
+            best.try_coordinates(coordinates, [ratio * 1.7**number for ratio in _RATIOS])
         parts.append(best.scores)
     return torch.cat(parts) if parts else start.new_empty(0)
 
@@ -101,7 +101,7 @@ class _Best:
             self.phi[better, r] = 1.0
             ranked.append(found)
         order = torch.stack(ranked).nan_to_num(-1.0).argsort(dim=0, descending=True, stable=True)
-        return metrics.to(order.device)[order[:COORDINATES]]
+        return metrics.to(order.device)[order[:_COORDINATES]]
 
     def try_coordinates(self, coordinates: Tensor, ratios: list[float]) -> None:
         """Change one weight of each list at a time, to where its part of the scores is so large beside the rest."""

@@ -178,7 +178,7 @@ class Sink:
         self.logger.save()
 
 
-class TensorBoardSink(Sink):
+class _TensorBoardSink(Sink):
     """Pictures, histograms, and reports as text."""
 
     shows_pictures = True
@@ -202,7 +202,7 @@ class TensorBoardSink(Sink):
                 self.logger.experiment.add_text(file.stem, file.read_text(encoding="utf-8"))
 
 
-class WandbSink(Sink):
+class _WandbSink(Sink):
     """Pictures and files."""
 
     shows_pictures = True
@@ -228,7 +228,7 @@ class WandbSink(Sink):
         self.logger.experiment.finish()
 
 
-class MLflowSink(Sink):
+class _MLflowSink(Sink):
     """Pictures and files."""
 
     shows_pictures = True
@@ -248,9 +248,9 @@ class MLflowSink(Sink):
 
 
 SINKS: dict[type[Logger], type[Sink]] = {
-    TensorBoardLogger: TensorBoardSink,
-    WandbLogger: WandbSink,
-    MLFlowLogger: MLflowSink,
+    TensorBoardLogger: _TensorBoardSink,
+    WandbLogger: _WandbSink,
+    MLFlowLogger: _MLflowSink,
 }
 
 

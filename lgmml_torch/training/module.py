@@ -29,8 +29,8 @@ from lgmml_torch.training.preprocessed import Views
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DEFAULT_OPTIMIZER: OptimizerFactory = partial(torch.optim.SGD, lr=0.001)
-POSITION_RATE = 20.0  # how much faster biases of positions move than metrics, which are many and each small
-SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
+_POSITION_RATE = 20.0  # how much faster biases of positions move than metrics, which are many and each small
+_SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class LGMMLModule(pl.LightningModule):
         parameters = [p for p in self.parameters() if p.requires_grad and p is not self.position_bias]
         optimizer = make_optimizer(self._optimizer, parameters, sparse=self.model.phi.sparse)
         if isinstance(self.position_bias, nn.Parameter):
-            faster = {"lr": POSITION_RATE * optimizer.param_groups[0]["lr"], "weight_decay": 0.0}
+            faster = {"lr": _POSITION_RATE * optimizer.param_groups[0]["lr"], "weight_decay": 0.0}
             optimizer.add_param_group({"params": [self.position_bias], **faster})
         if self._step_size is None:
             return optimizer
@@ -383,7 +383,7 @@ def make_optimizer(
     """
     optimizer = factory(parameters)
     name = type(optimizer).__name__
-    if sparse and not isinstance(optimizer, SPARSE_OPTIMIZERS):
+    if sparse and not isinstance(optimizer, _SPARSE_OPTIMIZERS):
         raise LGMMLError(f"{name} takes no sparse gradients: set phi.sparse=false, or use SGD")
     if not sparse and isinstance(optimizer, torch.optim.SparseAdam):
         raise LGMMLError(f"{name} takes sparse gradients only: set phi.sparse=true, or use Adam")

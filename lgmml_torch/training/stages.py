@@ -60,10 +60,10 @@ from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_star
 
 log = logging.getLogger(__name__)
 
-MakePhi = Callable[..., Phi]
+_MakePhi = Callable[..., Phi]
 _KEEP = ("best", "last")
 _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
-USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
+_USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
 
 @dataclass(frozen=True)
@@ -113,18 +113,18 @@ class Recipe:
 
     preprocess: Callable[[], Preprocess]
     fit_bank: BankBuilder | Callable[..., Bank]
-    make_phi: MakePhi = Phi
+    make_phi: _MakePhi = Phi
     phi: PhiSettings = field(default_factory=PhiSettings)
     seed: int = 0
     categories: CategorySettings = field(default_factory=CategorySettings)
-    measure: str | Function | Measure = USUAL
+    measure: str | Function | Measure = _USUAL
     grows: bool = False
 
     @property
     def own_measure(self) -> Measure | None:
         """The measure, where it is not the usual one."""
         found = Measure.of(self.measure)
-        return None if found == Measure(USUAL) else found
+        return None if found == Measure(_USUAL) else found
 
     @property
     def builder(self) -> BankBuilder:
@@ -182,7 +182,7 @@ class Prepared:
     inputs: dict[str, Tensor | Views] = field(default_factory=dict)
     encoder: CategoryEncoder | None = None
 
-    def model(self, make_phi: MakePhi) -> LGMML:
+    def model(self, make_phi: _MakePhi) -> LGMML:
         """A ranker with fresh weights: the bank's own Φ₀ where it has one.
 
         Raises:
@@ -381,7 +381,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     if around.resume is not None:
         bring_best(around.resume, keeper.best_file)
     with quiet_lightning(), loader_failures_in_a_sentence():
-        lightning = make_trainer(around, keeper, validated="valid" in splits)
+        lightning = _make_trainer(around, keeper, validated="valid" in splits)
         lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
     if lightning.max_epochs == 0:
         keep_start(module, keeper, splits.get("valid"), measure)
@@ -420,7 +420,7 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
     return module
 
 
-def make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
+def _make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
     """Lightning's trainer."""
     make: Callable[..., pl.Trainer] = pl.Trainer
     settings = _process_settings()

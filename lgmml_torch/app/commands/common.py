@@ -107,10 +107,10 @@ def use_machine(args: Namespace) -> torch.device:
     if args.threads is not None:
         check_positive("threads", args.threads)
         torch.set_num_threads(args.threads)
-    return find_device(args.device)
+    return _find_device(args.device)
 
 
-def find_device(name: str) -> torch.device:
+def _find_device(name: str) -> torch.device:
     """The device of that name, if this machine has it."""
     try:
         device = torch.device(name)

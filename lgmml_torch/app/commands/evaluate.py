@@ -49,14 +49,14 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     """Print the table, or the figures as JSON."""
-    check_words(args)
+    _check_words(args)
     rules = {
         "metrics": [name.strip() for name in args.metrics.split(",") if name.strip()],
         "preset": args.preset or ("default" if args.run is None else "trec_eval"),
         "threshold": args.threshold,
         "max_grade": args.max_grade,
     }
-    found = [of_model(args, rules)] if args.run is None else [of_run(file, args.qrels, rules) for file in args.run]
+    found = [_of_model(args, rules)] if args.run is None else [_of_run(file, args.qrels, rules) for file in args.run]
     if args.json is not None:
         text = "\n".join(evaluation.to_json() for evaluation in found)
         with output(args.json) as stream:
@@ -65,7 +65,7 @@ def run(args: Namespace) -> None:
         print_evaluations(found)
 
 
-def check_words(args: Namespace) -> None:
+def _check_words(args: Namespace) -> None:
     """Either a model and its data, or runs and judgements.
 
     Raises:
@@ -82,12 +82,12 @@ def check_words(args: Namespace) -> None:
         raise LGMMLError("`--json` takes the figures of one run, got several")
 
 
-def of_run(file: str, qrels: str, rules: dict[str, Any]) -> Evaluation:
+def _of_run(file: str, qrels: str, rules: dict[str, Any]) -> Evaluation:
     """What a run reaches; called by the name of its file."""
     return evaluate_run(read_run(file), read_qrels(qrels), split=Path(file).name, **rules)
 
 
-def of_model(args: Namespace, rules: dict[str, Any]) -> Evaluation:
+def _of_model(args: Namespace, rules: dict[str, Any]) -> Evaluation:
     """What a model reaches on labelled lists; their labels are written as qrels where that is asked for."""
     model = load_model(args)
     with open_data(args, model) as lists:

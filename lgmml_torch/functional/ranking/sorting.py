@@ -22,7 +22,7 @@ _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
-class RankedBlock:
+class _RankedBlock:
     """Lists of similar length, one per row, the sorted parts cut off after the deepest rank that is needed."""
 
     queries: Tensor  # (B,) which query each row is
@@ -43,7 +43,7 @@ def ranked_blocks(
     *,
     pessimistic: bool,
     depth: int | None,
-) -> Iterator[RankedBlock]:
+) -> Iterator[_RankedBlock]:
     """Sort every list once; widths double from block to block. Queries without documents appear in none."""
     sizes = offsets.diff()
     counts = sizes if retrieved is None else segment_sum(retrieved.long(), offsets)
@@ -74,7 +74,7 @@ def ranked_blocks(
                 behind = missing.gather(1, order).byte().argsort(dim=1, stable=True)
                 best, order = best.gather(1, behind), order.gather(1, behind)
                 seen = given.masked_fill(missing, 0.0)
-            yield RankedBlock(queries, counts[queries], given, seen, best, order, seen.gather(1, order[:, :depth]))
+            yield _RankedBlock(queries, counts[queries], given, seen, best, order, seen.gather(1, order[:, :depth]))
 
 
 def _padded_rows(
@@ -96,7 +96,7 @@ def _take(
 
 
 def block_metrics(
-    block: RankedBlock, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None, levels: int | None
+    block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None, levels: int | None
 ) -> Tensor:  # (len(metrics), B)
     """Every metric of every list of a block; ``levels`` is the highest label if all are whole numbers, else None."""
     values: dict[MetricName, Tensor] = {}
@@ -116,7 +116,7 @@ def block_metrics(
 
 
 def _gain_metrics(
-    block: RankedBlock, metrics: Sequence[MetricName], rules: Preset, levels: int | None
+    block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset, levels: int | None
 ) -> dict[MetricName, Tensor]:  # each (B,)
     summands = _ranked_gains(block, rules) * discounts(_ranks(block.ranked), rules)
     ideal = _ideal_dcg(block, [metric.k for metric in metrics if metric.kind == "ndcg"], rules, levels)
@@ -134,7 +134,7 @@ def _gain_metrics(
 
 
 def _relevance_metrics(
-    block: RankedBlock, metrics: Sequence[MetricName], rules: Preset
+    block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset
 ) -> dict[MetricName, Tensor]:  # each (B,)
     relevant = (block.ranked >= rules.threshold).double()
     total = (block.labels >= rules.threshold).sum(1)
@@ -181,7 +181,7 @@ def _ranks(
     return torch.arange(1, like.shape[1] + 1, device=like.device, dtype=torch.float64)
 
 
-def _ranked_gains(block: RankedBlock, rules: Preset) -> Tensor:  # (B, V)
+def _ranked_gains(block: _RankedBlock, rules: Preset) -> Tensor:  # (B, V)
     """Gains from best to worst; averaged ties give each tied document the mean gain of its group.
 
     The mean of DCG over all orders of a tied group is the group's mean gain times its discounts, so replacing every
@@ -206,7 +206,7 @@ def _ranked_gains(block: RankedBlock, rules: Preset) -> Tensor:  # (B, V)
 
 
 def _ideal_dcg(
-    block: RankedBlock, cutoffs: Sequence[int | None], rules: Preset, levels: int | None
+    block: _RankedBlock, cutoffs: Sequence[int | None], rules: Preset, levels: int | None
 ) -> dict[int | None, Tensor]:  # each (B,)
     """DCG of the order by label, per cutoff.
 
