@@ -67,7 +67,8 @@ def combination_weights(
         return torch.where(spread > 0, counts / counts.sum().clamp_min(1) / spread, 0.0)
 
     def value(counts: Tensor) -> float:
-        return float(ndcg(_weighted_sum(weights(counts), wide), labels, offsets, k=10, tie_order=tie_order))
+        found = ndcg(_weighted_sum(weights(counts), wide), labels, offsets, k=10, tie_order=tie_order)
+        return round(float(found), 12)  # sums that rank alike are level, however their NDCG was rounded
 
     counts = kept = torch.zeros_like(spread)
     if math.isnan(value(counts)):

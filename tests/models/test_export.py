@@ -110,7 +110,7 @@ def test_policies_are_exported(mode: str, policy: str, tmp_path: Path) -> None:
     model = ranker(data, Chain([Standardize()]), mode=mode, kernel="rbf" if mode == "shared" else "paper")
     run = session(model, tmp_path, policy=policy)
     expected = model.score(data, policy=policy)
-    np.testing.assert_allclose(by_list(data, run), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(by_list(data, run), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("mode", "policy"), WAYS)
