@@ -55,7 +55,7 @@ from lgmml_torch.data.shards import check_shards, write_shards
 from lgmml_torch.data.write import save_letor
 from lgmml_torch.files import SUFFIX
 from lgmml_torch.models.storage import load_checkpoint, read_model
-from lgmml_torch.training import unfinished
+from lgmml_torch.training import resume
 from research.stats import markdown
 
 PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
@@ -124,7 +124,7 @@ class Order:
         for handle in (1, 2):
             os.dup2(log, handle)
         sys.stdout, sys.stderr = (os.fdopen(handle, "w", buffering=1, closefd=False) for handle in (1, 2))
-        unfinished.SECONDS = 0.0  # a state of the bank after every round
+        resume._SECONDS = 0.0  # a state of the bank after every round
         if self.room is None:
             warnings.simplefilter("error", DataWarning)  # a damaged cache entry is rebuilt with one
         count = arm(self, rank)
