@@ -29,7 +29,7 @@ from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import search_recipes, train_best_phi
 from lgmml_torch.checks import ConfigError, DegenerateScoresWarning, did_you_mean
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.fitting.sampled import fit_sampled
+from lgmml_torch.fitting.sampled import SampledBuilder, fit_sampled
 from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.phi import POLICIES, Phi
@@ -140,7 +140,7 @@ MOVED = (0.5, 1.0, 2.0, 4.0)  # how far anchors may be moved away from the negat
 
 def sampled_bank(train: RankingData, valid: RankingData, *, metrics: int, seed: int) -> tuple[Prepared, LGMML]:
     """For timings stage by stage, first stage: sampled metrics on quantiles; also the model with fresh weights."""
-    recipe = Recipe(_normal_quantiles, partial(fit_sampled, num_metrics=metrics, alphas=MOVED), seed=seed)
+    recipe = Recipe(_normal_quantiles, SampledBuilder(num_metrics=metrics, alphas=MOVED), seed=seed)
     bank = prepare({"train": train, "valid": valid}, recipe)
     return bank, bank.model(recipe.make_phi)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from lgmml_torch.data.shards import open_shards, write_shards
-from lgmml_torch.fitting.boosted import fit_boosted
+from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.models.preprocess.compose import all_views, list_rank_features
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.stages import prepare
@@ -25,7 +27,7 @@ def prepared(folder: Path, kind: str) -> dict[str, float]:
     """How much more of its own memory, and of mapped files, a process has at most while it prepares its lists."""
     recipe = replace(trained_recipe(), preprocess=partial(all_views, ramps=2))
     if kind == "boosted":
-        recipe = replace(recipe, preprocess=list_rank_features, fit_bank=partial(fit_boosted, rounds=2, candidates=3))
+        recipe = replace(recipe, preprocess=list_rank_features, fit_bank=BoostedBuilder(rounds=2, candidates=3))
     with watched(every=0.005) as most:
         start = dict(most)
         data = open_shards(folder, cache=folder.parent / "cache", progress=False)
@@ -33,6 +35,7 @@ def prepared(folder: Path, kind: str) -> dict[str, float]:
     return {name: (most[name] - start[name]) * 1024 for name in ("anonymous", "mapped")}
 
 
+@pytest.mark.skipif("LGMML_PROCESSOR" in os.environ, reason="the pretend processor copies the terms of products")
 def test_each_process_holds_its_part(tmp_path: Path) -> None:
     """The set has 20 MiB of features, 39 or 98 more in all views: two copies of those would be too much."""
     generator = torch.Generator().manual_seed(0)

@@ -16,7 +16,7 @@ from torch.multiprocessing import ProcessRaisedException
 from lgmml_torch import distributed
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.evaluation.evaluate import evaluate
-from lgmml_torch.fitting.boosted import fit_boosted
+from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training import preprocessed, stages
@@ -33,7 +33,7 @@ UNEVEN = {"train": [2] * 14 + [0], "valid": [1] * 6, "test": [0] * 9}  # some pr
 
 def boosted_recipe() -> Recipe:
     settings = tiny_recipe("shared", {"batch_size": 5, "max_draws": 4}, loss=Warp(), keep="last")
-    return replace(settings, fit_bank=partial(fit_boosted, rounds=4, candidates=3))
+    return replace(settings, fit_bank=BoostedBuilder(rounds=4, candidates=3))
 
 
 def rows_recipe(mode: str, optimizer: str, policy: str | None = None, **settings: Any) -> Recipe:

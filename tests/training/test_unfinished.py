@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataWarning
-from lgmml_torch.fitting.boosted import fit_boosted
-from lgmml_torch.fitting.sampled import fit_sampled
+from lgmml_torch.fitting.boosted import BoostedBuilder
+from lgmml_torch.fitting.sampled import SampledBuilder
 from lgmml_torch.training import resume
 from lgmml_torch.training.resume import Unfinished
 from lgmml_torch.training.stages import Prepared, Recipe, prepare
@@ -29,11 +28,11 @@ class KilledError(Exception):
 
 @pytest.fixture(autouse=True)
 def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_SECONDS", 0.0)
+    monkeypatch.setattr(resume, "STATE_SECONDS", 0.0)
 
 
 def recipe(**settings: Any) -> Recipe:
-    fit_bank = partial(fit_boosted, **{"rounds": ROUNDS, "candidates": 3, "evaluate_every": 2, **settings})
+    fit_bank = BoostedBuilder(**{"rounds": ROUNDS, "candidates": 3, "evaluate_every": 2, **settings})
     return replace(tiny_recipe("shared"), fit_bank=fit_bank)
 
 
@@ -107,6 +106,6 @@ def test_a_state_of_another_fit_in_its_place_is_told(tmp_path: Path) -> None:
 
 
 def test_a_builder_without_states_is_left_alone(tmp_path: Path) -> None:
-    sampled = replace(tiny_recipe("shared"), fit_bank=partial(fit_sampled, num_metrics=3))
+    sampled = replace(tiny_recipe("shared"), fit_bank=SampledBuilder(num_metrics=3))
     fit(tmp_path, sampled)
     assert not list(tmp_path.iterdir())

@@ -19,7 +19,7 @@ import torch
 
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.fitting.sampled import fit_sampled
-from lgmml_torch.fitting.trained import start_trained
+from lgmml_torch.fitting.trained import TrainedBuilder
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import RemoveConstant, Standardize
@@ -52,7 +52,7 @@ def trained_recipe(loader: dict[str, Any] | None = None, **phi: Any) -> Recipe:
         dropout=Dropout(0.2, 0.2),
         **{**phi, "loss": Softmax(), "optimizer": partial(torch.optim.AdamW, lr=0.01)},
     )
-    fit_bank = partial(start_trained, num_metrics=6, rank=2)
+    fit_bank = TrainedBuilder(num_metrics=6, rank=2)
     return Recipe(lambda: Chain([RemoveConstant(), Standardize()]), fit_bank, partial(Phi, mode="shared"), settings)
 
 
