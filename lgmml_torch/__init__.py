@@ -8,7 +8,7 @@ import importlib
 import re
 from pathlib import Path
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 _IMPORT = re.compile(r"^from (\S+) import \S+ as (\S+)$", re.MULTILINE)
 _HOMES = {name: home for home, name in _IMPORT.findall(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))}

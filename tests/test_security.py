@@ -272,10 +272,11 @@ sys.addaudithook(hook)
 folder = Path(sys.argv[1])
 LGMML.load(folder / "model.safetensors")
 load_checkpoint(folder / "last.ckpt")
+models = list(seen)
 for name in ("rows.txt", "rows.csv", "rows.npz", "rows.parquet"):
     with open_source(folder / name) as source:
         source.read()
-print(json.dumps(seen))
+print(json.dumps(models + [event for event in seen if not event.startswith("open ")]))
 """
 
 

@@ -107,9 +107,11 @@ class TestAQueryOfWeightTwoIsTheQueryTwice:
         g = torch.Generator().manual_seed(0)
         X, half = torch.rand(400, 1, generator=g), torch.arange(400) // 10 % 2 == 0
         y = torch.where(half, X[:, 0] > 0.6, X[:, 0] < 0.4).long()
-        settings: dict[str, Any] = {"bank": bank, "rounds": 10, "epochs": 20, "validation_fraction": 0}
+        settings: dict[str, Any] = {"bank": bank, "epochs": 20, "validation_fraction": 0}
         if bank == "trained":
             settings |= {"bank_options": {"num_metrics": 8, "rank": 2}, "learning_rate": 0.05, "batch_size": 8}
+        else:
+            settings["rounds"] = 10
         up, down = (
             LGMMLRanker(**settings, random_state=0).fit(
                 X, y, group=[10] * 40, sample_weight=torch.where(half == liked, 5.0, 1.0)

@@ -60,7 +60,7 @@ class Work:
         models = {}
         with tempfile.TemporaryDirectory() as folder:
             for bank in ("boosted", "trained"):
-                ranker = LGMMLRanker(bank=bank, rounds=20, epochs=1, budget="fast", random_state=seed, n_jobs=1)
+                ranker = LGMMLRanker(bank=bank, epochs=1, budget="fast", random_state=seed, n_jobs=1)
                 path = Path(folder) / bank
                 ranker.fit(X, y, qid=qid).model_.save(path)
                 models[bank] = LGMML.load(path)  # as a server has it

@@ -209,7 +209,7 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
         return cfg
     given = asked_settings(asked)
     loss = _loss_name(cfg)
-    kind = _builder(cfg).kind
+    kind = kind_of(cfg)
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
         if kind:
@@ -264,6 +264,11 @@ def default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
     if given.get("phi") == "per_query":
         found.append("phi.sparse=false")  # AdamW takes no sparse gradients
     return found if "experiment" in given else ["experiment=trained", *found]
+
+
+def kind_of(cfg: DictConfig) -> str:
+    """The kind of metrics that is configured; empty for a builder of another package."""
+    return _builder(cfg).kind
 
 
 def _builder(cfg: DictConfig) -> BankBuilder:

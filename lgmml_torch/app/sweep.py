@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pytorch_lightning.callbacks import Callback
 
+from lgmml_torch.app.compose import asked_settings, kind_of, load_splits
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.app.train import train
@@ -30,6 +31,7 @@ from lgmml_torch.checks import ConfigError, DivergedError, check_positive, requi
 from lgmml_torch.files import write_text
 from lgmml_torch.plots import save_figure, search_picture
 from lgmml_torch.training.callbacks import KeepCheckpoints
+from lgmml_torch.training.defaults import Sizes, choose_defaults
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -63,29 +65,52 @@ def read_search(words: Sequence[str], file: Path | None = None) -> Search:
 
     Args:
         words: overrides such as ``experiment=quick`` or ``loss.margin=choice(0.05,0.1)``.
-        file: further settings to search; by default those of ``conf/hparams_search/optuna.yaml``.
+        file: further settings to search; by default those of ``conf/hparams_search/optuna.yaml`` for the metrics that
+            are fitted.
 
     Raises:
         ConfigError: words or distributions that cannot be read, or settings that do not exist.
     """
-    file = config_dir() / "hparams_search" / "optuna.yaml" if file is None else file
-    content = OmegaConf.to_container(OmegaConf.load(file))
-    if not isinstance(content, dict) or not isinstance(content.get("space", {}), dict):
-        raise ConfigError(f"{file}: must hold `space`, with a distribution for each setting")
-    space = {str(key): str(value) for key, value in content.get("space", {}).items()}
-    fixed = []
+    own: dict[str, str] = {}
+    fixed: list[str] = []
     for word, item in zip(words, _parsed(words), strict=True):
         if item.is_sweep_override():
-            space[item.get_key_element()] = word.partition("=")[2]
+            own[item.get_key_element()] = word.partition("=")[2]
         else:
             fixed.append(word)
+    kind = _kind_of_metrics(fixed)
+    if not {"local_metrics", "experiment"} & set(asked_settings(fixed)):
+        part = "experiment" if kind == "trained" else "local_metrics"
+        fixed.append(f"{part}={kind}")  # all trials fit the metrics that the space belongs to
+    space, seed = _read_space(file, kind)
     given = {item.get_key_element() for item in _parsed(fixed)}
-    found = Search(tuple(fixed), {key: text for key, text in space.items() if key not in given}, content.get("seed", 0))
-    if not found.space:
+    searched = {key: text for key, text in (space | own).items() if key not in given}
+    if not searched:
         raise ConfigError("there is nothing to search: give a setting several values, e.g. 'loss.margin=choice(0.1,1)'")
-    firsts = [f"{key}={_first(value)}" for key, value in distributions(found.space).items()]
+    firsts = [f"{key}={_first(value)}" for key, value in distributions(searched).items()]
     load_config([*fixed, *firsts])
-    return found
+    return Search(tuple(fixed), searched, seed)
+
+
+def _read_space(file: Path | None, kind: str) -> tuple[dict[str, str], int]:
+    """The space and the seed of a file; of the package's own file, the space for this kind of metrics."""
+    path = config_dir() / "hparams_search" / "optuna.yaml" if file is None else file
+    content = OmegaConf.to_container(OmegaConf.load(path))
+    if not isinstance(content, dict) or not isinstance(content.get("space", {}), dict):
+        raise ConfigError(f"{path}: must hold `space`, with a distribution for each setting")
+    space = content.get("space", {})
+    if file is None:
+        space = space.get(kind, {})
+    return {str(key): str(value) for key, value in space.items()}, content.get("seed", 0)
+
+
+def _kind_of_metrics(overrides: Sequence[str]) -> str:
+    """The kind of metrics that these overrides fit: named, or chosen by the size of the data."""
+    cfg = load_config(overrides)
+    asked = asked_settings(overrides)
+    if {"local_metrics", "experiment"} & set(asked):
+        return kind_of(cfg)
+    return choose_defaults(Sizes.of(load_splits(cfg)["train"]), asked).bank
 
 
 def distributions(space: Mapping[str, str]) -> dict[str, BaseDistribution]:

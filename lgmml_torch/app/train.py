@@ -77,17 +77,18 @@ def train(
 ) -> RunResult | None:
     """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report.
 
-    ``asked`` are the overrides of the configuration: what none of them says, the data may decide, see `settle`; whoever
-    is on ``watch`` may ask training to stop, and ``watchers`` are callbacks beside the configured ones. Returns None in
-    helper processes of a distributed run.
+    Args:
+        cfg: the whole configuration.
+        asked: the overrides of the user; the rest may follow from the data, see `settle`.
+        watch: may ask training to stop.
+        watchers: callbacks beside the configured ones.
+
+    Returns:
+        None on ranks other than 0.
     """
-    check_settings(cfg)
+    cfg = _checked(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     set_threads(cfg.threads)
-    make_recipe(cfg)  # what is wrong with it should not wait for the data
-    check_trainer(cfg)
-    cfg = found_resume(cfg)
-    check_start(cfg)
     clock = Stopwatch()
     splits = load_splits(cfg)
     base = load_base(cfg, splits)
@@ -112,19 +113,25 @@ def train(
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
     evaluations = evaluate_run(cfg, trained.model, prepared, base)
-    model = trained.model
     if not first:
         return None
     clock.lap("evaluation")
-    keeper, history, settings = (
-        trained.keeper,
-        _history_of(prepared, trained),
-        OmegaConf.to_container(cfg, resolve=True),
-    )
-    found = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, other)
-    write_report(folder, found, settings)
+    model, keeper, history = trained.model, trained.keeper, _history_of(prepared, trained)
+    settings = OmegaConf.to_container(cfg, resolve=True)
+    outcome = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, other)
+    write_report(folder, outcome, settings)
     tell_loggers(folder, evaluations, model.phi.policy, settings, loggers)
     return RunResult(model, evaluations, folder, keeper.best_epoch, keeper.best, history)
+
+
+def _checked(cfg: DictConfig) -> DictConfig:
+    """The configuration with ``resume=auto`` resolved; errors in it are raised before data is read."""
+    check_settings(cfg)
+    make_recipe(cfg)
+    check_trainer(cfg)
+    cfg = found_resume(cfg)
+    check_start(cfg)
+    return cfg
 
 
 def _history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class LGMML(nn.Module):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """What a reader of files must know: number and names of the features, and the vocabularies of categories."""
+        """Number and names of the features and the vocabularies of categories, for readers of files."""
         encoder = self.encoder
         if encoder is None:
             return {"num_features": self.num_features, "feature_names": self.feature_names, "categories": {}}

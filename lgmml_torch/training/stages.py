@@ -322,11 +322,7 @@ def prepare(
 
 
 def check_positions(train: RankingData, fitted: bool) -> None:
-    """Refuse positions of documents if no biases are fitted.
-
-    Raises:
-        ConfigError: the metrics are neither boosted nor trained.
-    """
+    """Refuse positions of documents if no biases are fitted."""
     if train.positions is not None and not fitted:
         raise ConfigError("Position debiasing works only with boosted or trained metrics")
 
@@ -385,7 +381,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
         lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
     if lightning.max_epochs == 0:
         keep_start(module, keeper, splits.get("valid"), measure)
-    if lightning.max_epochs:
+    else:
         take_kept(module, keeper.best_file if settings.keep == "best" else keeper.last_file, keeper.run)
     module.model.metrics.train_metrics_(False)
     module.model.eval()

@@ -18,6 +18,7 @@ from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import VERSION
 from tests.data.test_source import write
 from tests.doors import small_data, small_model
 
@@ -237,7 +238,7 @@ def test_info(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert piece in printed
     lgmml("info", model_file, "--json")
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["local metrics (K)"], facts["raw features"], facts["format version"]) == (7, 5, 1)
+    assert (facts["local metrics (K)"], facts["raw features"], facts["format version"]) == (7, 5, VERSION)
     assert facts["features used"] == "4 in 8 columns"
     assert facts["share of Φ that is zero"] == pytest.approx(1 / 7, abs=1e-4)
     assert facts["kind"] == "model"

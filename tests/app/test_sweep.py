@@ -24,6 +24,8 @@ TOY = [
 ]  # fmt: skip
 optuna = pytest.importorskip("optuna")
 
+BOOSTED = "local_metrics=boosted"
+
 
 def test_a_search_goes_on_and_keeps_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", *TOY, "loss.margin=choice(0.1,0.5)", "--folder", str(tmp_path), "--trials"]
@@ -72,7 +74,7 @@ def pretend_to_train(monkeypatch: pytest.MonkeyPatch, values: list[Any]) -> list
 
 def test_what_a_kill_left_unfinished_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = pretend_to_train(monkeypatch, [0.1, KeyboardInterrupt(), 0.3, 0.2])
-    search = sweep.read_search(["loss.margin=interval(0,1)"])
+    search = sweep.read_search([BOOSTED, "loss.margin=interval(0,1)"])
     with pytest.raises(KeyboardInterrupt):
         sweep.run_search(tmp_path, search, 3)
     study = sweep.run_search(tmp_path, search, 3)
@@ -85,12 +87,12 @@ def test_what_a_kill_left_unfinished_is_tried_again(tmp_path: Path, monkeypatch:
 
 def test_stopped_and_diverged_trials_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_to_train(monkeypatch, [0.4, optuna.TrialPruned("x"), sweep.DivergedError("loss is NaN"), 0.5])
-    study = sweep.run_search(tmp_path, sweep.read_search(["loss.margin=range(1,4)"]), 3)
+    study = sweep.run_search(tmp_path, sweep.read_search([BOOSTED, "loss.margin=range(1,4)"]), 3)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "FAIL", "COMPLETE"]
     assert all(trial.params["loss.margin"] in (1, 2, 3) for trial in study.trials)
     pretend_to_train(monkeypatch, [float("nan")])
     with pytest.raises(ConfigError, match="a search needs validation queries with relevant documents"):
-        sweep.run_search(tmp_path / "other", sweep.read_search([]), 1)
+        sweep.run_search(tmp_path / "other", sweep.read_search([BOOSTED]), 1)
 
 
 def test_a_trial_that_falls_behind_is_stopped(tmp_path: Path) -> None:
@@ -113,12 +115,12 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path: Path) -> None:
 
 
 def test_one_folder_one_search_one_process(tmp_path: Path) -> None:
-    search = sweep.read_search(["loss.margin=interval(0,1)"])
+    search = sweep.read_search([BOOSTED, "loss.margin=interval(0,1)"])
     told = "another process runs the search in"
     with sweep.open_study(tmp_path, search), pytest.raises(ConfigError, match=told):
         sweep.run_search(tmp_path, search, 1)
     with pytest.raises(ConfigError, match=r"belongs to a search with other settings .*; use another --folder"):
-        sweep.run_search(tmp_path, sweep.read_search(["loss.margin=interval(0,2)"]), 1)
+        sweep.run_search(tmp_path, sweep.read_search([BOOSTED, "loss.margin=interval(0,2)"]), 1)
 
 
 def test_distributions_are_written_as_for_hydra() -> None:
@@ -144,17 +146,17 @@ def test_what_is_fixed_is_not_searched(tmp_path: Path) -> None:
     assert found.fixed == ("experiment=quick", "loss.margin=0.3")
     assert set(found.space) == {"local_metrics.shrinkage", "local_metrics.lam", "local_metrics.t", "optimizer.lr"}
     with pytest.raises(ConfigError, match=r"unknown setting .loss\.margn."):
-        sweep.read_search(["loss.margn=interval(0,1)"])
+        sweep.read_search([BOOSTED, "loss.margn=interval(0,1)"])
     (tmp_path / "none.yaml").write_text("seed: 3\n")
     with pytest.raises(ConfigError, match="there is nothing to search"):
-        sweep.read_search(["seed=1"], tmp_path / "none.yaml")
-    assert sweep.read_search(["seed=1,2"], tmp_path / "none.yaml").seed == 3
+        sweep.read_search([BOOSTED, "seed=1"], tmp_path / "none.yaml")
+    assert sweep.read_search([BOOSTED, "seed=1,2"], tmp_path / "none.yaml").seed == 3
 
 
 def test_a_missing_optuna_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(MissingDependencyError, match=r"`optuna` is needed to search for settings; .*\[sweep\]"):
-        sweep.read_search([])
+        sweep.read_search([BOOSTED])
 
 
 def write_job(folder: Path, words: list[str], mean: float | None) -> None:
@@ -197,3 +199,12 @@ def test_further_packages_are_allowed_by_the_environment(monkeypatch: pytest.Mon
         build(cfg.loss)
     monkeypatch.setenv("LGMML_TARGETS", "mine,collections")
     assert build(cfg.loss) == {"margin": 0.1}
+
+
+def test_each_kind_of_metrics_has_a_space_of_its_own() -> None:
+    trained = sweep.read_search(["experiment=trained"])
+    assert "dropout.features" in trained.space
+    assert "loss.margin" not in trained.space
+    by_size = sweep.read_search(["data=generated_small"])
+    assert "local_metrics=boosted" in by_size.fixed
+    assert by_size.space == sweep.read_search([BOOSTED]).space

@@ -9,6 +9,7 @@ from lgmml_torch.checks import CheckpointError, DivergedError, LGMMLError
 from lgmml_torch.functional.score import kernel
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import FORMAT, VERSION
 from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
@@ -114,7 +115,7 @@ def test_best_epoch_includes_the_start(tmp_path: Path) -> None:
 def test_checkpoints_hold_tensors_and_primitives_only(tmp_path: Path) -> None:
     module = tiny.train(tmp_path, epochs=1).module
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert content["lgmml-torch"]["version"] == 1
+    assert content[FORMAT]["version"] == VERSION
     data = tiny.splits()[2]
     for kept in ("best.ckpt", "last.ckpt"):
         assert torch.isfinite(LGMML.load(tmp_path / kept).score(data)).all()
