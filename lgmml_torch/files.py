@@ -144,7 +144,7 @@ def _no_room(target: Path, error: OSError, size: int | None, written: int) -> st
 def _bytes_text(count: int) -> str:
     """A number of bytes for people.
 
-    >>> bytes_text(1_500_000)
+    >>> _bytes_text(1_500_000)
     '1.5 MB'
     """
     for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

@@ -324,7 +324,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     write(lists, tmp_path / "a.csv")
     asked = [
         "data=table", f"data.path={tmp_path / 'a.csv'}", "data.label=grade", "data.categories=[colour,brand]",
-        "local_metrics=boosted", "local_metrics.rounds=4", "local_metrics.candidates=6", "trainer.max_epochs=1", "logger=none",
+        "local_metrics.rounds=4", "trainer.max_epochs=1", "logger=none",
         "trainer.accelerator=cpu", "loader.num_workers=0", f"paths.output_dir={tmp_path / 'run'}",
         "trainer.enable_progress_bar=false", "callbacks=quiet", "evaluation.ideal=false", "name=t",
     ]  # fmt: skip

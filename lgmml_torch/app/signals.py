@@ -75,11 +75,11 @@ class Watch:
 def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | None) -> str:
     r"""What to type: the same words again, going on from the checkpoint where there is one.
 
-    >>> command_to_go_on("train.py", ["data=mq2008", "resume=old.ckpt"], None)
+    >>> _command_to_go_on("train.py", ["data=mq2008", "resume=old.ckpt"], None)
     'python train.py data=mq2008 resume=old.ckpt'
-    >>> command_to_go_on("lgmml train", ["data=mq2008", "resume=old.ckpt"], Path("a b/last.ckpt"))
+    >>> _command_to_go_on("lgmml train", ["data=mq2008", "resume=old.ckpt"], Path("a b/last.ckpt"))
     'lgmml train data=mq2008 \'resume="a b/last.ckpt"\''
-    >>> command_to_go_on("lgmml train", ["data=mine", "--config-dir", "my"], Path("last.ckpt"))
+    >>> _command_to_go_on("lgmml train", ["data=mine", "--config-dir", "my"], Path("last.ckpt"))
     'lgmml train data=mine resume=last.ckpt --config-dir my'
     """
     words = list(words)

@@ -24,7 +24,7 @@ def _ideal_dcg(
 ) -> Tensor:  # (Q,)
     """DCG of the best order of each list, gains ``2^y - 1``, its first ``truncation`` places.
 
-    >>> ideal_dcg(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 2, 3]))
+    >>> _ideal_dcg(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 2, 3]))
     tensor([1., 0.])
     """
     place = positions(offsets)
