@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,7 +73,14 @@ END_TO_END_FOLDERS = {Path(__file__).parent / name for name in ("app", "fitting"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the fast tier fast."""
+    """Keep the fast tier fast; with ``LGMML_ORDER=<seed>`` files, and tests within them, run in random order."""
     for item in items:
         if item.path.name in END_TO_END or item.path.parent in END_TO_END_FOLDERS:
             item.add_marker(pytest.mark.slow)
+    seed = os.environ.get("LGMML_ORDER", "")
+    if seed:
+        rng = random.Random(seed)
+        files = sorted({item.path for item in items})
+        place = {path: rng.random() for path in files}
+        drawn = {item.nodeid: rng.random() for item in items}
+        items.sort(key=lambda item: (place[item.path], drawn[item.nodeid]))

@@ -9,8 +9,9 @@ from sklearn.datasets import load_digits
 from lgmml_torch.checks import DataError, LGMMLError
 from research.by_example.sets import ExampleSet
 from research.systems import admm
-from research.systems.mlr import RMLR, Limits, RMLRResult, fit_rmlr
+from research.systems.mlr import MLR, RMLR, Limits, RMLRResult, fit_rmlr
 from research.systems.simple import Euclidean
+from tests.reference import examples as synthetic
 from tests.reference import rmlr as reference
 
 EXACT = Limits(tol=1e-5, final_steps=20_000)
@@ -127,15 +128,29 @@ def test_errors_name_argument_rule_and_value() -> None:
         fit_rmlr(lonely, 1.0)
 
 
-def test_beats_euclidean_on_digits() -> None:
+@pytest.mark.parametrize("loss", ["map", "auc"])
+def test_beats_euclidean_on_digits(loss: str) -> None:
     X, y = load_digits(return_X_y=True)
     X, y = torch.tensor(X), torch.tensor(y)
-    train, test = slice(0, 150), slice(350, 600)
+    train, valid, test = (slice(0, 200), slice(200, 350), slice(350, 800))
     data = ExampleSet.from_labels(X[train], y[train])
+    held = ExampleSet.from_labels(X[train], y[train], X[valid], y[valid])
     unseen = ExampleSet.from_labels(X[train], y[train], X[test], y[test])
-    system = RMLR(1.0, 0.01, loss="auc", limits=Limits(max_rounds=30, final_steps=100)).fit(data)
+    system = RMLR([0.1, 1.0], 0.01, loss=loss, limits=Limits(max_rounds=60, final_steps=200)).fit(data, held)
     gain = system.evaluate(unseen)["map"] - Euclidean().fit(data).evaluate(unseen)["map"]
     assert float(gain.mean()) > 3 * float(gain.std()) / len(gain) ** 0.5  # far outside chance, query by query
+
+
+@pytest.mark.parametrize("loss", ["map", "auc"])
+def test_beats_euclidean_on_synthetic_10(loss: str) -> None:
+    train, valid, test = synthetic.synthetic_splits(10, seed=1)
+    euclidean = Euclidean().fit(train).evaluate(test)["map"]
+    robust = RMLR([0.1, 1.0], 0.01, loss=loss).fit(train, valid)
+    assert robust.result.converged
+    plain = MLR(0.1, loss=loss, limits=Limits(max_rounds=60, final_steps=200)).fit(train)
+    for system in (robust, plain):
+        gain = system.evaluate(test)["map"] - euclidean
+        assert float(gain.mean()) > 3 * float(gain.std()) / len(gain) ** 0.5
 
 
 def test_without_convergence_the_best_metric_seen_is_kept() -> None:
