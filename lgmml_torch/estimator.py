@@ -40,8 +40,9 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
+    from lgmml_torch.training.recipe import Recipe
     from lgmml_torch.training.resume import Start
-    from lgmml_torch.training.stages import Prepared, Recipe, Trained
+    from lgmml_torch.training.stages import Prepared, Trained
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,8 @@ def _fit_model(
     # Lightning takes its time to import.
     from lgmml_torch.training.callbacks import LogEpochs
     from lgmml_torch.training.defaults import GRADIENT_CLIP, Sizes, choose_defaults, make_recipe
-    from lgmml_torch.training.stages import Surroundings, train_phi
+    from lgmml_torch.training.recipe import Surroundings
+    from lgmml_torch.training.stages import train_phi
 
     kind = None if start is None else start.kind
     chosen = choose_defaults(Sizes.of(splits["train"]), asked_settings(params), start=kind)

@@ -39,7 +39,8 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import QUIET, quiet_lightning
 from lgmml_torch.training.preprocessed import compute_distances
-from lgmml_torch.training.stages import Prepared, Recipe, Surroundings, prepare, train_phi
+from lgmml_torch.training.recipe import Recipe, Surroundings
+from lgmml_torch.training.stages import Prepared, prepare, train_phi
 from research.protocol import NOISES, RankingFold
 from research.systems.base import ExampleSystem
 from research.systems.gmml import GlobalGMML, LocalGMML

@@ -42,7 +42,8 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
 from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
 from lgmml_torch.training.losses import LossValue, Score, build_loss
-from lgmml_torch.training.stages import PhiSettings, Recipe, prepare
+from lgmml_torch.training.recipe import PhiSettings, Recipe
+from lgmml_torch.training.stages import prepare
 from tests.doors import small_data, small_model
 from tests.training import tiny
 

@@ -22,7 +22,8 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import Story
 from lgmml_torch.training.loggers import SINKS, Sink
-from lgmml_torch.training.stages import Recipe, Surroundings, prepare, train_phi
+from lgmml_torch.training.recipe import Recipe, Surroundings
+from lgmml_torch.training.stages import prepare, train_phi
 from tests.doors import small_data, small_model
 
 

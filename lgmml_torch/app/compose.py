@@ -43,7 +43,7 @@ from lgmml_torch.training.defaults import (
     choose_defaults,
 )
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, rehearse
+from lgmml_torch.training.recipe import PhiSettings, Recipe, Surroundings, rehearse
 
 log = logging.getLogger(__name__)
 

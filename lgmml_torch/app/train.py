@@ -51,8 +51,9 @@ from lgmml_torch.training.callbacks import StopAtStep, bank_curve, quiet_lightni
 from lgmml_torch.training.ideal import ideal_scores
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.preprocessed import compute_distances
+from lgmml_torch.training.recipe import Recipe
 from lgmml_torch.training.resume import Start
-from lgmml_torch.training.stages import Prepared, Recipe, Trained, check_positions, prepare, train_phi
+from lgmml_torch.training.stages import Prepared, Trained, check_positions, prepare, train_phi
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,8 @@ def train(
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
     evaluations = evaluate_run(cfg, trained.model, prepared, base)
+    if not trained.moved:
+        evaluations[0] = replace(evaluations[0], policy=f"{evaluations[0].policy}, not trained")
     if not first:
         return None
     clock.lap("evaluation")

@@ -29,7 +29,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.losses import Softmax, Warp
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.stages import PhiSettings, Recipe
+from lgmml_torch.training.recipe import PhiSettings, Recipe
 
 BANKS = ("boosted", "trained", "sampled")
 _TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on

@@ -8,160 +8,51 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import Logger
+from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
+from lgmml_torch.checks import ConfigError
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.distributed import gather_lists
-from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, as_builder
+from lgmml_torch.fitting.bank import Bank, OnRound
 from lgmml_torch.functional.positions import num_positions, position_curve
-from lgmml_torch.functional.ranking.custom import Function, Measure
-from lgmml_torch.functional.ranking.measures import mean_measure
-from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, encode_splits
+from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.models.encode import CategoryEncoder, encode_splits
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.callbacks import (
     QUIET,
     CheckpointFiles,
     KeepCheckpoints,
-    StepSize,
     Story,
     in_order,
     quiet_lightning,
 )
 from lgmml_torch.training.datamodule import RankingDataModule, loader_failures_in_a_sentence
-from lgmml_torch.training.losses import Loss, Warp
 from lgmml_torch.training.module import (
-    DEFAULT_OPTIMIZER,
-    Dropout,
     LGMMLModule,
-    OptimizerFactory,
-    make_optimizer,
 )
 from lgmml_torch.training.preprocessed import Views, compute_distances, fit_preprocess, preprocessed, sample_of
+from lgmml_torch.training.recipe import MakePhi, Recipe, Surroundings, rehearse
 from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_start, take_kept
 
 log = logging.getLogger(__name__)
 
-_MakePhi = Callable[..., Phi]
-_KEEP = ("best", "last")
 _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
-_USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
-
-
-@dataclass(frozen=True)
-class PhiSettings:
-    """How Φ is trained.
-
-    Attributes:
-        loss: what is minimised.
-        loader: settings of `RankingDataModule`.
-        optimizer: see `LGMMLModule`.
-        step_size: see `LGMMLModule`.
-        dropout: see `LGMMLModule`.
-        deviation_penalty: see `LGMMLModule`.
-        keep: the weights of the result: ``"best"`` by validation, or ``"last"``.
-        preset: metric definitions of the curves.
-        distances: dtype distances are kept in: the model's when None, or a half precision.
-    """
-
-    loss: Loss = field(default_factory=Warp)
-    loader: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER
-    step_size: StepSize | None = None
-    dropout: Dropout = field(default_factory=Dropout)
-    deviation_penalty: float = 0.0
-    keep: str = "best"
-    preset: str = "default"
-    distances: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("keep", self.keep, _KEEP)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is fitted, part by part.
-
-    Attributes:
-        preprocess: makes an unfitted preprocessing.
-        fit_bank: builds the local metrics.
-        make_phi: called with the numbers of queries and metrics and, where the bank has weights, with ``init``.
-        phi: how Φ is trained.
-        seed: of all draws.
-        categories: settings of the encoder of categories.
-        measure: decides on validation lists when to stop and what to keep; a name or a function.
-        grows: whether the metrics are added to those of an earlier model.
-    """
-
-    preprocess: Callable[[], Preprocess]
-    fit_bank: BankBuilder | Callable[..., Bank]
-    make_phi: _MakePhi = Phi
-    phi: PhiSettings = field(default_factory=PhiSettings)
-    seed: int = 0
-    categories: CategorySettings = field(default_factory=CategorySettings)
-    measure: str | Function | Measure = _USUAL
-    grows: bool = False
-
-    @property
-    def own_measure(self) -> Measure | None:
-        """The measure, where it is not the usual one."""
-        found = Measure.of(self.measure)
-        return None if found == Measure(_USUAL) else found
-
-    @property
-    def builder(self) -> BankBuilder:
-        """`fit_bank` as a builder."""
-        return as_builder(self.fit_bank)
-
-    def builder_arguments(self, start: Bank | None = None) -> dict[str, Any]:
-        """What the builder shall know beside the data."""
-        arguments: dict[str, Any] = {}
-        if self.own_measure is not None and self.builder.takes_measure:
-            arguments["measure"] = self.own_measure
-        if start is not None:
-            arguments["start"] = start
-        return arguments
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Output folder, trainer, callbacks, loggers and cache of training.
-
-    Attributes:
-        folder: for ``best.ckpt`` and ``last.ckpt``.
-        trainer: settings of `pytorch_lightning.Trainer`, or something that makes one of callbacks and loggers.
-        callbacks: further ones.
-        loggers: e.g. TensorBoard.
-        cache: where distances are kept; in memory when None.
-        resume: a ``last.ckpt`` to resume from.
-        every_n_steps: how often ``last.ckpt`` is written within an epoch.
-    """
-
-    folder: Path
-    trainer: Mapping[str, Any] | Callable[..., pl.Trainer] = field(default_factory=dict)
-    callbacks: Sequence[Callback] = ()
-    loggers: Sequence[Logger] = ()
-    cache: Cache | None = None
-    resume: Path | None = None
-    every_n_steps: int = 500
 
 
 @dataclass(frozen=True)
@@ -182,7 +73,7 @@ class Prepared:
     inputs: dict[str, Tensor | Views] = field(default_factory=dict)
     encoder: CategoryEncoder | None = None
 
-    def model(self, make_phi: _MakePhi) -> LGMML:
+    def model(self, make_phi: MakePhi) -> LGMML:
         """A ranker with fresh weights: the bank's own Φ₀ where it has one.
 
         Raises:
@@ -223,11 +114,13 @@ class Trained:
         module: with the weights that were kept.
         keeper: the validation curve, by epoch, and the epoch kept.
         trainer: Lightning's.
+        moved: whether the weights differ from those before training.
     """
 
     module: LGMMLModule
     keeper: KeepCheckpoints
     trainer: pl.Trainer
+    moved: bool = True
 
     @property
     def model(self) -> LGMML:
@@ -245,33 +138,6 @@ def _row_bytes(phi: Phi) -> int:
     """Bytes that a training query adds to Φ."""
     state = phi.state_dict()
     return sum(state[name].nbytes for name in phi.rows_by_query)
-
-
-def rehearse(recipe: Recipe) -> None:
-    """Check the parts of a recipe without data, so that a mistake costs no time.
-
-    Raises:
-        LGMMLError: what is wrong.
-    """
-    builder = recipe.builder
-    if recipe.grows and not (builder.grows or builder.trains_metrics):
-        raise ConfigError("`grow` must be false for metrics that are neither boosted nor trained, got true")
-    growing = {"start": True} if recipe.grows and builder.grows else {}
-    builder.check_call(**recipe.builder_arguments(), **growing)
-    phi = recipe.make_phi(1, 1)
-    try:
-        make_optimizer(recipe.phi.optimizer, list(phi.parameters()), sparse=phi.sparse)
-    except (TypeError, ValueError) as error:
-        raise error if isinstance(error, LGMMLError) else ConfigError(f"`optimizer`: {error}") from error
-    check_positive("deviation_penalty", recipe.phi.deviation_penalty, zero=True)
-    smallest = RankingData.from_arrays([[0.0], [1.0]], [0, 1], qid=[0, 0])
-    mean_measure(smallest.labels, smallest, recipe.measure)
-    settings = dict(recipe.phi.loader)
-    check_whole("num_workers", settings.pop("num_workers", 0), zero=True)
-    try:
-        TrainingBatches(smallest, draws=recipe.phi.loss.draws, **settings)
-    except TypeError as error:
-        raise ConfigError(f"`loader`: {error}") from error
 
 
 def prepare(
@@ -374,6 +240,8 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     )
     measure = Measure.of(recipe.measure)
     keeper = KeepCheckpoints(around.folder, monitor=f"val/{measure.name}", every_n_steps=around.every_n_steps)
+    keep, around = _what_validation_sees(module, settings.keep, around)
+    start = _trained_tensors(module)
     if around.resume is not None:
         bring_best(around.resume, keeper.best_file)
     with quiet_lightning(), loader_failures_in_a_sentence():
@@ -382,13 +250,32 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     if lightning.max_epochs == 0:
         keep_start(module, keeper, splits.get("valid"), measure)
     else:
-        take_kept(module, keeper.best_file if settings.keep == "best" else keeper.last_file, keeper.run)
+        take_kept(module, keeper.best_file if keep == "best" else keeper.last_file, keeper.run)
+    moved = not all(map(torch.equal, start, _trained_tensors(module)))
+    if not moved:
+        log.info("The weights kept are those before training: no epoch was better on validation.")
     module.model.metrics.train_metrics_(False)
     module.model.eval()
-    kept = keeper.best_epoch if settings.keep == "best" else lightning.current_epoch
+    kept = keeper.best_epoch if keep == "best" else lightning.current_epoch
     for story in (callback for callback in around.callbacks if isinstance(callback, Story)):
         story.show_kept(lightning, module, kept)
-    return Trained(module, keeper, lightning)
+    return Trained(module, keeper, lightning, moved)
+
+
+def _what_validation_sees(module: LGMMLModule, keep: str, around: Surroundings) -> tuple[str, Surroundings]:
+    """What to keep, and the callbacks: validation cannot judge weights that new queries do not get."""
+    if module.trains_metrics or module.model.phi.policy != "ones" or keep == "last":
+        return keep, around
+    log.warning(
+        "New queries get ones, so validation cannot judge the weights that are trained: the weights of the last epoch "
+        "are kept, and training does not stop early. With phi.policy=mean validation judges them."
+    )
+    callbacks = [callback for callback in around.callbacks if not isinstance(callback, EarlyStopping)]
+    return "last", replace(around, callbacks=callbacks)
+
+
+def _trained_tensors(module: LGMMLModule) -> list[Tensor]:
+    return [parameter.detach().clone().cpu() for parameter in module.model.parameters()]
 
 
 def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) -> LGMMLModule:

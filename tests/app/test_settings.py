@@ -17,7 +17,7 @@ from lgmml_torch.app.compose import load_splits
 from lgmml_torch.app.config import RUN_SETTINGS, check_command, check_settings, config_dir, load_config, search_path
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, LGMMLError
-from lgmml_torch.training.stages import Recipe
+from lgmml_torch.training.recipe import Recipe
 
 PARTS: dict[str, list[str]] = {
     "plain": [],
@@ -202,7 +202,7 @@ def test_optimizers_say_what_they_do_not_take(configs: dict[str, DictConfig]) ->
 def test_a_recipe_is_rehearsed_with_its_optimizer() -> None:
     from lgmml_torch.fitting.boosted import fit_boosted
     from lgmml_torch.models.preprocess.compose import list_rank_features
-    from lgmml_torch.training.stages import PhiSettings, rehearse
+    from lgmml_torch.training.recipe import PhiSettings, rehearse
 
     def negative(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=-1)

@@ -22,7 +22,8 @@ from lgmml_torch.segments import segment_min
 from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, Warp
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.stages import PhiSettings, Recipe, Surroundings, Trained, prepare, train_phi
+from lgmml_torch.training.recipe import PhiSettings, Recipe, Surroundings
+from lgmml_torch.training.stages import Trained, prepare, train_phi
 from tests.reference import boosting as naive
 
 

@@ -27,7 +27,8 @@ from lgmml_torch.training.datamodule import RankingDataModule
 from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, Warp
 from lgmml_torch.training.module import LGMMLModule, OptimizerFactory
 from lgmml_torch.training.preprocessed import compute_distances
-from lgmml_torch.training.stages import QUIET, Prepared, Surroundings, add_inputs, quiet_lightning, train_phi
+from lgmml_torch.training.recipe import Surroundings
+from lgmml_torch.training.stages import QUIET, Prepared, add_inputs, quiet_lightning, train_phi
 from tests.pretend import DEVICE, MOVED, PretendTensor, pretend
 from tests.training import tiny
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from lgmml_torch.checks import MissingDependencyError
 from lgmml_torch.training.callbacks import Story
 from lgmml_torch.training.loggers import MLflow, TensorBoard, Wandb, plain_name, sink_of
-from lgmml_torch.training.stages import Surroundings, Trained, train_phi
+from lgmml_torch.training.recipe import Surroundings
+from lgmml_torch.training.stages import Trained, train_phi
 from tests.full_disk import room_for
 from tests.training import tiny
 

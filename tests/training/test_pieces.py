@@ -15,7 +15,7 @@ from lgmml_torch.functional.score import kernel, list_summary
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.module import LGMMLModule
-from lgmml_torch.training.stages import PhiSettings, Recipe, rehearse
+from lgmml_torch.training.recipe import PhiSettings, Recipe, rehearse
 from tests.training import tiny
 
 

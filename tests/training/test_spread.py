@@ -21,7 +21,8 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training import preprocessed, stages
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.stages import Recipe, Surroundings, prepare, quiet_lightning, train_phi
+from lgmml_torch.training.recipe import Recipe, Surroundings
+from lgmml_torch.training.stages import prepare, quiet_lightning, train_phi
 from tests.processes import in_processes, own_part
 from tests.training.tiny import recipe as tiny_recipe
 from tests.training.tiny import trained_recipe

@@ -25,8 +25,9 @@ from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.callbacks import Horizon, LogEpochs, Logistic, OneCycle, StopAtStep, log_rounds
 from lgmml_torch.training.module import Dropout, LGMMLModule
 from lgmml_torch.training.preprocessed import Views
+from lgmml_torch.training.recipe import Surroundings
 from lgmml_torch.training.resume import Start
-from lgmml_torch.training.stages import Prepared, Surroundings, make_module, prepare, train_phi
+from lgmml_torch.training.stages import Prepared, make_module, prepare, train_phi
 from tests.training import tiny
 
 

@@ -15,8 +15,9 @@ from lgmml_torch.checks import DataWarning
 from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.fitting.sampled import SampledBuilder
 from lgmml_torch.training import resume
+from lgmml_torch.training.recipe import Recipe
 from lgmml_torch.training.resume import Unfinished
-from lgmml_torch.training.stages import Prepared, Recipe, prepare
+from lgmml_torch.training.stages import Prepared, prepare
 from tests.training.tiny import recipe as tiny_recipe
 from tests.training.tiny import splits
 

@@ -27,16 +27,8 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import OneCycle, Story
 from lgmml_torch.training.losses import Loss, Softmax, Warp
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.stages import (
-    PhiSettings,
-    Prepared,
-    Recipe,
-    Surroundings,
-    Trained,
-    prepare,
-    quiet_lightning,
-    train_phi,
-)
+from lgmml_torch.training.recipe import PhiSettings, Recipe, Surroundings
+from lgmml_torch.training.stages import Prepared, Trained, prepare, quiet_lightning, train_phi
 
 
 def splits(dtype: torch.dtype = torch.float32) -> tuple[RankingData, ...]:

@@ -1,0 +1,163 @@
+"""What is fitted, and where: the settings that `train.py` and `LGMMLRanker` hand to the stages of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import Logger
+
+from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
+from lgmml_torch.data.cache import Cache
+from lgmml_torch.fitting.bank import Bank, BankBuilder, as_builder
+from lgmml_torch.functional.ranking.custom import Function, Measure
+from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.models.encode import CategorySettings
+from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.training.batches import TrainingBatches
+from lgmml_torch.training.callbacks import (
+    StepSize,
+)
+from lgmml_torch.training.losses import Loss, Warp
+from lgmml_torch.training.module import (
+    DEFAULT_OPTIMIZER,
+    Dropout,
+    OptimizerFactory,
+    make_optimizer,
+)
+
+MakePhi = Callable[..., Phi]
+_KEEP = ("best", "last")
+_USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
+
+
+@dataclass(frozen=True)
+class PhiSettings:
+    """How Φ is trained.
+
+    Attributes:
+        loss: what is minimised.
+        loader: settings of `RankingDataModule`.
+        optimizer: see `LGMMLModule`.
+        step_size: see `LGMMLModule`.
+        dropout: see `LGMMLModule`.
+        deviation_penalty: see `LGMMLModule`.
+        keep: the weights of the result: ``"best"`` by validation, or ``"last"``.
+        preset: metric definitions of the curves.
+        distances: dtype distances are kept in: the model's when None, or a half precision.
+    """
+
+    loss: Loss = field(default_factory=Warp)
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER
+    step_size: StepSize | None = None
+    dropout: Dropout = field(default_factory=Dropout)
+    deviation_penalty: float = 0.0
+    keep: str = "best"
+    preset: str = "default"
+    distances: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("keep", self.keep, _KEEP)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is fitted, part by part.
+
+    Attributes:
+        preprocess: makes an unfitted preprocessing.
+        fit_bank: builds the local metrics.
+        make_phi: called with the numbers of queries and metrics and, where the bank has weights, with ``init``.
+        phi: how Φ is trained.
+        seed: of all draws.
+        categories: settings of the encoder of categories.
+        measure: decides on validation lists when to stop and what to keep; a name or a function.
+        grows: whether the metrics are added to those of an earlier model.
+    """
+
+    preprocess: Callable[[], Preprocess]
+    fit_bank: BankBuilder | Callable[..., Bank]
+    make_phi: MakePhi = Phi
+    phi: PhiSettings = field(default_factory=PhiSettings)
+    seed: int = 0
+    categories: CategorySettings = field(default_factory=CategorySettings)
+    measure: str | Function | Measure = _USUAL
+    grows: bool = False
+
+    @property
+    def own_measure(self) -> Measure | None:
+        """The measure, where it is not the usual one."""
+        found = Measure.of(self.measure)
+        return None if found == Measure(_USUAL) else found
+
+    @property
+    def builder(self) -> BankBuilder:
+        """`fit_bank` as a builder."""
+        return as_builder(self.fit_bank)
+
+    def builder_arguments(self, start: Bank | None = None) -> dict[str, Any]:
+        """What the builder shall know beside the data."""
+        arguments: dict[str, Any] = {}
+        if self.own_measure is not None and self.builder.takes_measure:
+            arguments["measure"] = self.own_measure
+        if start is not None:
+            arguments["start"] = start
+        return arguments
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Output folder, trainer, callbacks, loggers and cache of training.
+
+    Attributes:
+        folder: for ``best.ckpt`` and ``last.ckpt``.
+        trainer: settings of `pytorch_lightning.Trainer`, or something that makes one of callbacks and loggers.
+        callbacks: further ones.
+        loggers: e.g. TensorBoard.
+        cache: where distances are kept; in memory when None.
+        resume: a ``last.ckpt`` to resume from.
+        every_n_steps: how often ``last.ckpt`` is written within an epoch.
+    """
+
+    folder: Path
+    trainer: Mapping[str, Any] | Callable[..., pl.Trainer] = field(default_factory=dict)
+    callbacks: Sequence[Callback] = ()
+    loggers: Sequence[Logger] = ()
+    cache: Cache | None = None
+    resume: Path | None = None
+    every_n_steps: int = 500
+
+
+def rehearse(recipe: Recipe) -> None:
+    """Check the parts of a recipe without data, so that a mistake costs no time.
+
+    Raises:
+        LGMMLError: what is wrong.
+    """
+    builder = recipe.builder
+    if recipe.grows and not (builder.grows or builder.trains_metrics):
+        raise ConfigError("`grow` must be false for metrics that are neither boosted nor trained, got true")
+    growing = {"start": True} if recipe.grows and builder.grows else {}
+    builder.check_call(**recipe.builder_arguments(), **growing)
+    phi = recipe.make_phi(1, 1)
+    try:
+        make_optimizer(recipe.phi.optimizer, list(phi.parameters()), sparse=phi.sparse)
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, LGMMLError) else ConfigError(f"`optimizer`: {error}") from error
+    check_positive("deviation_penalty", recipe.phi.deviation_penalty, zero=True)
+    smallest = RankingData.from_arrays([[0.0], [1.0]], [0, 1], qid=[0, 0])
+    mean_measure(smallest.labels, smallest, recipe.measure)
+    settings = dict(recipe.phi.loader)
+    check_whole("num_workers", settings.pop("num_workers", 0), zero=True)
+    try:
+        TrainingBatches(smallest, draws=recipe.phi.loss.draws, **settings)
+    except TypeError as error:
+        raise ConfigError(f"`loader`: {error}") from error
