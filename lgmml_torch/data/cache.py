@@ -71,12 +71,10 @@ class Cache:
         Writing to the arrays changes them in the memory of this process only.
         """
         entry = self.path(key)
-        if entry.is_dir() and not (entry / _KEY).exists():  # being written, or its writer was killed
-            return None
         try:
             return _open(entry, _text(key))
         except (CheckpointError, OSError) as error:
-            if entry.exists():
+            if entry.is_file() or (entry / _KEY).exists():  # else it is being written, or its writer was killed
                 warnings.warn(f"{error}; building it again", DataWarning, stacklevel=3)
         return None
 
@@ -179,7 +177,11 @@ def _write(entry: Path, key: str, shapes: Shapes, fill: Callable[[Arrays], None]
     """Write an entry. The files appear when all of them are complete, ``key.json`` last."""
     if entry.is_file():  # of release 0.2
         entry.unlink()
-    (entry / _KEY).unlink(missing_ok=True)
+    if (entry / _KEY).exists():
+        with suppress(CheckpointError, OSError):
+            _open(entry, key)
+            return  # another process has written it meanwhile
+        (entry / _KEY).unlink(missing_ok=True)
     arrays: Arrays = {}
     files: dict[str, Path] = {}
     try:
