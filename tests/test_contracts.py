@@ -244,9 +244,7 @@ class TestOneCompositionRoot:
         found = ranker.predict(*as_given(test)[:1], qid=as_given(test)[2])
         expected = result.model.score_in_caller_order(test)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(
-            np.round(found, 4).argsort(kind="stable"), np.round(expected, 4).argsort(kind="stable")
-        )
+        assert (np.diff(found[expected.argsort()]) > -1e-5).all()  # the same ranking, but for scores equal to rounding
 
 
 class TestLossSeam:

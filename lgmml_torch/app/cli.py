@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lgmml_torch import __version__
-from lgmml_torch.app.signals import Interrupted, Watch
+from lgmml_torch.app.start import Interrupted, Watch, wait_quietly
 from lgmml_torch.app.start import main as train
-from lgmml_torch.app.start import wait_quietly
 
 # What each command does, and the function in lgmml_torch/app/commands that adds its options and names its run().
 _COMMANDS = {

@@ -35,8 +35,7 @@ from lgmml_torch.app.compose import (
 from lgmml_torch.app.config import asked_for, check_settings
 from lgmml_torch.app.rankers import Ranker, open_ranker
 from lgmml_torch.app.report import Outcome, Stopwatch, reported_part, tell_loggers, write_report
-from lgmml_torch.app.signals import Interrupted, Watch, say_goodbye
-from lgmml_torch.app.start import fail, set_threads
+from lgmml_torch.app.start import Interrupted, Watch, fail, say_goodbye, set_threads
 from lgmml_torch.checks import ConfigError, LGMMLError, sentence
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_scores
 from lgmml_torch.evaluation.tables import OWN_LABELS

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Vocabulary, codes_of, found_vocabulary, gathered
 from lgmml_torch.checks import DataError, did_you_mean, require
-from lgmml_torch.data.arrow_types import distinct, inner, is_list, no_number, numbers
-from lgmml_torch.data.columns import check_names, lay_out
+from lgmml_torch.data.columns import check_names, distinct, inner, is_list, lay_out, no_number, numbers
 from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, check_memory
 from lgmml_torch.inputs import is_missing, no_numbers
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, check_positive, check_unit_interval, check_whole
 from lgmml_torch.fitting.bank import Bank, OnRound, merge_banks
 from lgmml_torch.fitting.boosted import BoostedBuilder, BoostState, RoundInfo
-from lgmml_torch.functional.positions import position_curve
+from lgmml_torch.functional.losses import position_curve
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids, segment_sum

@@ -23,7 +23,7 @@ from lgmml_torch.checks import (
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
 from lgmml_torch.fitting.learners import BoostConfig, Learners
 from lgmml_torch.fitting.round import Problem, draw_bag, find_learners, make_problem, round_generator
-from lgmml_torch.functional.positions import position_curve, position_step
+from lgmml_torch.functional.losses import position_curve, position_step
 from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.functional.ranking.measures import ndcg, rank_metrics
 from lgmml_torch.ragged import RankingData

@@ -369,7 +369,7 @@ class LogEpochs(Callback):
 
 
 class _Stopper(Protocol):
-    """An object that may ask for the end at any moment, see `lgmml_torch.app.signals.Watch`."""
+    """An object that may ask for the end at any moment, see `lgmml_torch.app.start.Watch`."""
 
     asked: int | None
     waits: bool

@@ -18,7 +18,7 @@ from lgmml_torch import distributed
 from lgmml_torch.checks import CheckpointError, ConfigError, DataWarning, LGMMLError
 from lgmml_torch.files import sweep, write_bytes
 from lgmml_torch.fitting.bank import Bank, BankBuilder
-from lgmml_torch.functional.positions import bias_of
+from lgmml_torch.functional.losses import bias_of
 from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, encode_splits

@@ -26,7 +26,7 @@ from lgmml_torch.checks import ConfigError
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.distributed import gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
-from lgmml_torch.functional.positions import num_positions, position_curve
+from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.models.encode import CategoryEncoder, encode_splits
 from lgmml_torch.models.phi import Phi

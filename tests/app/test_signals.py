@@ -20,7 +20,7 @@ from lgmml_torch.app import train as app
 from lgmml_torch.app.cli import main as lgmml
 from lgmml_torch.app.commands import score
 from lgmml_torch.app.config import config_dir
-from lgmml_torch.app.signals import Interrupted, Watch
+from lgmml_torch.app.start import Interrupted, Watch
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import load_checkpoint, read_model
 from lgmml_torch.training.module import LGMMLModule

@@ -12,7 +12,7 @@ from lgmml_torch.checks import DataError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.fitting.bagged import SEED_STEP, fit_bagged, query_share, score_spread
 from lgmml_torch.fitting.boosted import fit_boosted
-from lgmml_torch.functional.positions import position_curve
+from lgmml_torch.functional.losses import position_curve
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import list_rank_features

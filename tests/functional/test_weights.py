@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.losses import lambda_gradients, softmax_loss
-from lgmml_torch.functional.positions import bias_of, num_positions, position_curve, position_step
+from lgmml_torch.functional.losses import (
+    bias_of,
+    lambda_gradients,
+    num_positions,
+    position_curve,
+    position_step,
+    softmax_loss,
+)
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids
 from tests.reference import weighted
