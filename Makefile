@@ -1,3 +1,4 @@
+SHELL := bash
 # Everything runs inside $(VENV), which the first target that needs it creates.
 VENV   ?= .venv
 PYTHON ?= python3
@@ -38,16 +39,17 @@ tensorboard: $(STAMP) ## watch the runs below outputs/ at http://localhost:6006
 test: $(STAMP) ## run every test
 	$(TEST_ENV) $(PY) -m pytest -n $(JOBS) --dist loadgroup
 
-# Processors round differently. Each entry is what torch may use, and how many threads; pretend-N rounds by seed N.
-PROCESSORS ?= default:1 avx2:2 pretend-1:1 pretend-2:1 pretend-3:2
+# Processors round differently: torch's vector instructions, seed of the pretend processor (tests/processor.py), threads.
+PROCESSORS ?= default:1:1 avx2:2:2 native:3:1
 NUMERICAL := tests/functional tests/models tests/fitting tests/training tests/evaluation tests/test_contracts.py
 
-test-processors: $(STAMP) ## run the numerical tests as other processors would round
+test-processors: $(STAMP) ## run the numerical tests as three other processors would round
 	@for each in $(PROCESSORS); do \
-		kind=$${each%:*}; threads=$${each#*:}; echo "$$kind, threads: $$threads"; \
-		case $$kind in pretend-*) setting=LGMML_PROCESSOR=$${kind#pretend-} ;; *) setting=ATEN_CPU_CAPABILITY=$$kind ;; esac; \
-		env $$setting OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=$$threads MKL_NUM_THREADS=$$threads \
-			$(PY) -m pytest -q -n $(JOBS) -m "not slow" $(NUMERICAL) || exit 1; \
+		IFS=: read -r vectors seed threads <<< "$$each"; \
+		echo "vector instructions: $$vectors, pretend processor: $$seed, threads: $$threads"; \
+		if [ $$vectors = native ]; then unset ATEN_CPU_CAPABILITY; else export ATEN_CPU_CAPABILITY=$$vectors; fi; \
+		LGMML_PROCESSOR=$$seed OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=$$threads MKL_NUM_THREADS=$$threads \
+			$(PY) -m pytest -q -n $(JOBS) --dist loadgroup $(NUMERICAL) || exit 1; \
 	done
 
 test-fast: $(STAMP) ## run the tests that take seconds
