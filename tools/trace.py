@@ -8,8 +8,8 @@ thread. Definitions:
 - Before data: modules entered before the first call of a reader. A reader is a function of ``lgmml_torch/data`` whose
   annotated result names `RankingData`. Documents are those in the results of readers, without readers that these call.
 - Preprocessed are the rows given to `Preprocess.forward`, without calls from inside another one.
-- Scored are the documents given to `LGMML.score`. A call is for the page if a file or folder called page, charts or
-  look is on the stack, for evaluation if one called evaluation is, else for the rest.
+- Scored are the documents given to `LGMML.score`. A call is for the page if a file or folder called page, page_data,
+  charts or look is on the stack, for evaluation if one called evaluation is, else for the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-PAGE = {"page", "charts", "look"}
+PAGE = {"page", "page_data", "charts", "look"}
 
 
 class Trace:
