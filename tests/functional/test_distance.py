@@ -300,3 +300,9 @@ def test_errors_name_argument_rule_and_value() -> None:
         median_scales(torch.ones(1, 1), bandwidth=0)
     with pytest.raises(LGMMLError, match=r"`dists` must be finite, got nan"):
         median_scales(torch.full((2, 2), torch.nan))
+
+
+def test_an_overflow_of_some_distances_is_noticed() -> None:
+    x = torch.tensor([[3e19], [0.0]])
+    with pytest.raises(LGMMLError, match="got an overflow"):
+        local_distances(x, torch.zeros(1, 1), torch.full((1, 1, 1), 3e19))

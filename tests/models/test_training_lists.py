@@ -112,6 +112,13 @@ class TestMoments:
             found = block_moments(blocks, 20, block_ranges(blocks, x[0]))
             torch.testing.assert_close(found, column_moments(x), rtol=1e-14, atol=1e-15)
 
+    def test_weighted_sums_over_several_blocks(self) -> None:
+        g = torch.Generator().manual_seed(0)
+        x, weights = torch.rand(400_000, 7, generator=g), torch.rand(400_000, generator=g)
+        lists = TrainingLists(x, torch.tensor([0, len(x)]))
+        assert len(list(lists.blocks())) > 1
+        torch.testing.assert_close(lists.weighted_sum(weights), weights.double() @ x.double(), rtol=1e-10, atol=0)
+
     def test_weighted_sums(self) -> None:
         x, weights = rows(4, (30, 4), 100.0).float(), rows(5, (30, 1))[:, 0]
         x[:, 3] = 0

@@ -10,8 +10,10 @@ import torch
 from lgmml_torch.app.compose import default_overrides, make_recipe, settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import LGMMLError
+from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.defaults import BUDGETS, Sizes, choose_defaults, find_budget
+from lgmml_torch.training.defaults import make_recipe as estimator_recipe
 
 
 def test_the_size_decides() -> None:
@@ -82,6 +84,27 @@ def test_a_budget_that_is_none_is_refused(budget: Any) -> None:
         choose_defaults(Sizes(10, 100, 5), {"budget": budget})
     with pytest.raises(LGMMLError, match=sentence):
         make_recipe(load_config([f"budget='{budget}'" if isinstance(budget, str) else f"budget={budget}"]))
+
+
+def test_trained_metrics_fill_the_directions_of_their_budget() -> None:
+    for name, budget in BUDGETS.items():
+        chosen = choose_defaults(Sizes(5_000, 500_000, 100), {"budget": name})
+        assert chosen.rank > 0
+        assert chosen.num_metrics * chosen.rank == budget.directions
+        recipe = estimator_recipe(LGMMLRanker(budget=name).get_params(), chosen, 0)
+        assert recipe.phi.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] > 0
+
+
+def test_a_setting_of_other_metrics_is_explained_and_an_unknown_one_is_unknown() -> None:
+    for words, sentence in (
+        (["local_metrics.num_metrics=5"], "belongs to one kind of metrics, so name it: bank='sampled'"),
+        (["local_metrics=boosted", "local_metrics.num_metrics=5"], "has no effect on boosted metrics"),
+        (["local_metrics=boosted", "local_metrics.colour=5"], "unknown setting 'local_metrics.colour'"),
+        (["experiment=paper", "local_metrics.rounds=5"], "unknown setting 'local_metrics.rounds'"),
+        (["loss.colour=5"], "unknown setting 'loss.colour'"),
+    ):
+        with pytest.raises(LGMMLError, match=sentence):
+            load_config(words)
 
 
 class TestSettle:

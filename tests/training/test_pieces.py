@@ -10,12 +10,17 @@ import pytest
 import torch
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.fitting.boosted import BoostedBuilder
+from lgmml_torch.fitting.boosted import BoostedBuilder, fit_boosted
+from lgmml_torch.fitting.sampled import SampledBuilder
+from lgmml_torch.fitting.trained import TrainedBuilder, start_trained
 from lgmml_torch.functional.score import kernel, list_summary
 from lgmml_torch.models.phi import Phi
-from lgmml_torch.training.callbacks import OneCycle
+from lgmml_torch.models.preprocess.compose import Chain
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.training.callbacks import Horizon, OneCycle
 from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.recipe import PhiSettings, Recipe, rehearse
+from lgmml_torch.training.resume import Start
 from tests.training import tiny
 
 
@@ -69,3 +74,34 @@ def test_before_training_lists_are_looked_at_where_weights_depend_on_them(mode: 
     module.on_fit_start()
     expected = list_summary(kernel(dists, model.kernel), data.offsets)
     torch.testing.assert_close(model.phi.summaries, expected if mode != "shared" else expected[:0])
+
+
+def test_a_cycle_rises_and_falls_along_half_a_cosine_each() -> None:
+    rule, horizon = OneCycle(warmup=0.2, start=0.1), Horizon(queries=3, updates=100)
+    found = [rule(updates, horizon) for updates in (0, 10, 20, 60, 100, 150)]
+    assert found == pytest.approx([0.1, 0.55, 1.0, 0.5, 0.0, 0.0], abs=1e-12)
+
+
+def test_only_boosted_and_trained_metrics_grow() -> None:
+    for builder in (BoostedBuilder(rounds=0), TrainedBuilder()):
+        rehearse(replace(tiny.recipe("shared"), fit_bank=builder, grows=True))
+    with pytest.raises(LGMMLError, match="`grow` must be false for metrics that are neither boosted nor trained"):
+        rehearse(replace(tiny.recipe("shared"), fit_bank=SampledBuilder(), grows=True))
+
+
+def test_what_an_earlier_models_metrics_are() -> None:
+    data = tiny.splits()[0]
+    banks = {
+        "trained": start_trained(data, num_metrics=3, rank=2),
+        "boosted": fit_boosted(data, rounds=1, candidates=3),
+        "full rank": start_trained(data, num_metrics=3, rank=99),
+    }
+    for name, bank in banks.items():
+        model = LGMML(Chain([]).fit(data.features, data.offsets), bank.metrics, Phi(1, bank.metrics.num_metrics))
+        assert Start.of(model).kind == ("trained" if name == "trained" else "boosted"), name
+
+
+def test_a_module_trains_as_it_comes() -> None:
+    model = tiny.prepared().model(Phi)
+    (group,) = LGMMLModule(model.spec(), model).configure_optimizers().param_groups
+    assert group["lr"] > 0

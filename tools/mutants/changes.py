@@ -51,6 +51,7 @@ NEUTRAL = (
     "mmap",
     "map_location",
 )
+COMMUTATIVE = ("min", "max", "minimum", "maximum", "result_dtype", "equal", "gcd")  # swapped arguments change nothing
 TALK = ("log", "warnings", "logging")  # what is said is compared by `match=` where it matters
 
 
@@ -230,8 +231,7 @@ def _name(node: ast.AST) -> Iterator[Change]:
     """A function and its opposite, and a step of a chain left out."""
     if not isinstance(node, ast.Call):
         return
-    func = node.func
-    name = func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
+    func, name = node.func, _callee(node)
     if name in OPPOSITE:
         swapped = copy.deepcopy(node)
         if isinstance(swapped.func, ast.Name):
@@ -243,6 +243,13 @@ def _name(node: ast.AST) -> Iterator[Change]:
         yield "step left out", node, f"({ast.unparse(func.value)})"
 
 
+def _callee(node: ast.Call) -> str:
+    """The last part of the name of what is called."""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
 def _argument(node: ast.AST) -> Iterator[Change]:
     if not isinstance(node, ast.Call):
         return
@@ -250,6 +257,8 @@ def _argument(node: ast.AST) -> Iterator[Change]:
         if keyword.arg is not None and keyword.arg not in NEUTRAL:
             fewer = ast.Call(node.func, node.args, [*node.keywords[:place], *node.keywords[place + 1 :]])
             yield "argument left out", node, ast.unparse(fewer)
+    if _callee(node) in COMMUTATIVE:
+        return
     if len(node.args) > 1 and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
         swapped = ast.Call(node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords)
         yield "arguments swapped", node, ast.unparse(swapped)

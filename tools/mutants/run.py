@@ -80,11 +80,17 @@ def copy_tree(root: Path, place: Path) -> Path:
 
 
 def covering(mutant: Mutant, tests: Tests, source: str) -> list[str]:
-    """Tests that run the line; where it is no line of a function's body, those of the function, or of the file."""
+    """Tests of the files that run the line; where it is no line of a function's body, of the function, or of the file.
+
+    All tests of a file: what they share is made once, and the map gives it to the test that came first.
+    """
     for lines in _places(ast.parse(source), mutant.line):
-        found = [name for name, test in tests.items() if not lines.isdisjoint(test["lines"].get(mutant.path, ()))]
-        if found:
-            return found
+        files = set[str]()
+        for name, test in tests.items():
+            if not lines.isdisjoint(test["lines"].get(mutant.path, ())):
+                files.add(name.split("::")[0])
+        if files:
+            return [name for name in tests if name.split("::")[0] in files]
     return []
 
 

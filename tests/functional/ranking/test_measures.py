@@ -340,3 +340,11 @@ def test_definitions_differ_where_the_rules_do() -> None:
     assert "label >= 3" in describe("mrr", threshold=3)
     assert "divided by min(k, n)" in describe("precision@5", "xgboost")
     assert "highest grade" in describe("err@5")
+
+
+def test_a_measure_of_ones_own_gets_scores_labels_and_offsets() -> None:
+    def own(scores: torch.Tensor, labels: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return torch.stack([scores[offsets[0]], labels[offsets[1]]])
+
+    found = rank_metrics(torch.tensor([5.0, 1, 2]), torch.tensor([0.0, 1, 7]), torch.tensor([0, 2, 3]), metrics=[own])
+    assert found["own"].tolist() == [5.0, 7.0]
