@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def check_names(got: Sequence[str] | None, fitted: Sequence[str] | None, what: str) -> None:
+def _check_names(got: Sequence[str] | None, fitted: Sequence[str] | None, what: str) -> None:
     """Require the columns of `fit`, in their order, where both have names."""
     if got is None or fitted is None or list(got) == list(fitted):
         return
@@ -114,7 +114,7 @@ def _prepared_from(start: Start | None, splits: Mapping[str, RankingData], recip
     )
 
 
-def asked_settings(params: Mapping[str, Any]) -> dict[str, Any]:
+def asked_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that differ from their defaults: what the user asked for."""
     usual = LGMMLRanker().get_params(deep=False)
     return {name: value for name, value in params.items() if value is not usual[name] and value != usual[name]}
@@ -131,7 +131,7 @@ def _fit_model(
     from lgmml_torch.training.stages import train_phi
 
     kind = None if start is None else start.kind
-    chosen = choose_defaults(Sizes.of(splits["train"]), asked_settings(params), start=kind)
+    chosen = choose_defaults(Sizes.of(splits["train"]), asked_params(params), start=kind)
     log.info("%s", chosen.reason)
     recipe = replace(make_recipe(params, chosen, seed), grows=start is not None)
     verbose = bool(params["verbose"])
@@ -308,7 +308,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             else (data, self._data(judged, self.categories))
         )
         if valid is not None and judged is not None:
-            check_names(feature_names(judged.X), feature_names(rows.X), "eval_set")
+            _check_names(feature_names(judged.X), feature_names(rows.X), "eval_set")
             if valid.num_features != data.num_features:
                 got = valid.num_features
                 raise DataError(f"`eval_set` must have {data.num_features} features as `X`, got {got}")
@@ -382,7 +382,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     def _features(self, rows: Rows) -> RankingData:
         """Data for the fitted model."""
         rows = find_queries(rows)
-        check_names(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
+        _check_names(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
         data = self._data(rows, self.model_.reading["categories"])
         if data.num_features != self.n_features_in_:
             raise DataError(f"`X` must have {self.n_features_in_} features as in `fit`, got {data.num_features}")

@@ -209,7 +209,7 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
         return cfg
     given = asked_settings(asked)
     loss = _loss_name(cfg)
-    kind = kind_of(cfg)
+    kind = metrics_kind(cfg)
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
         if kind:
@@ -266,7 +266,7 @@ def default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
     return found if "experiment" in given else ["experiment=trained", *found]
 
 
-def kind_of(cfg: DictConfig) -> str:
+def metrics_kind(cfg: DictConfig) -> str:
     """The kind of metrics that is configured; empty for a builder of another package."""
     return _builder(cfg).kind
 
@@ -287,7 +287,7 @@ def _with_reason(cfg: DictConfig, reason: str) -> DictConfig:
     return found
 
 
-def make_recipe(cfg: DictConfig) -> Recipe:
+def recipe_of(cfg: DictConfig) -> Recipe:
     """What the configuration wants fitted.
 
     Raises:
@@ -336,7 +336,7 @@ def find_cache(cfg: DictConfig) -> Cache | None:
     return None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
 
 
-def check_start(cfg: DictConfig) -> None:
+def check_start_files(cfg: DictConfig) -> None:
     """Have a look at the files a run is to start from, before data is read.
 
     Raises:

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pytorch_lightning.callbacks import Callback
 
-from lgmml_torch.app.compose import asked_settings, kind_of, load_splits
+from lgmml_torch.app.compose import asked_settings, load_splits, metrics_kind
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.app.train import train
@@ -109,7 +109,7 @@ def _kind_of_metrics(overrides: Sequence[str]) -> str:
     cfg = load_config(overrides)
     asked = asked_settings(overrides)
     if {"local_metrics", "experiment"} & set(asked):
-        return kind_of(cfg)
+        return metrics_kind(cfg)
     return choose_defaults(Sizes.of(load_splits(cfg)["train"]), asked).bank
 
 

@@ -21,15 +21,15 @@ from lgmml_torch import distributed
 from lgmml_torch.app.compose import (
     asked_measures,
     build,
-    check_start,
+    check_start_files,
     check_trainer,
     find_cache,
     load_base,
     load_splits,
     make_loggers,
-    make_recipe,
     make_surroundings,
     named,
+    recipe_of,
     settle,
 )
 from lgmml_torch.app.config import asked_for, check_settings
@@ -95,7 +95,7 @@ def train(
     other = _load_other(cfg, splits)
     clock.lap("data")
     cfg = settle(cfg, asked, splits["train"])
-    recipe = make_recipe(cfg)
+    recipe = recipe_of(cfg)
     folder = Path(cfg.paths.output_dir)
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
     loggers = make_loggers(cfg)
@@ -112,7 +112,7 @@ def train(
         return None
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
-    evaluations = evaluate_run(cfg, trained.model, prepared, base)
+    evaluations = _evaluate_model(cfg, trained.model, prepared, base)
     if not trained.moved:
         evaluations[0] = replace(evaluations[0], policy=f"{evaluations[0].policy}, not trained")
     if not first:
@@ -129,10 +129,10 @@ def train(
 def _checked(cfg: DictConfig) -> DictConfig:
     """The configuration with ``resume=auto`` resolved; errors in it are raised before data is read."""
     check_settings(cfg)
-    make_recipe(cfg)
+    recipe_of(cfg)
     check_trainer(cfg)
     cfg = found_resume(cfg)
-    check_start(cfg)
+    check_start_files(cfg)
     return cfg
 
 
@@ -269,7 +269,9 @@ def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
     model.base = base
 
 
-def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBase | None = None) -> list[Evaluation]:
+def _evaluate_model(
+    cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBase | None = None
+) -> list[Evaluation]:
     """Three kinds of number, kept apart: training queries, unseen ones, and these with Φ fitted to their own labels.
 
     With trees added, unseen queries are also ranked by ours and by the trees alone.

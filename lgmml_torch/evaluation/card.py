@@ -15,7 +15,7 @@ from lgmml_torch.evaluation.tables import OWN_LABELS
 from lgmml_torch.models.ranker import LGMML
 
 _TAGS = ("learning-to-rank", "ranking", "metric-learning", "tabular")
-SETTINGS = ("seed", "budget", "preprocess", "local_metrics", "phi", "loss", "optimizer", "keep")
+_SETTINGS = ("seed", "budget", "preprocess", "local_metrics", "phi", "loss", "optimizer", "keep")
 LIMITS = """
 - Scores order the documents of one list. They are no probabilities, and scores of different lists do not compare.
 - A document's score may depend on the rest of its list, so whole lists belong in one call.
@@ -53,7 +53,7 @@ def model_card(
     report = report or {"evaluations": [], "config": {}}
     parts = [
         f"---\n{yaml.safe_dump(_front_matter(report, name, licence), sort_keys=False, allow_unicode=True)}---\n",
-        f"# {name}\n\n{about(model)}\n",
+        f"# {name}\n\n{_about_model(model)}\n",
         f"## Data\n\n{_about_data(model, report['config'])}\n",
         f"## Figures\n\n{figures(report['evaluations'])}\n",
         f"## Settings\n\n{settings(report['config'])}\n",
@@ -83,7 +83,7 @@ def _front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> 
     return found
 
 
-def about(model: LGMML) -> str:
+def _about_model(model: LGMML) -> str:
     """What it is, in a paragraph."""
     trees = "" if model.base is None else f" Its scores are added to those of a {model.base.title} model inside."
     return (
@@ -128,7 +128,7 @@ def settings(config: Mapping[str, Any]) -> str:
     if not config:
         return "Not known."
     chosen = f"{config['chosen']}.\n\n" if config.get("chosen") else ""
-    told = _shown({name: config[name] for name in SETTINGS if name in config})
+    told = _shown({name: config[name] for name in _SETTINGS if name in config})
     return f"{chosen}```yaml\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}```"
 
 

@@ -22,7 +22,7 @@ except ImportError:  # told when a transformer is made, so that the module can b
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("qid", "docno", "features")
+_COLUMNS = ("qid", "docno", "features")
 
 
 class LGMMLTransformer(Estimator):  # type: ignore[misc]
@@ -90,9 +90,9 @@ def features_of(rows: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
     Raises:
         DataError: columns or rows that are missing, vectors of different lengths.
     """
-    missing = [name for name in COLUMNS if name not in rows.columns]
+    missing = [name for name in _COLUMNS if name not in rows.columns]
     if missing:
-        raise DataError(f"results must have the columns {', '.join(COLUMNS)}; there is no {missing[0]!r}")
+        raise DataError(f"results must have the columns {', '.join(_COLUMNS)}; there is no {missing[0]!r}")
     if not len(rows):
         raise DataError("results must have at least one row, got none")
     vectors = [np.asarray(vector) for vector in rows["features"]]

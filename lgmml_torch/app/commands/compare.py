@@ -51,7 +51,7 @@ def run(args: Namespace) -> None:
     check_positive("top", args.top, zero=True)
     if args.plot is not None:
         check_choice("plot", Path(args.plot).suffix, PICTURES)
-    found = compare(args)
+    found = _compare(args)
     if args.plot is not None:
         draw(found, args.plot)
     if args.json is not None:
@@ -61,7 +61,7 @@ def run(args: Namespace) -> None:
         show(found, args.top)
 
 
-def compare(args: Namespace) -> Paired:
+def _compare(args: Namespace) -> Paired:
     """Score the lists with both."""
     device = use_machine(args)
     both = [open_ranker(name) for name in (args.model, args.other)]
