@@ -73,10 +73,9 @@ def _front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> 
     if measured:
         data = str(report["config"].get("name", "test queries"))
         found["metrics"] = list(measured[0]["metrics"])
-        results = [
-            {"type": metric, "name": value["definition"], "value": round(value["mean"], 4)}
-            for metric, value in measured[0]["metrics"].items()
-        ]
+        results = []
+        for metric, value in measured[0]["metrics"].items():
+            results.append({"type": metric, "name": value["definition"], "value": round(value["mean"], 4)})
         kind = {"type": "learning-to-rank", "name": "Learning to rank"}
         place = {"type": data, "name": data, "split": "test"}
         found["model-index"] = [{"name": name, "results": [{"task": kind, "dataset": place, "metrics": results}]}]
@@ -85,7 +84,9 @@ def _front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> 
 
 def _about_model(model: LGMML) -> str:
     """What it is, in a paragraph."""
-    trees = "" if model.base is None else f" Its scores are added to those of a {model.base.title} model inside."
+    trees = ""
+    if model.base is not None:
+        trees = f" Its scores are added to those of a {model.base.title} model inside."
     return (
         "Ranks the documents of a list, best first, by the weighted sum of their distances to learned ideal documents: "
         f"{model.metrics.num_metrics} local metrics on {model.num_features} features, weights of the kind "
@@ -96,12 +97,15 @@ def _about_model(model: LGMML) -> str:
 
 def _about_data(model: LGMML, config: Mapping[str, Any]) -> str:
     """Where it was trained, and on which features."""
-    data = {key: value for key, value in _shown(config.get("data", {})).items() if value is not None and key != "kind"}
-    told = "; ".join(f"{key}: {value}" for key, value in data.items())
-    names = model.feature_names
-    features = "without names" if names is None else ", ".join(f"`{name}`" for name in names)
+    told = []
+    for key, value in _shown(config.get("data", {})).items():
+        if value is not None and key != "kind":
+            told.append(f"{key}: {value}")
+    features = "without names"
+    if model.feature_names is not None:
+        features = ", ".join(f"`{name}`" for name in model.feature_names)
     return (
-        f"- training set: {told or 'not known'}\n- training queries: {len(model.qids) or 'not known'}\n"
+        f"- training set: {'; '.join(told) or 'not known'}\n- training queries: {len(model.qids) or 'not known'}\n"
         f"- features: {model.num_features}, {features}"
     )
 
@@ -127,7 +131,9 @@ def settings(config: Mapping[str, Any]) -> str:
     """The settings that decide what is fitted; no paths."""
     if not config:
         return "Not known."
-    chosen = f"{config['chosen']}.\n\n" if config.get("chosen") else ""
+    chosen = ""
+    if config.get("chosen"):
+        chosen = f"{config['chosen']}.\n\n"
     told = _shown({name: config[name] for name in _SETTINGS if name in config})
     return f"{chosen}```yaml\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}```"
 
@@ -147,6 +153,11 @@ def _shown(values: Any) -> Any:
     """Settings without what only Hydra needs, and without places on somebody's disk."""
     if not isinstance(values, Mapping):
         return values
-    kind = {"kind": values["_target_"].rpartition(".")[2]} if "_target_" in values else {}
-    kept = {key: _shown(value) for key, value in values.items() if not str(key).startswith("_")}
-    return kind | {key: value for key, value in kept.items() if not (isinstance(value, str) and value.startswith("/"))}
+    kept = {}
+    if "_target_" in values:
+        kept["kind"] = values["_target_"].rpartition(".")[2]
+    for key, value in values.items():
+        on_disk = isinstance(value, str) and value.startswith("/")
+        if not on_disk and not str(key).startswith("_"):
+            kept[key] = _shown(value)
+    return kept
