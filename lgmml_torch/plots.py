@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -228,9 +227,12 @@ def metric_spectra(bank: LocalMetrics) -> tuple[Tensor, Tensor]:
 def _heaviest(bank: LocalMetrics, phi: Tensor, count: int) -> list[tuple[int, MetricBlock, int]]:
     places = list[tuple[MetricBlock, int]]()
     for block in bank.iter_blocks():
-        places += zip(repeat(block), range(block.num_metrics), strict=False)
-    columns = phi.argsort(descending=True, stable=True)[:count].tolist()
-    return [(column, *places[column]) for column in columns]
+        for row in range(block.num_metrics):
+            places.append((block, row))
+    heaviest = []
+    for column in phi.argsort(descending=True, stable=True)[:count].tolist():
+        heaviest.append((column, *places[column]))
+    return heaviest
 
 
 def _names(names: Sequence[str] | None, features: Sequence[int]) -> list[str]:

@@ -156,7 +156,7 @@ class _Frame:
             self.line(self.left, self.y(value), _WIDTH - _RIGHT, self.y(value), "grid")
             self.text(self.left - 6, self.y(value) + 4, _short(value), "end")
         if x_labels is None:
-            x_labels = dict(zip(self.x_ticks, map(_short, self.x_ticks), strict=True))
+            x_labels = {value: _short(value) for value in self.x_ticks}
         for value, label in x_labels.items():
             self.text(self.x(value), floor + 16, label, "middle")
         self.text((self.left + _WIDTH - _RIGHT) / 2, self.height - 6, x, "middle", "axis")
@@ -362,7 +362,7 @@ def point_chart(points: Sequence[Point], *, x: str, y: str, title: str, labels: 
     """Points with whiskers over named places that follow one another."""
     ends = [0.0, *_heights(points)]
     frame = _Frame([-0.5, len(labels) - 0.5], _ticks(min(ends), max(ends)), 250)
-    frame.axes(x, y, dict(zip(map(float, range(len(labels))), labels, strict=True)))
+    frame.axes(x, y, {float(place): label for place, label in enumerate(labels)})
     frame.drawn.append(tag("polyline", points=_path(frame, points), class_="line faint c1"))
     for p in points:
         span = ""

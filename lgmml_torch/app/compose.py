@@ -235,7 +235,9 @@ def asked_settings(overrides: Sequence[str]) -> dict[str, Any]:
     >>> asked_settings(["loss.margin=0.5", "phi=shared", "+local_metrics.cap=9"])
     {'margin': '0.5', 'phi': 'shared', 'bank_options': '9'}
     """
-    names = {setting.key: name for name, setting in SETTINGS.items()}
+    names = {}
+    for name, setting in SETTINGS.items():
+        names[setting.key] = name
     given: dict[str, Any] = {}
     for text in overrides:
         key, _, value = text.lstrip("+~").partition("=")

@@ -157,7 +157,11 @@ def _without_effect(key: str, overrides: Sequence[str]) -> str | None:
     """The sentence for a setting that other metrics have; None for one that no metrics have."""
     from lgmml_torch.training.defaults import why_unknown  # torch takes its time to import, and a mistake is rare
 
-    parts = dict(text.split("=", 1) for text in overrides if "=" in text)
+    parts = {}
+    for word in overrides:
+        if "=" in word:
+            name, value = word.split("=", 1)
+            parts[name] = value
     bank = parts.get("local_metrics")
     if parts.get("experiment") == "trained":
         bank = "trained"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,9 @@ def _headline(report: Report, data: PageData) -> tuple[str, str]:
 
 def _data_section(report: Report) -> tuple[str, str, Markup]:
     """What was trained on what."""
-    rows = list(starmap(_data_row, report.get("data", {}).items()))
+    rows = []
+    for name, facts in report.get("data", {}).items():
+        rows.append(_data_row(name, facts))
     head = ["part", "queries", "documents", "features", "list length (min–median–max)", "documents by label",
             "without relevant"]  # fmt: skip
     parts = tag("p", "The report does not say.", class_="note")
@@ -129,7 +130,9 @@ def _data_section(report: Report) -> tuple[str, str, Markup]:
 def _data_row(name: str, facts: Mapping[str, Any]) -> list[str]:
     counts = [f"{facts[key]:,}" for key in ("queries", "documents", "features")]
     sizes = "–".join(map(str, facts["documents per query (min, median, max)"]))
-    labels = [f"{float(label):g}: {count:,}" for label, count in facts["labels"].items()]
+    labels = []
+    for label, count in facts["labels"].items():
+        labels.append(f"{float(label):g}: {count:,}")
     if len(labels) > 8:
         labels[8:] = ["…"]
     without = _NONE
@@ -173,10 +176,13 @@ def _mean(entry: Mapping[str, Any] | None) -> Child:
 
 def _counts(item: Mapping[str, Any], key: str) -> str:
     """One number where all measures have the same, else one for each measure."""
-    counts = {name: entry[key] for name, entry in item["metrics"].items()}
-    if len(set(counts.values())) == 1:
-        return f"{next(iter(counts.values())):,}"
-    return ", ".join(f"{count} ({name})" for name, count in counts.items())
+    counts, texts = list[int](), list[str]()
+    for name, entry in item["metrics"].items():
+        counts.append(entry[key])
+        texts.append(f"{entry[key]} ({name})")
+    if len(set(counts)) == 1:
+        return f"{counts[0]:,}"
+    return ", ".join(texts)
 
 
 def _validation_section(report: Report) -> tuple[str, str, Markup]:
@@ -184,7 +190,9 @@ def _validation_section(report: Report) -> tuple[str, str, Markup]:
     charts = [_rounds_chart(report.get("bank", {})), _epochs_chart(report)]
     biases = report.get("bank", {}).get("position_bias")
     if biases:
-        line = list(map(Point, map(int, biases), biases.values()))
+        line = []
+        for place, bias in biases.items():
+            line.append(Point(int(place), bias))
         chart = line_chart({"bias": line}, x="position", y="added to the score", title="Bias by position")
         note = "What being shown there added to a score while training; scores of new lists do without it."
         charts.append(figure("Positions", chart, note))
@@ -253,7 +261,8 @@ def _distribution(data: PageData) -> Markup:
         marks={"mean": data.mean.mean},
     )  # fmt: skip
     ordered = sorted(data.values)
-    low, middle, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.5, 0.9))
+    last = len(ordered) - 1
+    low, middle, high = ordered[round(0.1 * last)], ordered[round(0.5 * last)], ordered[round(0.9 * last)]
     counts = f"{data.mean.counted:,} queries count, {data.mean.skipped:,} are skipped."
     spread = f"Median {middle:.3f}; a tenth are at most {low:.3f}, a tenth at least {high:.3f}."
     return figure(title, chart, f"{counts} {spread}")
@@ -410,8 +419,9 @@ def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
     chart = sorted_chart(gaps, x="queries, by difference", y=f"difference in {paired.measure}", title=title)
     rows = []
     for query in paired.most_different(8):
-        values = [f"{float(value):.4f}" for value in paired.values[:, query]]
-        rows.append([str(paired.qids[query]), *values, f"{float(paired.gaps[query]):+.4f}"])
+        first, second = paired.values[:, query].tolist()
+        gap = float(paired.gaps[query])
+        rows.append([str(paired.qids[query]), f"{first:.4f}", f"{second:.4f}", f"{gap:+.4f}"])
     differing = table(["query", paired.first, paired.second, "difference"], rows, numbers=(1, 2, 3))
     note = f"Blue: {paired.first} is better; orange: {paired.second} is."
     charts = [figure(title, chart, note), figure("Queries that differ most", differing)]
@@ -427,7 +437,9 @@ def _settings_section(report: Report) -> tuple[str, str, Markup]:
     """How long it took, with which versions and settings; everything that is needed to do it again."""
     tables = []
     if report.get("seconds"):
-        rows = [[name, f"{value:.1f} s"] for name, value in report["seconds"].items()]
+        rows = []
+        for name, value in report["seconds"].items():
+            rows.append([name, f"{value:.1f} s"])
         tables.append(figure("Time", table(["stage", "seconds"], rows, numbers=(1,))))
     if report.get("versions"):
         tables.append(figure("Versions", table(["package", "version"], list(report["versions"].items()))))

@@ -7,7 +7,6 @@ lists are scored once. Permutation importance and effects of features score them
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -271,7 +270,8 @@ def _leading_metrics(model: LGMML, pairs: Importance, names: tuple[str, ...]) ->
     sources = model.preprocess.sources()
     places: list[tuple[MetricBlock, int]] = []
     for block in model.metrics.iter_blocks():
-        places += zip(repeat(block), range(block.num_metrics), strict=False)
+        for row in range(block.num_metrics):
+            places.append((block, row))
     leading = []
     for metric in pairs.metrics.argsort(descending=True, stable=True)[:_METRICS].tolist():
         if not pairs.metrics[metric] > 0:

@@ -143,10 +143,9 @@ def report_content(found: Outcome, settings: Any) -> dict[str, Any]:
     adds_to = None
     if model.base is not None:
         adds_to = f"a {model.base.title} model"
-    curve = found.keeper.curve
     return {
-        "evaluations": [evaluation.to_dict() for evaluation in found.evaluations],
-        "validation curve": dict(zip(map(str, curve), curve.values(), strict=True)),
+        "evaluations": list(map(Evaluation.to_dict, found.evaluations)),
+        "validation curve": {str(epoch): value for epoch, value in found.keeper.curve.items()},
         "best epoch": found.keeper.best_epoch,
         "bank": found.bank_history,
         "data": {name: statistics(part) for name, part in found.splits.items()},

@@ -50,13 +50,17 @@ def means_markdown(folder: Path) -> str:
     header = ["runs of", "data", "weights", *definitions, "runs", "queries"]
     lines = [header, ["---"] * 3 + ["---:"] * (len(header) - 3)]
     for key, runs in rows.items():
-        queries = 0
+        queries, cells = 0, list[str]()
         for metrics in runs:
             queries += max((metric["counted"] for metric in metrics.values()), default=0)
-        lines.append([*key, *(_cell(runs, name) for name in definitions), str(len(runs)), str(queries)])
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        for name in definitions:
+            cells.append(_cell(runs, name))
+        lines.append([*key, *cells, str(len(runs)), str(queries)])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     note = "Mean over runs of each run's mean over queries, ± the standard deviation between runs."
-    notes = "".join(f"- {text}\n" for text in sorted(definitions.values()))
+    notes = ""
+    for text in sorted(definitions.values()):
+        notes += f"- {text}\n"
     if common:
         table = f"All runs: {', '.join(common)}.\n\n{table}"
     return f"{table}\n\n{note}\n\n{notes}"

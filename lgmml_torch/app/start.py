@@ -130,7 +130,8 @@ class Watch:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.getsignal(number) for number in WATCHED}
+        for number in WATCHED:
+            self._before[number] = signal.getsignal(number)
         self.listen()
         return self
 

@@ -90,8 +90,10 @@ def read_search(words: Sequence[str], file: Path | None = None) -> Search:
         searched.pop(item.get_key_element(), None)
     if not searched:
         raise ConfigError("there is nothing to search: give a setting several values, e.g. 'loss.margin=choice(0.1,1)'")
-    firsts = [f"{key}={_first(value)}" for key, value in distributions(searched).items()]
-    load_config([*fixed, *firsts])
+    firsts = {}
+    for key, distribution in distributions(searched).items():
+        firsts[key] = _first(distribution)
+    load_config([*fixed, *_assignments(firsts)])
     return Search(tuple(fixed), searched, seed)
 
 
@@ -106,7 +108,10 @@ def _read_space(file: Path | None, kind: str) -> tuple[dict[str, str], int]:
     space = content.get("space", {})
     if file is None:
         space = space.get(kind, {})
-    return dict(zip(map(str, space), map(str, space.values()), strict=True)), content.get("seed", 0)
+    texts = {}
+    for key, value in space.items():
+        texts[str(key)] = str(value)
+    return texts, content.get("seed", 0)
 
 
 def _kind_of_metrics(overrides: Sequence[str]) -> str:
@@ -120,8 +125,14 @@ def _kind_of_metrics(overrides: Sequence[str]) -> str:
 
 def distributions(space: Mapping[str, str]) -> dict[str, BaseDistribution]:
     """What each text means to Optuna."""
-    words = [f"{key}={text}" for key, text in space.items()]
-    return {item.get_key_element(): _distribution(item) for item in _parsed(words)}
+    found = {}
+    for item in _parsed(_assignments(space)):
+        found[item.get_key_element()] = _distribution(item)
+    return found
+
+
+def _assignments(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in settings.items()]
 
 
 def _parsed(words: Sequence[str]) -> list[Override]:
@@ -239,7 +250,7 @@ def _try_settings(study: Study, trial: Trial, search: Search, folder: Path) -> N
     from optuna import TrialPruned
     from optuna.trial import TrialState
 
-    chosen = [f"{key}={value}" for key, value in trial.params.items()]
+    chosen = _assignments(trial.params)
     data = "generated"
     for word in reversed(search.fixed):
         if word.startswith("data="):
@@ -284,7 +295,10 @@ def save_picture(study: Study, file: Path) -> None:
 
 def study_rows(study: Study) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table of trials: finished ones, best first, then the others."""
-    names = sorted(set().union(*(trial.params for trial in study.trials)))
+    names = set[str]()
+    for trial in study.trials:
+        names |= trial.params.keys()
+    header = ["trial", "validation ndcg@10", "state", *sorted(names)]
     order = {"COMPLETE": 0, "PRUNED": 1}
     trials = sorted(study.trials, key=lambda t: (order.get(t.state.name, 2), -(t.value or 0.0), t.number))
     states = {"COMPLETE": "finished", "FAIL": "failed"}
@@ -293,9 +307,11 @@ def study_rows(study: Study) -> tuple[list[str], list[list[str]]]:
         value, state = "", states.get(trial.state.name, trial.state.name.lower())
         if not math.isnan(_value(trial)):
             value = f"{_value(trial):.4f}"
-        settings = [_setting(trial.params.get(name, "")) for name in names]
-        rows.append([str(trial.number), value, state, *settings])
-    return ["trial", "validation ndcg@10", "state", *names], rows
+        row = [str(trial.number), value, state]
+        for name in sorted(names):
+            row.append(_setting(trial.params.get(name, "")))
+        rows.append(row)
+    return header, rows
 
 
 def _value(trial: FrozenTrial) -> float:

@@ -334,7 +334,9 @@ def _evaluate_unseen(
     options: Mapping[str, Any],
 ) -> list[Evaluation]:
     """Unseen queries by each policy; with trees added, also ours and the trees alone."""
-    found = [evaluate(model, data, split=split, policy=policy, **options) for policy in policies]
+    found = []
+    for policy in policies:
+        found.append(evaluate(model, data, split=split, policy=policy, **options))
     if base is None:
         return found
     return _beside_each_alone(found, model, base, data, options)

@@ -122,9 +122,13 @@ def figures(evaluations: list[dict[str, Any]]) -> str:
         values = [f"{one['metrics'][name]['mean']:.4f}" for name in measures]
         counts = one["metrics"][measures[0]]
         rows.append([one["split"], one["policy"], *values, counts["counted"], counts["skipped"], one["seed"]])
-    table = "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
-    definitions = "\n".join(f"- {evaluations[0]['metrics'][name]['definition']}" for name in measures)
-    return f"{table}\n\n{definitions}"
+    lines = []
+    for row in rows:
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    lines.append("")
+    for entry in evaluations[0]["metrics"].values():
+        lines.append(f"- {entry['definition']}")
+    return "\n".join(lines)
 
 
 def settings(config: Mapping[str, Any]) -> str:

@@ -185,7 +185,10 @@ def evaluate_scores(
 
 def _of_all(values: dict[str, Tensor], data: RankingData) -> dict[str, Tensor]:
     """The values of all queries, where processes share them."""
-    return {name: data.of_all_queries(column.cpu()) for name, column in values.items()}
+    found = {}
+    for name, column in values.items():
+        found[name] = data.of_all_queries(column.cpu())
+    return found
 
 
 def _all_qids(data: RankingData) -> tuple[Hashable, ...]:

@@ -31,10 +31,13 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
 def evaluation_markdown(evaluations: Sequence[Evaluation]) -> str:
     """The same table as Markdown, with intervals, and the definitions below it."""
     header = _header(evaluations)
-    lines = [header, ["---"] * 2 + ["---:"] * (len(header) - 2), *_rows(evaluations, intervals=True)]
-    table = "\n".join("| " + " | ".join(row) + " |" for row in lines)
-    notes = "\n".join(f"- {text}" for text in _definitions(evaluations))
-    return f"{table}\n\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n{notes}\n"
+    text = ""
+    for row in (header, ["---"] * 2 + ["---:"] * (len(header) - 2), *_rows(evaluations, intervals=True)):
+        text += f"| {' | '.join(row)} |\n"
+    text += "\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n"
+    for definition in _definitions(evaluations):
+        text += f"- {definition}\n"
+    return text
 
 
 def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
@@ -172,8 +175,10 @@ def _rows(evaluations: Sequence[Evaluation], *, intervals: bool = False) -> list
     names = _names(evaluations)
     rows = []
     for e in evaluations:
-        means = [_mean(e, name, intervals) for name in names]
-        rows.append([e.split, e.policy, *means, _counts(e.counted), _counts(e.skipped)])
+        row = [e.split, e.policy]
+        for name in names:
+            row.append(_mean(e, name, intervals))
+        rows.append([*row, _counts(e.counted), _counts(e.skipped)])
     return rows
 
 
