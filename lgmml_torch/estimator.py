@@ -47,28 +47,34 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def check_names(got: Sequence[str] | None, fitted: Sequence[str] | None, what: str) -> None:
+def _check_names(got: Sequence[str] | None, fitted: Sequence[str] | None, what: str) -> None:
     """Require the columns of `fit`, in their order, where both have names."""
     if got is None or fitted is None or list(got) == list(fitted):
         return
-    new, gone = [name for name in got if name not in fitted], [name for name in fitted if name not in got]
-    how = f"unknown {new[:3]}, missing {gone[:3]}" if new or gone else "the same names in another order"
+    new = [name for name in got if name not in fitted]
+    gone = [name for name in fitted if name not in got]
+    how = "the same names in another order"
+    if new or gone:
+        how = f"unknown {new[:3]}, missing {gone[:3]}"
     raise DataError(f"`{what}` must have the columns it had in `fit`, got {how}")
 
 
 @contextmanager
 def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
-    """So many threads, and no more talk than asked for; both as before in the end.
+    """Temporarily set the number of threads and the log level.
 
-    What is told goes where the program's own logging sends it, or to standard error where it sends nothing anywhere.
+    Messages go where the program's own logging sends them, or to standard error where it has no handler.
     """
-    talkers = [logging.getLogger(name) for name in ("lgmml_torch", "pytorch_lightning", "lightning")]
+    talkers = list(map(logging.getLogger, ("lgmml_torch", "pytorch_lightning", "lightning")))
     levels = [talker.level for talker in talkers]
     before = torch.get_num_threads()
+    wanted, handler = logging.WARNING, None
+    if verbose:
+        wanted = logging.INFO
     for talker in talkers:
-        talker.setLevel(logging.INFO if verbose else logging.WARNING)
-    handler = logging.StreamHandler() if verbose and not talkers[0].hasHandlers() else None
-    if handler is not None:
+        talker.setLevel(wanted)
+    if verbose and not talkers[0].hasHandlers():
+        handler = logging.StreamHandler()
         talkers[0].addHandler(handler)
     try:
         if threads is not None and threads > 0:
@@ -106,7 +112,10 @@ def _prepared_from(start: Start | None, splits: Mapping[str, RankingData], recip
 
     builder = recipe.builder
     if start is None or builder.grows:
-        return prepare(splits, recipe, log_rounds if verbose else None, start=start)
+        told = None
+        if verbose:
+            told = log_rounds
+        return prepare(splits, recipe, told, start=start)
     splits = start.read(splits, recipe.categories)
     check_positions(splits["train"], builder.trains_metrics)
     return Prepared(
@@ -114,10 +123,14 @@ def _prepared_from(start: Start | None, splits: Mapping[str, RankingData], recip
     )
 
 
-def asked_settings(params: Mapping[str, Any]) -> dict[str, Any]:
+def asked_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that differ from their defaults: what the user asked for."""
     usual = LGMMLRanker().get_params(deep=False)
-    return {name: value for name, value in params.items() if value is not usual[name] and value != usual[name]}
+    asked = {}
+    for name, value in params.items():
+        if value is not usual[name] and value != usual[name]:
+            asked[name] = value
+    return asked
 
 
 def _fit_model(
@@ -130,20 +143,24 @@ def _fit_model(
     from lgmml_torch.training.recipe import Surroundings
     from lgmml_torch.training.stages import train_phi
 
-    kind = None if start is None else start.kind
-    chosen = choose_defaults(Sizes.of(splits["train"]), asked_settings(params), start=kind)
+    kind = None
+    if start is not None:
+        kind = start.kind
+    chosen = choose_defaults(Sizes.of(splits["train"]), asked_params(params), start=kind)
     log.info("%s", chosen.reason)
     recipe = replace(make_recipe(params, chosen, seed), grows=start is not None)
     verbose = bool(params["verbose"])
     prepared = _prepared_from(start, splits, recipe, verbose)
+    trainer = {"max_epochs": params["epochs"], "accelerator": ACCELERATORS[params["device"]]}
+    if params["epochs"] is None:
+        trainer["max_epochs"] = chosen.epochs
+    if chosen.bank == "trained":
+        trainer["gradient_clip_val"] = GRADIENT_CLIP
+    watching = []
+    if verbose:
+        watching.append(LogEpochs())
     with tempfile.TemporaryDirectory() as folder:
-        trainer = {
-            "max_epochs": chosen.epochs if params["epochs"] is None else params["epochs"],
-            "accelerator": ACCELERATORS[params["device"]],
-            "default_root_dir": folder,
-            "gradient_clip_val": GRADIENT_CLIP if chosen.bank == "trained" else None,
-        }
-        watching = [LogEpochs()] if verbose else []
+        trainer["default_root_dir"] = folder
         trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer, watching))
     return trained, prepared.bank
 
@@ -302,20 +319,20 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         rows = find_queries(Rows(X, y, qid, group))
         data = weighed(self._data(rows, self.categories, positions=position), sample_weight)
         judged = validation_rows(eval_set, eval_qid, eval_group)
-        train, valid = (
-            held_out(data, self.validation_fraction, seed)
-            if judged is None
-            else (data, self._data(judged, self.categories))
-        )
-        if valid is not None and judged is not None:
-            check_names(feature_names(judged.X), feature_names(rows.X), "eval_set")
+        if judged is None:
+            train, valid = held_out(data, self.validation_fraction, seed)
+        else:
+            train, valid = data, self._data(judged, self.categories)
+            _check_names(feature_names(judged.X), feature_names(rows.X), "eval_set")
             if valid.num_features != data.num_features:
                 got = valid.num_features
                 raise DataError(f"`eval_set` must have {data.num_features} features as `X`, got {got}")
             if not has_relevant(valid):
                 raise DataError("`eval_set` must have a query with a relevant document, got none")
+        splits = {"train": train}
+        if valid is not None:
+            splits["valid"] = valid
         with surroundings(self.n_jobs, self.verbose):
-            splits = {"train": train} if valid is None else {"train": train, "valid": valid}
             trained, bank = _fit_model(splits, self.get_params(deep=False), seed, start)
         return self._keep(trained, bank, rows.X, data.num_features)
 
@@ -351,7 +368,9 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "model_")
         data = self._features(Rows(X, y, qid, group))
-        weights = None if sample_weight is None else query_weights(sample_weight, data)
+        weights = None
+        if sample_weight is not None:
+            weights = query_weights(sample_weight, data)
         return mean_measure(self.model_.score(data), data, self.measure, weights=weights)
 
     @property
@@ -370,7 +389,9 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """A ranker that predicts with a stored model; its training parameters are the defaults."""
         model = LGMML.load(path)
-        phi = "deviations" if model.phi.deviations else model.phi.mode
+        phi = model.phi.mode
+        if model.phi.deviations:
+            phi = "deviations"
         ranker = cls(kernel=model.kernel, phi=phi, policy=model.phi.policy)
         ranker.model_, ranker.n_features_in_ = model, model.reading["num_features"]
         return ranker
@@ -382,7 +403,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     def _features(self, rows: Rows) -> RankingData:
         """Data for the fitted model."""
         rows = find_queries(rows)
-        check_names(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
+        _check_names(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
         data = self._data(rows, self.model_.reading["categories"])
         if data.num_features != self.n_features_in_:
             raise DataError(f"`X` must have {self.n_features_in_} features as in `fit`, got {data.num_features}")

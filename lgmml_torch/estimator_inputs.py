@@ -63,13 +63,13 @@ def find_queries(rows: Rows, *, name: str = "X") -> Rows:
     if rows.y is None:
         raise DataError("`y` must be given: a ranker requires y to be passed, but the target y is None")
     has_column = _QID in frame_columns(rows.X)
-    given = [word for word, value in (("qid", rows.qid), ("group", rows.group)) if value is not None]
     if has_column:
-        if given:
-            raise DataError(f"`{given[0]}` must be None where `{name}` has a column {_QID!r}, got both")
+        for word, value in (("qid", rows.qid), ("group", rows.group)):
+            if value is not None:
+                raise DataError(f"`{word}` must be None where `{name}` has a column {_QID!r}, got both")
         X, qid = drop_column(rows.X, frame_columns(rows.X).index(_QID))
         return Rows(X, rows.y, qid)
-    if not given:
+    if rows.qid is None and rows.group is None:
         raise DataError(
             "`qid` must name the query of each row, got None; `group` (sizes of consecutive queries) or a column "
             f"{_QID!r} of a frame do as well"
@@ -88,11 +88,12 @@ def validation_rows(eval_set: Any, eval_qid: Any, eval_group: Any) -> Rows | Non
             if value is not None:
                 raise DataError(f"`{name}` must be None without an `eval_set`, got {type(value).__name__}")
         return None
-    sets = [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
+    got = f"a {type(eval_set).__name__} of other things"
+    if isinstance(eval_set, tuple):
+        got = f"{len(eval_set)} parts"
+        eval_set = [eval_set]
+    sets = list(eval_set)
     if not sets or not all(isinstance(one, (tuple, list)) and len(one) in (2, 3) for one in sets):
-        got = (
-            f"{len(eval_set)} parts" if isinstance(eval_set, tuple) else f"a {type(eval_set).__name__} of other things"
-        )
         raise DataError(WAYS.format(got))
     if len(sets) > 1:
         warnings.warn(
@@ -102,12 +103,17 @@ def validation_rows(eval_set: Any, eval_qid: Any, eval_group: Any) -> Rows | Non
         )
     qid, group = _last("eval_qid", eval_qid, len(sets)), _last("eval_group", eval_group, len(sets))
     X, y, *own = sets[-1]
+    known = qid is not None or group is not None
     if own and qid is not None:
         raise DataError("`eval_qid` must be None where `eval_set` holds (X, y, qid), got both")
+    if own:
+        qid = own[0]
     try:
-        return find_queries(Rows(X, y, own[0] if own else qid, group), name="eval_set")
-    except DataError as error:
-        raise error if (qid, group) != (None, None) else DataError(WAYS.format(f"{len(sets[-1])} parts")) from None
+        return find_queries(Rows(X, y, qid, group), name="eval_set")
+    except DataError:
+        if known:
+            raise
+        raise DataError(WAYS.format(f"{len(sets[-1])} parts")) from None
 
 
 def _last(name: str, given: Any, count: int) -> Any:
@@ -160,7 +166,9 @@ def weighed(data: RankingData, sample_weight: Any) -> RankingData:
     counts = found.query_weights
     if found.document_weights is not None:
         counts = segment_max(found.document_weights, data.offsets)
-    return found if counts is None else found.select((counts > 0).nonzero()[:, 0])
+    if counts is None:
+        return found
+    return found.select((counts > 0).nonzero()[:, 0])
 
 
 def has_relevant(data: RankingData) -> bool:

@@ -43,16 +43,17 @@ def metrics_picture(
         limit = np.abs(matrix).max() or 1.0
         axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(f"metric {column}\nΦ = {float(phi[column]):.3g}", fontsize=9)
-        ticks = range(len(matrix)) if not block.is_full and len(matrix) <= 12 else []
-        labels = [_name(names, int(block.support[row, i])) for i in ticks]
-        axis.set_xticks(list(ticks), labels, fontsize=7, rotation=90)
-        axis.set_yticks(list(ticks), labels, fontsize=7)
+        labels = list[str]()
+        if not block.is_full and len(matrix) <= 12:
+            labels = _names(names, block.support[row].tolist())
+        axis.set_xticks(range(len(labels)), labels, fontsize=7, rotation=90)
+        axis.set_yticks(range(len(labels)), labels, fontsize=7)
     top.suptitle("heaviest local metrics M = F Fᵀ (blue −, red +)")
     axis = bottom.subplots()
     weight = feature_weight(bank, phi).cpu().numpy()
     order = np.argsort(-weight)[: 5 * panels]
     axis.bar(range(len(order)), weight[order], color="#4477aa")
-    axis.set_xticks(range(len(order)), [_name(names, int(i)) for i in order], rotation=90, fontsize=7)
+    axis.set_xticks(range(len(order)), _names(names, order.tolist()), rotation=90, fontsize=7)
     axis.set_ylabel("share of Φ·diag(M)")
     axis.set_title("features that count most", fontsize=10)
     return figure
@@ -86,20 +87,24 @@ def search_picture(
         curves: of each trial, by epoch.
         settings: of each trial, by name.
     """
-    names = sorted({name for chosen in settings for name in chosen})
+    names = sorted(set().union(*settings))
     columns = 3
     rows = -(-(len(names) + 2) // columns)
     figure = Figure(figsize=(4 * columns, 3 * rows), layout="constrained")
     first, second, *others = figure.subplots(rows, columns, squeeze=False).ravel()
-    finished = [number for number, value in enumerate(values) if not np.isnan(value)]
-    best = max(finished, key=lambda number: values[number], default=None)
+    best = None
+    if not np.isnan(values).all():
+        best = int(np.nanargmax(values))
     first.plot(values, "o", color="#4477aa", label="trial")
     first.plot(np.fmax.accumulate(np.asarray(values, dtype=float)), color="#cc6677", label="best so far")
     first.set_xlabel("trial")
     first.legend(fontsize=8)
     for number, curve in enumerate(curves):
-        colour = "#cc6677" if number == best else "#4477aa" if number in finished else "grey"
-        line = "-" if number in finished else ":"
+        colour, line = "#4477aa", "-"
+        if number == best:
+            colour = "#cc6677"
+        elif np.isnan(values[number]):
+            colour, line = "grey", ":"
         second.plot(list(curve), list(curve.values()), color=colour, linestyle=line, alpha=0.7, marker=".")
     second.set_xlabel("epoch (red: the best trial; grey: stopped early)")
     for axis in (first, second):
@@ -115,18 +120,21 @@ def search_picture(
 
 
 def _plot_setting(axis: Any, name: str, chosen: Sequence[Any], values: Sequence[float], best: int | None) -> None:
-    shown = [number for number, x in enumerate(chosen) if x is not None]
-    numbers = [chosen[i] for i in shown if isinstance(chosen[i], (int, float))]
-    if len(numbers) == len(shown):
-        if min(numbers) > 0 and max(numbers) > 10 * min(numbers):
+    places, heights, colours = list[Any](), list[float](), list[str]()
+    for number, place in enumerate(chosen):
+        if place is not None:
+            places.append(place)
+            heights.append(values[number])
+            colours.append("#cc6677" if number == best else "#4477aa")
+    if all(isinstance(place, (int, float)) for place in places):
+        if min(places) > 0 and max(places) > 10 * min(places):
             axis.set_xscale("log")
             axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
             axis.xaxis.set_major_formatter("{x:g}")
             axis.xaxis.set_minor_formatter(NullFormatter())
         else:
             axis.locator_params(axis="x", nbins=4)
-    colours = ["#cc6677" if i == best else "#4477aa" for i in shown]
-    axis.scatter([chosen[i] for i in shown], [values[i] for i in shown], c=colours)
+    axis.scatter(places, heights, c=colours)
     axis.set_xlabel(name)
 
 
@@ -155,9 +163,11 @@ def effect_picture(effects: Mapping[str, PartialEffect], *, columns: int = 3) ->
     axes = np.atleast_1d(figure.subplots(rows, min(columns, len(effects)), sharey=True, squeeze=False)).ravel()
     for axis, (name, effect) in zip(axes, effects.items(), strict=False):
         unit = effect.spread or 1.0
-        low, mean, high = (
-            [getattr(interval, part) / unit for interval in effect.intervals] for part in ("low", "mean", "high")
-        )
+        low, mean, high = list[float](), list[float](), list[float]()
+        for interval in effect.intervals:
+            low.append(interval.low / unit)
+            mean.append(interval.mean / unit)
+            high.append(interval.high / unit)
         axis.fill_between(effect.values, low, high, color="#4477aa", alpha=0.2, linewidth=0)
         axis.plot(effect.values, mean, color="#4477aa", marker="o", markersize=3)
         axis.axhline(0, color="grey", linewidth=0.8)
@@ -215,10 +225,18 @@ def metric_spectra(bank: LocalMetrics) -> tuple[Tensor, Tensor]:
 
 
 def _heaviest(bank: LocalMetrics, phi: Tensor, count: int) -> list[tuple[int, MetricBlock, int]]:
-    places = [(block, row) for block in bank.iter_blocks() for row in range(block.num_metrics)]
-    columns = phi.argsort(descending=True, stable=True)[:count].tolist()
-    return [(column, *places[column]) for column in columns]
+    places = list[tuple[MetricBlock, int]]()
+    for block in bank.iter_blocks():
+        for row in range(block.num_metrics):
+            places.append((block, row))
+    heaviest = []
+    for column in phi.argsort(descending=True, stable=True)[:count].tolist():
+        heaviest.append((column, *places[column]))
+    return heaviest
 
 
-def _name(names: Sequence[str] | None, index: int) -> str:
-    return str(index + 1) if names is None else names[index]
+def _names(names: Sequence[str] | None, features: Sequence[int]) -> list[str]:
+    """Names of features; without names their numbers from 1."""
+    if names is None:
+        return [str(feature + 1) for feature in features]
+    return [names[feature] for feature in features]

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from lgmml_torch.app.compose import make_recipe, settle
+from lgmml_torch.app.compose import recipe_of, settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import search_recipes, train_best_phi
 from lgmml_torch.checks import ConfigError, DegenerateScoresWarning, did_you_mean
@@ -70,7 +70,7 @@ class Trained:
 def fit_bank(fold: RankingFold, overrides: Sequence[str] = (), seed: int = 0) -> Prepared:
     """Preprocessing and local metrics as ``train.py`` fits them with the same overrides."""
     cfg = load_config([*overrides, f"seed={seed}", *SILENT])
-    return prepare({"train": fold.train, "valid": fold.valid}, make_recipe(cfg))
+    return prepare({"train": fold.train, "valid": fold.valid}, recipe_of(cfg))
 
 
 def bank_info(bank: Prepared) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def train_configured(cfg: DictConfig, bank: Prepared, watch: Stopwatch | None = 
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder, quiet("pytorch_lightning"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateScoresWarning)  # a finding, seen in the figures
-        candidates = search_recipes(cfg, make_recipe(cfg), validated=True)
+        candidates = search_recipes(cfg, recipe_of(cfg), validated=True)
         trained = train_best_phi(cfg, bank, candidates, [] if watch is None else [watch], Path(folder))
     model, keeper = trained.model.eval(), trained.keeper
     info = {
@@ -221,7 +221,7 @@ def fit_default(fold: RankingFold, seed: int, options: Options) -> Fitted:
     """What ``train.py`` does with such data when nothing is said."""
     asked = [*options.get("overrides", ()), f"seed={seed}", *SILENT]
     cfg = settle(load_config(asked), asked, fold.train)
-    bank = prepare({"train": fold.train, "valid": fold.valid}, make_recipe(cfg))
+    bank = prepare({"train": fold.train, "valid": fold.valid}, recipe_of(cfg))
     trained = train_configured(cfg, bank, options.get("watch"))
     return Fitted({"default": _scorer(trained.model)}, {**bank_info(bank), **trained.info, "way": cfg.chosen})
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import open_dict
 
-from lgmml_torch.app.compose import build, load_splits, make_recipe
+from lgmml_torch.app.compose import build, load_splits, recipe_of
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
@@ -211,7 +211,7 @@ class TestOneCompositionRoot:
             cfg = load_config([f"local_metrics={name}"])
             assert build(cfg.local_metrics, _convert_="all") == builder
         cfg, plain = load_config([]), PhiSettings()
-        phi = make_recipe(cfg).phi
+        phi = recipe_of(cfg).phi
         assert phi.loss == plain.loss
         assert (phi.keep, phi.deviation_penalty, phi.preset) == (plain.keep, plain.deviation_penalty, plain.preset)
         assert tuple(cfg.evaluation.metrics) == REPORTED

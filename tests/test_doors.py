@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from lgmml_torch.app.compose import make_recipe as recipe_of_config
+from lgmml_torch.app.compose import recipe_of as recipe_of_config
 from lgmml_torch.app.compose import settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.estimator import LGMMLRanker, asked_settings
+from lgmml_torch.estimator import LGMMLRanker, asked_params
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.steps import Norm2
 from lgmml_torch.ragged import RankingData
@@ -101,7 +101,7 @@ def described(recipe: Any, trainer: dict[str, Any]) -> dict[str, Any]:
 
 def by_estimator(params: dict[str, Any], data: RankingData) -> dict[str, Any]:
     given = LGMMLRanker(**params).get_params(deep=False)
-    chosen = choose_defaults(Sizes.of(data), asked_settings(given))
+    chosen = choose_defaults(Sizes.of(data), asked_params(given))
     epochs = chosen.epochs if given["epochs"] is None else given["epochs"]
     clip = GRADIENT_CLIP if chosen.bank == "trained" else None
     return described(make_recipe(given, chosen, given["random_state"] or 0), {"epochs": epochs, "clip": clip})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from itertools import chain
 from typing import NamedTuple
 
 VOID = {"meta", "br", "line", "rect", "circle", "path", "polyline"}  # written without an end
@@ -29,8 +30,10 @@ def tag(name: str, *children: Child, **attributes: object) -> Markup:
     >>> tag("p", "a < b", tag("b", 3), class_="x", data_q='"')
     '<p class="x" data-q="&quot;">a &lt; b<b>3</b></p>'
     """
-    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    words = "".join(f' {key}="{escape(str(value), quote=True)}"' for key, value in given.items())
+    words = ""
+    for key, value in attributes.items():
+        if value is not None:
+            words += f' {key.rstrip("_").replace("_", "-")}="{escape(str(value), quote=True)}"'
     inner = _join(children)
     if name in VOID and not inner:
         return Markup(f"<{name}{words}/>")
@@ -39,7 +42,7 @@ def tag(name: str, *children: Child, **attributes: object) -> Markup:
 
 def _join(children: Iterable[Child]) -> Markup:
     """Children one after the other."""
-    return Markup("".join(_text(child) for child in children))
+    return Markup("".join(map(_text, children)))
 
 
 def _text(child: Child) -> str:
@@ -55,13 +58,19 @@ def _text(child: Child) -> str:
 def table(header: Sequence[Child], rows: Iterable[Sequence[Child]], *, numbers: Iterable[int] = ()) -> Markup:
     """A table that scrolls sideways where it must; columns ``numbers`` stand at the right."""
     right = set(numbers)
-
-    def cell(name: str, column: int, content: Child) -> Markup:
-        return tag(name, content, class_="num" if column in right else None)
-
-    head = tag("tr", [cell("th", i, item) for i, item in enumerate(header)])
-    body = [tag("tr", [cell("td", i, item) for i, item in enumerate(row)]) for row in rows]
+    head = _row("th", header, right)
+    body = [_row("td", row, right) for row in rows]
     return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
+
+
+def _row(name: str, contents: Sequence[Child], right: set[int]) -> Markup:
+    cells = []
+    for column, content in enumerate(contents):
+        style = None
+        if column in right:
+            style = "num"
+        cells.append(tag(name, content, class_=style))
+    return tag("tr", cells)
 
 
 _WIDTH = 440.0
@@ -100,7 +109,10 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
         low, high = low - 1, high + 1
     rough = (high - low) / count
     unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
+    step = 10 * unit
+    for factor in (5, 2.5, 2, 1):
+        if unit * factor >= rough * 0.999:
+            step = unit * factor
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
 
@@ -111,8 +123,10 @@ def _short(value: float) -> str:
     >>> [_short(value) for value in (0.25, 1200000.0, 0.0, 1e-05, 30.0)]
     ['0.25', '1.2M', '0', '1e-05', '30']
     """
+    if abs(value) >= 1e9:
+        return f"{value:.3g}"
     if abs(value) >= 1e6:
-        return f"{value / 1e6:.4g}M" if abs(value) < 1e9 else f"{value:.3g}"
+        return f"{value / 1e6:.4g}M"
     return f"{value:.5g}"
 
 
@@ -121,8 +135,10 @@ class _Frame:
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], height: float, left: float | None = None) -> None:
         self.x_ticks, self.y_ticks, self.height = list(xs), list(ys), height
-        longest = max(len(_short(value)) for value in self.y_ticks)
-        self.left = max(_LETTER * longest + 30, 48.0) if left is None else left
+        if left is None:
+            longest = max(map(len, map(_short, self.y_ticks)))
+            left = max(_LETTER * longest + 30, 48.0)
+        self.left = left
         self.drawn: list[Markup] = []
 
     def x(self, value: float) -> float:
@@ -139,8 +155,9 @@ class _Frame:
         for value in self.y_ticks:
             self.line(self.left, self.y(value), _WIDTH - _RIGHT, self.y(value), "grid")
             self.text(self.left - 6, self.y(value) + 4, _short(value), "end")
-        shown = {value: _short(value) for value in self.x_ticks} if x_labels is None else x_labels
-        for value, label in shown.items():
+        if x_labels is None:
+            x_labels = {value: _short(value) for value in self.x_ticks}
+        for value, label in x_labels.items():
             self.text(self.x(value), floor + 16, label, "middle")
         self.text((self.left + _WIDTH - _RIGHT) / 2, self.height - 6, x, "middle", "axis")
         middle = (_TOP + floor) / 2
@@ -193,19 +210,21 @@ def line_chart(
     ``kept`` marks a place on the axis; ``also`` are values that the other axis must hold, for charts to be compared.
     """
     height = 250.0
-    points = [point for line in lines.values() for point in line]
-    values = [value for p in points for value in (p.y, p.low, p.high) if value is not None]
-    values += also
+    points = list(chain.from_iterable(lines.values()))
+    values = [*_heights(points), *also]
     places = [point.x for point in points]
-    whole = all(float(place).is_integer() for place in places)
+    last = max(places)
     grid = [places[0] - 1, places[0], places[0] + 1]
     if len(set(places)) > 1:
-        grid = _ticks(min(places), max(places))
-        grid = [max(grid[0], min(places)), *grid[1:-1], max(places)]
+        grid = _ticks(min(places), last)
+        grid = [max(grid[0], min(places)), *grid[1:-1], last]
     frame = _Frame(grid, _ticks(min(values), max(values)), height)
-    labels = {v: _short(v) for v in grid[:-1] if not whole or float(v).is_integer()}
-    labels = {v: word for v, word in labels.items() if frame.x(max(places)) - frame.x(v) > 34}
-    frame.axes(x, y, {**labels, max(places): _short(max(places))})
+    whole = all(map(_is_whole, places))
+    labels = {}
+    for value in grid[:-1]:
+        if (_is_whole(value) or not whole) and frame.x(last) - frame.x(value) > 34:
+            labels[value] = _short(value)
+    frame.axes(x, y, {**labels, last: _short(last)})
     if min(values) < 0 < max(values):
         frame.line(frame.left, frame.y(0), _WIDTH - _RIGHT, frame.y(0), "zero")
     if kept is not None:
@@ -218,21 +237,45 @@ def line_chart(
     return frame.svg(title)
 
 
+def _is_whole(value: float) -> bool:
+    return float(value).is_integer()
+
+
+def _heights(points: Iterable[Point]) -> list[float]:
+    """All values of y, the ends of intervals included."""
+    found: list[float] = []
+    for point in points:
+        found += _given(point.y, point.low, point.high)
+    return found
+
+
+def _given(*values: float | None) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _path(frame: _Frame, points: Sequence[Point]) -> str:
+    return " ".join(f"{frame.x(p.x)},{frame.y(p.y)}" for p in points)
+
+
 def _draw_line(frame: _Frame, name: str, line: Sequence[Point], number: int, x: str) -> None:
-    band = [(p.x, p.low, p.high) for p in line if p.low is not None and p.high is not None]
-    if len(band) > 1:
-        there = [f"{frame.x(at)},{frame.y(high)}" for at, _, high in band]
-        back = [f"{frame.x(at)},{frame.y(low)}" for at, low, _ in reversed(band)]
-        frame.drawn.append(tag("path", d=f"M{' L'.join(there + back)} Z", class_=f"band c{number}"))
-    path = " ".join(f"{frame.x(p.x)},{frame.y(p.y)}" for p in line)
-    frame.drawn.append(tag("polyline", points=path, class_=f"line c{number}"))
+    there, back = list[str](), list[str]()
+    for p in line:
+        if p.low is not None and p.high is not None:
+            there.append(f"{frame.x(p.x)},{frame.y(p.high)}")
+            back.append(f"{frame.x(p.x)},{frame.y(p.low)}")
+    if len(there) > 1:
+        outline = " L".join(there + back[::-1])
+        frame.drawn.append(tag("path", d=f"M{outline} Z", class_=f"band c{number}"))
+    frame.drawn.append(tag("polyline", points=_path(frame, line), class_=f"line c{number}"))
     if len(line) > 120:
         return
     radius = 1.8
     if len(line) <= 30:
         radius = 3.2
     for p in line:
-        span = f" [{p.low:.4g}, {p.high:.4g}]" if p.low is not None else ""
+        span = ""
+        if p.low is not None:
+            span = f" [{p.low:.4g}, {p.high:.4g}]"
         frame.dot(frame.x(p.x), frame.y(p.y), f"dot c{number}", f"{name}, {x} {p.x:g}: {p.y:.4g}{span}", radius)
 
 
@@ -257,10 +300,14 @@ def histogram(
     grid = _ticks(0, max(counts))
     if not grid[1].is_integer():  # halves of what is counted are no numbers to read
         apart = max(1, math.ceil(grid[1]))
-        grid = [float(value) for value in range(0, max(counts) + apart, apart)]
+        grid = list(map(float, range(0, max(counts) + apart, apart)))
     frame = _Frame([low, high], grid, 250)
     step = (high - low) / bins
-    frame.axes(x, y, {low + (high - low) * i / 5: _short(low + (high - low) * i / 5) for i in range(6)})
+    labels = {}
+    for fifth in range(6):
+        place = low + (high - low) * fifth / 5
+        labels[place] = _short(place)
+    frame.axes(x, y, labels)
     for number, count in enumerate(counts):
         left, right = frame.x(low + number * step), frame.x(low + (number + 1) * step)
         hint = f"{low + number * step:.2f}–{low + (number + 1) * step:.2f}: {count}"
@@ -284,7 +331,9 @@ def bar_chart(
     """Horizontal bars, a row each, with whiskers where there are intervals; long names are cut, hovering shows all."""
     room = min(max((len(bar.label) for bar in bars), default=1), 24)
     row, height = 22.0, 22.0 * len(bars) + _TOP + _BOTTOM
-    ends = [0.0, *(v for bar in bars for v in (bar.value, bar.low, bar.high) if v is not None)]
+    ends = [0.0]
+    for bar in bars:
+        ends += _given(bar.value, bar.low, bar.high)
     frame = _Frame(_ticks(min(ends), max(ends), 4), [0.0, 1.0], height, left=_LETTER * room + 16)
     for value in frame.x_ticks:
         frame.line(frame.x(value), _TOP, frame.x(value), height - _BOTTOM, "grid")
@@ -311,11 +360,10 @@ def bar_chart(
 
 def point_chart(points: Sequence[Point], *, x: str, y: str, title: str, labels: Sequence[str]) -> Markup:
     """Points with whiskers over named places that follow one another."""
-    ends = [0.0, *(v for p in points for v in (p.y, p.low, p.high) if v is not None)]
+    ends = [0.0, *_heights(points)]
     frame = _Frame([-0.5, len(labels) - 0.5], _ticks(min(ends), max(ends)), 250)
     frame.axes(x, y, {float(place): label for place, label in enumerate(labels)})
-    path = " ".join(f"{frame.x(p.x)},{frame.y(p.y)}" for p in points)
-    frame.drawn.append(tag("polyline", points=path, class_="line faint c1"))
+    frame.drawn.append(tag("polyline", points=_path(frame, points), class_="line faint c1"))
     for p in points:
         span = ""
         if p.low is not None and p.high is not None:
@@ -334,10 +382,10 @@ def sorted_chart(gaps: Sequence[float], *, x: str, y: str, title: str, most: int
     frame.axes(x, y, {0.0: "0", len(gaps) / 2: _short(len(gaps) // 2), float(len(gaps)): _short(len(gaps))})
     width = (_WIDTH - _RIGHT - frame.left) / len(ordered)
     for sign, style in ((1, "c1"), (-1, "c2")):
-        here = [(i, gap) for i, gap in enumerate(ordered) if gap * sign > 0]
-        steps = [
-            f"M{frame.left + i * width:.1f} {frame.y(0)}V{frame.y(gap)}h{width:.2f}V{frame.y(0)}Z" for i, gap in here
-        ]
+        steps = []
+        for i, gap in enumerate(ordered):
+            if gap * sign > 0:
+                steps.append(f"M{frame.left + i * width:.1f} {frame.y(0)}V{frame.y(gap)}h{width:.2f}V{frame.y(0)}Z")
         frame.drawn.append(tag("path", d=" ".join(steps), class_=f"fill {style}"))
     frame.line(frame.left, frame.y(0), _WIDTH - _RIGHT, frame.y(0), "zero")
     mean = math.fsum(gaps) / len(gaps)

@@ -83,10 +83,10 @@ def named(cfg: DictConfig, *parts: str) -> Iterator[None]:
         yield
     except LGMMLError as error:
         name = re.match(r"`(\w+)", str(error))
-        home = next((part for part in parts if name is not None and name[1] in (cfg.get(part) or ())), None)
-        if home is None:
-            raise
-        raise type(error)(f"`{home}.{str(error)[1:]}") from error
+        for part in parts:
+            if name is not None and name[1] in (cfg.get(part) or ()):
+                raise type(error)(f"`{part}.{str(error)[1:]}") from error
+        raise
 
 
 # What a configuration may name: it may come from somebody else, and a name is code to run.
@@ -209,7 +209,7 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
         return cfg
     given = asked_settings(asked)
     loss = _loss_name(cfg)
-    kind = kind_of(cfg)
+    kind = metrics_kind(cfg)
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
         if kind:
@@ -235,7 +235,9 @@ def asked_settings(overrides: Sequence[str]) -> dict[str, Any]:
     >>> asked_settings(["loss.margin=0.5", "phi=shared", "+local_metrics.cap=9"])
     {'margin': '0.5', 'phi': 'shared', 'bank_options': '9'}
     """
-    names = {setting.key: name for name, setting in SETTINGS.items()}
+    names = {}
+    for name, setting in SETTINGS.items():
+        names[setting.key] = name
     given: dict[str, Any] = {}
     for text in overrides:
         key, _, value = text.lstrip("+~").partition("=")
@@ -263,10 +265,12 @@ def default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
         found.append(f"preprocess.ramps={chosen.ramps}")
     if given.get("phi") == "per_query":
         found.append("phi.sparse=false")  # AdamW takes no sparse gradients
-    return found if "experiment" in given else ["experiment=trained", *found]
+    if "experiment" not in given:
+        found.insert(0, "experiment=trained")
+    return found
 
 
-def kind_of(cfg: DictConfig) -> str:
+def metrics_kind(cfg: DictConfig) -> str:
     """The kind of metrics that is configured; empty for a builder of another package."""
     return _builder(cfg).kind
 
@@ -287,7 +291,7 @@ def _with_reason(cfg: DictConfig, reason: str) -> DictConfig:
     return found
 
 
-def make_recipe(cfg: DictConfig) -> Recipe:
+def recipe_of(cfg: DictConfig) -> Recipe:
     """What the configuration wants fitted.
 
     Raises:
@@ -336,7 +340,7 @@ def find_cache(cfg: DictConfig) -> Cache | None:
     return None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
 
 
-def check_start(cfg: DictConfig) -> None:
+def check_start_files(cfg: DictConfig) -> None:
     """Have a look at the files a run is to start from, before data is read.
 
     Raises:
@@ -359,14 +363,17 @@ def check_start(cfg: DictConfig) -> None:
 def make_surroundings(
     cfg: DictConfig, folder: Path, loggers: list[Any], *, validated: bool, watchers: Sequence[Callback] = ()
 ) -> Surroundings:
-    """Where and under whose eyes Φ is trained."""
+    """Output folder, Trainer, callbacks, loggers and cache for training Φ."""
+    resume = None
+    if cfg.resume is not None:
+        resume = Path(cfg.resume)
     return Surroundings(
         folder=folder,
         trainer=build(cfg.trainer),
         callbacks=[*_make_callbacks(cfg, validated=validated), *watchers],
         loggers=loggers,
         cache=find_cache(cfg),
-        resume=None if cfg.resume is None else Path(cfg.resume),
+        resume=resume,
     )
 
 
@@ -385,8 +392,11 @@ def check_trainer(cfg: DictConfig) -> None:
 
 def make_loggers(cfg: DictConfig, **place: str) -> list[Any]:
     """The configured loggers; candidates of a search, in a ``place`` of their own, have those that know of places."""
-    parts = [part for part in (cfg.get("logger") or {}).values() if part]
-    return [build(part, **place) for part in parts if all(key in part for key in place)]
+    made = []
+    for part in filter(None, (cfg.get("logger") or {}).values()):
+        if all(key in part for key in place):
+            made.append(build(part, **place))
+    return made
 
 
 def _make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
@@ -394,8 +404,12 @@ def _make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
 
     Watching the step needs a logger, stopping early needs validation, and a bar may be switched off.
     """
-    made = [build(part) for part in (cfg.get("callbacks") or {}).values() if part]
-    idle: tuple[type[Callback], ...] = () if cfg.get("logger") else (LearningRateMonitor,)
-    idle += () if validated else (EarlyStopping,)
-    idle += () if cfg.trainer.get("enable_progress_bar", True) else (ProgressBar,)
-    return [item for item in made if not isinstance(item, idle)]
+    made = list(map(build, filter(None, (cfg.get("callbacks") or {}).values())))
+    idle: list[type[Callback]] = []
+    if not cfg.get("logger"):
+        idle.append(LearningRateMonitor)
+    if not validated:
+        idle.append(EarlyStopping)
+    if not cfg.trainer.get("enable_progress_bar", True):
+        idle.append(ProgressBar)
+    return [item for item in made if not isinstance(item, tuple(idle))]

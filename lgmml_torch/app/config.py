@@ -47,7 +47,8 @@ def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: P
         ConfigError: for an unknown key or choice, with a suggestion.
     """
     GlobalHydra.instance().clear()
-    folder = config_dir() if folder is None else folder
+    if folder is None:
+        folder = config_dir()
     with initialize_config_dir(str(folder), version_base="1.3"):
         try:
             return compose(name, overrides=list(overrides))
@@ -64,15 +65,15 @@ def check_command(words: Sequence[str]) -> None:
     args = get_args_parser().parse_args(list(words))
     if args.help or args.hydra_help or args.info or args.shell_completion or args.experimental_rerun:
         return
-    if args.config_dir is not None and not Path(args.config_dir).is_dir():
-        raise ConfigError(f"`--config-dir` must name an existing folder, got {args.config_dir}")
-    check_overrides(
-        args.overrides,
-        name=args.config_name or "train",
-        folder=None if args.config_path is None else Path(args.config_path).absolute(),
-        further=[] if args.config_dir is None else [Path(args.config_dir)],
-        settings=args.cfg is None,
-    )
+    folder, further = None, list[Path]()
+    if args.config_dir is not None:
+        further.append(Path(args.config_dir))
+        if not further[0].is_dir():
+            raise ConfigError(f"`--config-dir` must name an existing folder, got {args.config_dir}")
+    if args.config_path is not None:
+        folder = Path(args.config_path).absolute()
+    name = args.config_name or "train"
+    check_overrides(args.overrides, name=name, folder=folder, further=further, settings=args.cfg is None)
 
 
 def check_overrides(
@@ -104,7 +105,9 @@ def check_overrides(
     for typed, item in zip(overrides, parsed, strict=True):
         if item.key_or_group == "hydra.searchpath":
             value = item.value()
-            places += [str(place) for place in (value if isinstance(value, list) else [value])]
+            if not isinstance(value, list):
+                value = [value]
+            places += map(str, value)
         elif not item.is_sweep_override() and not item.key_or_group.startswith("hydra"):
             kept.append(typed)
     cfg = load_config([*search_path(places), *kept], name=name, folder=folder)
@@ -114,15 +117,20 @@ def check_overrides(
 
 def search_path(places: Sequence[str]) -> list[str]:
     """What makes Hydra look for parts in further places."""
+    if not places:
+        return []
     quoted = ",".join("'" + place.replace("'", "\\'") + "'" for place in places)
-    return [f"hydra.searchpath=[{quoted}]"] if places else []
+    return [f"hydra.searchpath=[{quoted}]"]
 
 
 def asked_for() -> list[str]:
     """The overrides of the run that Hydra has started, with the places where it looked for parts."""
     run = HydraConfig.get()
     own = ("hydra", "main", "schema")  # Hydra's, and the folder of this package
-    places = [f"{source.schema}://{source.path}" for source in run.runtime.config_sources if source.provider not in own]
+    places = []
+    for source in run.runtime.config_sources:
+        if source.provider not in own:
+            places.append(f"{source.schema}://{source.path}")
     return [*search_path(places), *run.overrides.task]
 
 
@@ -140,14 +148,20 @@ def _one_sentence(error: Exception, overrides: Sequence[str], name: str, folder:
         word = choice[1].rsplit("/", 1)[-1]
         return f"{choice[2]} has no choice {word!r}{did_you_mean(word, options)} (there are: {', '.join(options)})"
     group = re.search(r"Could not override '([^']+)'\. No match in the defaults list", text)
-    return f"unknown part {group[1]!r}" if group is not None else text
+    if group is not None:
+        return f"unknown part {group[1]!r}"
+    return text
 
 
 def _without_effect(key: str, overrides: Sequence[str]) -> str | None:
     """The sentence for a setting that other metrics have; None for one that no metrics have."""
     from lgmml_torch.training.defaults import why_unknown  # torch takes its time to import, and a mistake is rare
 
-    parts = dict(text.split("=", 1) for text in overrides if "=" in text)
+    parts = {}
+    for word in overrides:
+        if "=" in word:
+            name, value = word.split("=", 1)
+            parts[name] = value
     bank = parts.get("local_metrics")
     if parts.get("experiment") == "trained":
         bank = "trained"
@@ -159,8 +173,10 @@ def _without_effect(key: str, overrides: Sequence[str]) -> str | None:
 def _suggested(key: str, known: list[str]) -> str:
     """A key of the same name elsewhere, or else one spelt alike."""
     leaf = key.rpartition(".")[2]
-    moved = [other for other in known if other.rpartition(".")[2] == leaf]
-    return f"; did you mean {moved[0]!r}?" if moved else did_you_mean(key, known)
+    for other in known:
+        if other.rpartition(".")[2] == leaf:
+            return f"; did you mean {other!r}?"
+    return did_you_mean(key, known)
 
 
 def _known_keys(overrides: Sequence[str], name: str, folder: Path) -> list[str]:
@@ -277,11 +293,16 @@ def check_settings(cfg: DictConfig) -> None:
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     except LGMMLError as error:
-        raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(str(error)) from error
 
 
 def _missing(node: Any, prefix: str = "") -> list[str]:
     """Full names of what the configuration leaves to be given; nothing is looked up that only a run can say."""
     if not isinstance(node, dict):
         return [prefix.rstrip(".")] if node == MISSING else []
-    return [name for key, child in node.items() for name in _missing(child, f"{prefix}{key}.")]
+    found: list[str] = []
+    for key, child in node.items():
+        found += _missing(child, f"{prefix}{key}.")
+    return found

@@ -46,7 +46,10 @@ def make_page(report: Report, data: PageData, paired: Paired | None = None) -> s
         sections.append(_comparison_section(paired))
     sections += [_validation_section(report), _queries_section(data), _importance_section(data)]
     sections.append(_settings_section(report))
-    links = tag("nav", [tag("a", name, href=f"#{anchor}") for anchor, name, _ in sections])
+    links, contents = list[Markup](), list[Markup]()
+    for anchor, name, content in sections:
+        links.append(tag("a", name, href=f"#{anchor}"))
+        contents.append(content)
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -55,7 +58,7 @@ def make_page(report: Report, data: PageData, paired: Paired | None = None) -> s
         tag("title", f"{title}: a run of lgmml"),
         tag("style", Markup(_STYLE.read_text(encoding="utf-8"))),
     )
-    body = tag("body", _header(report, data, title), links, tag("main", [content for _, _, content in sections]))
+    body = tag("body", _header(report, data, title), tag("nav", links), tag("main", contents))
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
@@ -86,7 +89,9 @@ def _header(report: Report, data: PageData, title: str) -> Markup:
         tiles.append((f"{report['model']['metrics']:,}", "local metrics"))
     if seconds:
         tiles.append((f"{sum(seconds.values()):.1f} s", "from data to report"))
-    boxes = [tag("div", tag("b", value), tag("span", name), class_="tile") for value, name in tiles]
+    boxes = []
+    for value, name in tiles:
+        boxes.append(tag("div", tag("b", value), tag("span", name), class_="tile"))
     chosen = tag("p", _sentence(report["config"].get("chosen") or ""))
     return tag("header", tag("h1", title), chosen, tag("div", boxes, class_="tiles"))
 
@@ -104,24 +109,30 @@ def _headline(report: Report, data: PageData) -> tuple[str, str]:
 
 def _data_section(report: Report) -> tuple[str, str, Markup]:
     """What was trained on what."""
-    rows = [_data_row(name, facts) for name, facts in report.get("data", {}).items()]
+    rows = []
+    for name, facts in report.get("data", {}).items():
+        rows.append(_data_row(name, facts))
     head = ["part", "queries", "documents", "features", "list length (min–median–max)", "documents by label",
             "without relevant"]  # fmt: skip
     parts = tag("p", "The report does not say.", class_="note")
     if rows:
         parts = tag("div", table(head, rows, numbers=(1, 2, 3, 4, 6)), class_="facts")
-    facts = [(key, value) for key, value in report.get("model", {}).items() if value is not None]
+    lines = []
+    for key, value in report.get("model", {}).items():
+        if value is not None:
+            lines.append(tag("tr", tag("td", key), tag("td", str(value))))
     model = None
-    if facts:
-        lines = [tag("tr", tag("td", key), tag("td", str(value))) for key, value in facts]
+    if lines:
         model = tag("div", tag("table", tag("tbody", lines)), class_="scroll")
     return _section("Data and model", parts, model)
 
 
 def _data_row(name: str, facts: Mapping[str, Any]) -> list[str]:
     counts = [f"{facts[key]:,}" for key in ("queries", "documents", "features")]
-    sizes = "–".join(str(size) for size in facts["documents per query (min, median, max)"])
-    labels = [f"{float(label):g}: {count:,}" for label, count in facts["labels"].items()]
+    sizes = "–".join(map(str, facts["documents per query (min, median, max)"]))
+    labels = []
+    for label, count in facts["labels"].items():
+        labels.append(f"{float(label):g}: {count:,}")
     if len(labels) > 8:
         labels[8:] = ["…"]
     without = _NONE
@@ -133,7 +144,12 @@ def _data_row(name: str, facts: Mapping[str, Any]) -> list[str]:
 def _results_section(report: Report) -> tuple[str, str, Markup]:
     """The main table, with intervals, and what the figures mean."""
     evaluations: Sequence[Mapping[str, Any]] = report["evaluations"]
-    names = list(dict.fromkeys(name for item in evaluations for name in item["metrics"]))
+    names: dict[str, None] = {}  # a set in order
+    definitions: list[str] = []
+    for item in evaluations:
+        for name, entry in item["metrics"].items():
+            names[name] = None
+            definitions.append(entry["definition"])
     rows: list[list[Child]] = []
     for item in evaluations:
         means = [_mean(item["metrics"].get(name)) for name in names]
@@ -141,7 +157,7 @@ def _results_section(report: Report) -> tuple[str, str, Markup]:
     notes = ["In brackets: 95% bootstrap interval of the mean over queries."]
     if any(str(item["split"]).endswith(OWN_LABELS) for item in evaluations):
         notes.append(OWN_LABELS_NOTE.replace("*", "").strip())
-    notes += merge_definitions([entry["definition"] for item in evaluations for entry in item["metrics"].values()])
+    notes += merge_definitions(definitions)
     return _section(
         "Results",
         table(["data", "weights", *names, "queries", "skipped"], rows, numbers=range(2, len(names) + 4)),
@@ -160,10 +176,13 @@ def _mean(entry: Mapping[str, Any] | None) -> Child:
 
 def _counts(item: Mapping[str, Any], key: str) -> str:
     """One number where all measures have the same, else one for each measure."""
-    counts = {name: entry[key] for name, entry in item["metrics"].items()}
-    if len(set(counts.values())) == 1:
-        return f"{next(iter(counts.values())):,}"
-    return ", ".join(f"{count} ({name})" for name, count in counts.items())
+    counts, texts = list[int](), list[str]()
+    for name, entry in item["metrics"].items():
+        counts.append(entry[key])
+        texts.append(f"{entry[key]} ({name})")
+    if len(set(counts)) == 1:
+        return f"{counts[0]:,}"
+    return ", ".join(texts)
 
 
 def _validation_section(report: Report) -> tuple[str, str, Markup]:
@@ -171,7 +190,9 @@ def _validation_section(report: Report) -> tuple[str, str, Markup]:
     charts = [_rounds_chart(report.get("bank", {})), _epochs_chart(report)]
     biases = report.get("bank", {}).get("position_bias")
     if biases:
-        line = [Point(int(place), bias) for place, bias in biases.items()]
+        line = []
+        for place, bias in biases.items():
+            line.append(Point(int(place), bias))
         chart = line_chart({"bias": line}, x="position", y="added to the score", title="Bias by position")
         note = "What being shown there added to a score while training; scores of new lists do without it."
         charts.append(figure("Positions", chart, note))
@@ -184,7 +205,7 @@ def _rounds_chart(bank: Mapping[str, Any]) -> Markup | None:
         measure, keys = str(bank["measure"]), {"validation": "valid_measure"}
     lines = {}
     for name, key in keys.items():
-        points = [Point(x, y) for x, y in zip(bank.get("rounds") or [], bank.get(key) or [], strict=False)]
+        points = list(map(Point, bank.get("rounds") or [], bank.get(key) or []))
         if points:
             lines[name] = points
     kept = bank.get("best_round")
@@ -200,7 +221,10 @@ def _rounds_chart(bank: Mapping[str, Any]) -> Markup | None:
 
 def _epochs_chart(report: Report) -> Markup:
     curve, kept = report.get("validation curve", {}), report["best epoch"]
-    points = [Point(int(epoch), value) for epoch, value in curve.items() if value is not None and value == value]
+    points = []
+    for epoch, value in curve.items():
+        if value is not None and not math.isnan(value):
+            points.append(Point(int(epoch), value))
     if not points:
         return tag("p", f"No validation queries: the last epoch ({kept}) was kept.")
     measure = str(report["config"].get("measure", "ndcg@10")).replace("ndcg", "NDCG")
@@ -237,7 +261,8 @@ def _distribution(data: PageData) -> Markup:
         marks={"mean": data.mean.mean},
     )  # fmt: skip
     ordered = sorted(data.values)
-    low, middle, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.5, 0.9))
+    last = len(ordered) - 1
+    low, middle, high = ordered[round(0.1 * last)], ordered[round(0.5 * last)], ordered[round(0.9 * last)]
     counts = f"{data.mean.counted:,} queries count, {data.mean.skipped:,} are skipped."
     spread = f"Median {middle:.3f}; a tenth are at most {low:.3f}, a tenth at least {high:.3f}."
     return figure(title, chart, f"{counts} {spread}")
@@ -256,7 +281,9 @@ def _card(query: Query, top: float, measure: str) -> Markup:
     gap, digits = max(scores) - min(scores), 3
     if gap > 0:
         digits = min(max(2 - math.floor(math.log10(gap)), 0), 8)
-    rows = [[row.rank, row.name, _grade(row.label, top), f"{row.score:.{digits}f}", _parts(row)] for row in query.rows]
+    rows: list[list[Child]] = []
+    for row in query.rows:
+        rows.append([row.rank, row.name, _grade(row.label, top), f"{row.score:.{digits}f}", _parts(row)])
     more, rest = query.size - len(query.rows), "The whole list."
     if more:
         rest = f"{more:,} more that are not shown."
@@ -280,7 +307,9 @@ def _grade(label: float, top: float) -> Markup:
 def _parts(row: Document) -> list[Markup]:
     parts = []
     for name, part in row.parts:
-        direction = "up" if part > 0 else "down"
+        direction = "down"
+        if part > 0:
+            direction = "up"
         parts.append(tag("span", f"{name} ", tag("span", f"{part:+.2g}", class_=direction), class_="part"))
     return parts
 
@@ -289,10 +318,14 @@ def _importance_section(data: PageData) -> tuple[str, str, Markup]:
     """The shares of features and metrics in score differences and, where they were made, costs and effects."""
     if data.pairs is None:
         return _section("What matters", tag("p", "No list has two documents: there are no score differences."))
-    features = [Bar(data.names[feature], share) for feature, share in data.pairs.leading(15)]
+    features, metrics, rows = list[Bar](), list[Bar](), list[list[Child]]()
+    for feature, share in data.pairs.leading(15):
+        features.append(Bar(data.names[feature], share))
     if data.pairs.base:
         features.append(Bar("trees it adds to", data.pairs.base))
-    metrics = [Bar(f"metric {number + 1}", share, note=columns) for number, share, columns in data.metrics]
+    for number, share, columns in data.metrics:
+        metrics.append(Bar(f"metric {number + 1}", share, note=columns))
+        rows.append([number + 1, f"{share:.1%}", columns])
     about = "How much of the difference between two documents of a list each raw feature accounts for, on average."
     charts: list[Child] = [_shares("Features in score differences", features, about)]
     below: list[Child] = [tag("p", "lgmml report RUN --importance adds the cost of shuffling features.", class_="note")]
@@ -300,7 +333,6 @@ def _importance_section(data: PageData) -> tuple[str, str, Markup]:
         charts.append(_shuffled(data.names, data.importances.shuffled))
         below = _effects(data.names, data.importances)
     charts.append(_shares("Local metrics in score differences", metrics))
-    rows = [[number + 1, f"{share:.1%}", columns] for number, share, columns in data.metrics]
     leading = table(["metric", "share", "mostly"], rows, numbers=(0, 1))
     details = tag("details", tag("summary", "What the leading metrics look at"), leading)
     return _section("What matters", tag("div", charts, class_="charts"), details, below)
@@ -363,14 +395,18 @@ def _effects(names: Sequence[str], importances: Importances) -> list[Child]:
 
 def _calibration(data: PageData) -> Markup:
     labels = data.calibration.labels
-    points = [Point(place, mean.mean, mean.low, mean.high) for place, mean in enumerate(labels) if mean]
+    points, places = list[Point](), list[str]()
+    for place, mean in enumerate(labels):
+        places.append(f"{100 * (place + 1) // len(labels)}%")
+        if mean:
+            points.append(Point(place, mean.mean, mean.low, mean.high))
     title = "Mean label by score"
     chart = point_chart(
         points,
         x="place of the score within its list (100%: the top)",
         y="mean label",
         title=title,
-        labels=[f"{100 * (place + 1) // len(labels)}%" for place in range(len(labels))],
+        labels=places,
     )
     note = "Each list is cut into ten parts by the rank of its scores; 95% intervals over queries. Good rankings rise."
     return figure(title, chart, note)
@@ -379,12 +415,13 @@ def _calibration(data: PageData) -> Markup:
 def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
     """Beside another model, query by query."""
     title = "Differences per query"
-    gaps = [gap for gap in paired.gaps.tolist() if gap == gap]
+    gaps = paired.gaps[~paired.gaps.isnan()].tolist()
     chart = sorted_chart(gaps, x="queries, by difference", y=f"difference in {paired.measure}", title=title)
     rows = []
     for query in paired.most_different(8):
-        values = [f"{float(value):.4f}" for value in paired.values[:, query]]
-        rows.append([str(paired.qids[query]), *values, f"{float(paired.gaps[query]):+.4f}"])
+        first, second = paired.values[:, query].tolist()
+        gap = float(paired.gaps[query])
+        rows.append([str(paired.qids[query]), f"{first:.4f}", f"{second:.4f}", f"{gap:+.4f}"])
     differing = table(["query", paired.first, paired.second, "difference"], rows, numbers=(1, 2, 3))
     note = f"Blue: {paired.first} is better; orange: {paired.second} is."
     charts = [figure(title, chart, note), figure("Queries that differ most", differing)]
@@ -400,7 +437,9 @@ def _settings_section(report: Report) -> tuple[str, str, Markup]:
     """How long it took, with which versions and settings; everything that is needed to do it again."""
     tables = []
     if report.get("seconds"):
-        rows = [[name, f"{value:.1f} s"] for name, value in report["seconds"].items()]
+        rows = []
+        for name, value in report["seconds"].items():
+            rows.append([name, f"{value:.1f} s"])
         tables.append(figure("Time", table(["stage", "seconds"], rows, numbers=(1,))))
     if report.get("versions"):
         tables.append(figure("Versions", table(["package", "version"], list(report["versions"].items()))))

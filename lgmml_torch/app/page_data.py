@@ -25,6 +25,7 @@ from lgmml_torch.models.importance import (
     permutation_importance,
     sample_lists,
 )
+from lgmml_torch.models.local_metrics import MetricBlock
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments
@@ -143,6 +144,9 @@ def page_data(
     if importance and pairs is not None:
         importances = _importances(model, few, pairs, measure, preset, seed)
     best, worst = _extremes(values, lists)
+    described = []
+    for query in (*best, *worst):
+        described.append(_describe_query(model, lists, scores, query, float(values[query]), names))
     return PageData(
         split=split,
         queries=data.num_queries,
@@ -152,8 +156,8 @@ def page_data(
         measure=measure,
         values=tuple(known.tolist()),
         mean=mean,
-        best=tuple(_describe_query(model, lists, scores, query, float(values[query]), names) for query in best),
-        worst=tuple(_describe_query(model, lists, scores, query, float(values[query]), names) for query in worst),
+        best=tuple(described[: len(best)]),
+        worst=tuple(described[len(best) :]),
         top=float(lists.labels.max()),
         names=names,
         pairs=pairs,
@@ -174,7 +178,9 @@ def _importances(
         rules = {"measure": measure, "preset": preset, "seed": seed}
         shuffled = permutation_importance(model, data, features=features, n_repeats=2, **rules)  # type: ignore[arg-type]
     few = _sample(data, _EFFECT_DOCUMENTS, seed)
-    effects = [partial_effect(model, few, f, points=9, documents=1, seed=seed) for f in features[:_EFFECTS]]
+    effects = []
+    for feature in features[:_EFFECTS]:
+        effects.append(partial_effect(model, few, feature, points=9, documents=1, seed=seed))
     return Importances(shuffled, tuple(effects), few.num_queries)
 
 
@@ -228,7 +234,11 @@ def _describe_query(
 def _leading_parts(row: Tensor, names: tuple[str, ...]) -> Parts:
     """The features with the largest parts of a difference, with these."""
     order = row.abs().argsort(descending=True, stable=True)[:_PARTS].tolist()
-    return tuple((names[feature], float(row[feature])) for feature in order if row[feature] != 0)
+    parts = []
+    for feature in order:
+        if row[feature] != 0:
+            parts.append((names[feature], float(row[feature])))
+    return tuple(parts)
 
 
 def inversion(labels: list[float]) -> tuple[int, int] | None:
@@ -258,7 +268,10 @@ def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], score
 def _leading_metrics(model: LGMML, pairs: Importance, names: tuple[str, ...]) -> tuple[tuple[int, float, str], ...]:
     """The metrics with the largest shares, and the columns that count most in each."""
     sources = model.preprocess.sources()
-    places = [(block, row) for block in model.metrics.iter_blocks() for row in range(block.num_metrics)]
+    places: list[tuple[MetricBlock, int]] = []
+    for block in model.metrics.iter_blocks():
+        for row in range(block.num_metrics):
+            places.append((block, row))
     leading = []
     for metric in pairs.metrics.argsort(descending=True, stable=True)[:_METRICS].tolist():
         if not pairs.metrics[metric] > 0:
@@ -268,7 +281,9 @@ def _leading_metrics(model: LGMML, pairs: Importance, names: tuple[str, ...]) ->
         columns = diagonal.argsort(descending=True, stable=True)[:3]
         if not block.is_full:
             columns = block.support[row].cpu()[columns]
-        labels = [_column_label(sources[column].feature, sources[column].view, names) for column in columns.tolist()]
+        labels = []
+        for column in columns.tolist():
+            labels.append(_column_label(sources[column].feature, sources[column].view, names))
         leading.append((metric, float(pairs.metrics[metric]), "; ".join(dict.fromkeys(labels))))
     return tuple(leading)
 

@@ -52,7 +52,7 @@ class RayLauncher:
         folder = folder.absolute()
         state = folder / "ray"
         with _cluster(self.address, self.workers * self.cpus):
-            train, torch_train = (_import(name) for name in ("ray.train", "ray.train.torch"))
+            train, torch_train = _import("ray.train"), _import("ray.train.torch")
             trainer = torch_train.TorchTrainer(
                 _run_worker,
                 train_loop_config={"overrides": list(overrides), "folder": str(folder), "home": str(Path.cwd())},
@@ -81,9 +81,13 @@ def _run_worker(settings: dict[str, Any]) -> str | None:
     if Path(settings["home"]).is_dir():
         os.chdir(settings["home"])
     folder = Path(settings["folder"])
-    overrides = [text for text in settings["overrides"] if not text.lstrip("+").startswith("launcher")]
-    if distributed.broadcast((folder / "checkpoints" / "last.ckpt").is_file()):  # the workers were restarted
-        overrides = [text for text in overrides if not text.startswith("resume=")]
+    restarted = distributed.broadcast((folder / "checkpoints" / "last.ckpt").is_file())
+    overrides = []
+    for text in settings["overrides"]:
+        replaced = restarted and text.startswith("resume=")
+        if not replaced and not text.lstrip("+").startswith("launcher"):
+            overrides.append(text)
+    if restarted:
         overrides.append("resume=auto")
     overrides.append(f"hydra.run.dir='{folder}'")
     try:
@@ -107,7 +111,10 @@ def _cluster(address: str | None, cpus: int) -> Iterator[None]:
     if address is None and not os.environ.get("RAY_ADDRESS"):
         settings: dict[str, Any] = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
     else:
-        passed = {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}
+        passed = {}
+        for name, value in os.environ.items():
+            if name.startswith(_ENVIRONMENT):
+                passed[name] = value
         settings = {"address": address, "runtime_env": {"env_vars": passed}}
     try:
         ray.init(**settings, logging_level=logging.ERROR)

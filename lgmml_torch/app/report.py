@@ -8,6 +8,7 @@ import math
 import platform
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ from lgmml_torch.training.loggers import sink_of
 
 log = logging.getLogger(__name__)
 
-LABELS = 20  # different ones that a report counts
+_LABELS = 20  # different ones that a report counts
 
 
 class Stopwatch:
@@ -79,14 +80,16 @@ def write_report(folder: Path, found: Outcome, settings: Any) -> None:
     found.model.save(folder / "model.safetensors")
     print_evaluations(evaluations)
     split, data = reported_part(found.splits)
-    paired = None if found.other is None else compare_with(found.model, found.other, data, split, settings)
-    if paired is not None:
+    paired, comparison = None, None
+    if found.other is not None:
+        paired = compare_with(found.model, found.other, data, split, settings)
+        comparison = f"{paired.first} against {paired.second}: {paired.sentence()}"
         content["comparison"] = paired.to_dict()
     text = run_markdown(
         evaluations, keeper.curve, keeper.best_epoch, settings["name"], settings["chosen"],
         bank=found.bank_history, seconds=found.seconds, settings=_flat(settings, ""),
         measure=settings.get("measure", "ndcg@10"),
-        comparison=None if paired is None else f"{paired.first} against {paired.second}: {paired.sentence()}",
+        comparison=comparison,
     )  # fmt: skip
     write_text(folder / "report.md", text)
     write_text(folder / "report.json", json.dumps(content, indent=2, default=str))
@@ -123,17 +126,25 @@ def final_figures(evaluations: Sequence[Evaluation], own_policy: str) -> dict[st
     for e in evaluations:
         part = {"training queries": "train"}.get(e.split, e.split.partition(":")[0])
         own = e.policy in (own_policy, "own Φ") or e.policy.startswith("together")
-        place = part if own else f"{part}-{e.policy.replace(' ', '_')}"
-        found.update({f"final/{place}/{name}": mean for name, mean in e.means.items() if not math.isnan(mean)})
+        if not own:
+            part += f"-{e.policy.replace(' ', '_')}"
+        for name, mean in e.means.items():
+            if not math.isnan(mean):
+                found[f"final/{part}/{name}"] = mean
     return found
 
 
 def report_content(found: Outcome, settings: Any) -> dict[str, Any]:
     """What ``report.json`` holds: all that the page needs besides the model and the lists."""
     model = found.model
-    versions = {name: version(name) for name in ("torch", "numpy", "pytorch-lightning")}
+    versions = {"lgmml-torch": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "pytorch-lightning"):
+        versions[name] = version(name)
+    adds_to = None
+    if model.base is not None:
+        adds_to = f"a {model.base.title} model"
     return {
-        "evaluations": [evaluation.to_dict() for evaluation in found.evaluations],
+        "evaluations": list(map(Evaluation.to_dict, found.evaluations)),
         "validation curve": {str(epoch): value for epoch, value in found.keeper.curve.items()},
         "best epoch": found.keeper.best_epoch,
         "bank": found.bank_history,
@@ -144,10 +155,10 @@ def report_content(found: Outcome, settings: Any) -> dict[str, Any]:
             "preprocessing": preprocessing_steps(model.preprocess),
             "columns after preprocessing": model.metrics.num_features,
             "weights": f"{model.phi.mode}, new queries: {model.phi.policy}",
-            "adds to": None if model.base is None else f"a {model.base.title} model",
+            "adds to": adds_to,
         },
         "seconds": dict(found.seconds),
-        "versions": {"lgmml-torch": __version__, "python": platform.python_version(), **versions},
+        "versions": versions,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": settings,
     }
@@ -161,27 +172,44 @@ def statistics(data: RankingData) -> dict[str, Any]:
         counts = {"queries": len(sizes), "documents": int(sizes.sum()), "features": data.num_features}
         return {**counts, "documents per query (min, median, max)": spans, "labels": {}}
     found = data.statistics()
-    common = sorted(sorted(found["labels"], key=lambda label: -found["labels"][label])[:LABELS])
-    return {**found, "labels": {label: found["labels"][label] for label in common}}
+    common = Counter(found["labels"]).most_common(_LABELS)
+    return {**found, "labels": dict(sorted(common))}
 
 
 def about(content: Mapping[str, Any]) -> dict[str, Any]:
     """The few facts of a report that travel in the model file."""
     train, config = content["data"]["train"], content["config"]
-    validated = next((item for item in content["evaluations"] if item["split"].startswith("valid")), None)
-    scored = {} if validated is None else {name: item["mean"] for name, item in validated["metrics"].items()}
+    trained_on = {"name": config["name"]}
+    for key in ("queries", "documents", "features"):
+        trained_on[key] = train[key]
     return {
         "version": 1,
         "written by": f"lgmml-torch {__version__}",
-        "trained on": {"name": config["name"], **{key: train[key] for key in ("queries", "documents", "features")}},
+        "trained on": trained_on,
         "settings": {"seed": config["seed"], "budget": config["budget"], "chosen": config["chosen"]},
-        "validation": {name: value if value is None else round(value, 4) for name, value in scored.items()},
+        "validation": _validated(content["evaluations"]),
     }
+
+
+def _validated(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The rounded means of the first evaluation of validation queries; none where there is none."""
+    found: dict[str, float | None] = {}
+    for item in evaluations:
+        if item["split"].startswith("valid"):
+            for name, measured in item["metrics"].items():
+                found[name] = measured["mean"]
+                if measured["mean"] is not None:
+                    found[name] = round(measured["mean"], 4)
+            break
+    return found
 
 
 def reported_part(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:
     """The part of the data that says most about new queries: test, or validation, or what there is."""
-    split = next(name for name in ("test", "valid", "train") if name in splits and len(splits[name]))
+    split = "train"
+    for name in ("valid", "test"):
+        if name in splits and len(splits[name]):
+            split = name
     return split, splits[split]
 
 
@@ -218,7 +246,11 @@ def comparable(settings: Any) -> dict[str, Any]:
     >>> comparable({"phi": {"_target_": "lgmml_torch.models.phi.Phi", "mode": "shared"}, "base": "/x/y.txt", "seed": 1})
     {'phi': 'Phi', 'phi.mode': 'shared', 'base': 'y.txt', 'seed': 1}
     """
-    return {key: value for key, value in _flat(settings, "").items() if not _INCOMPARABLE.match(key)}
+    found = _flat(settings, "")
+    for key in list(found):
+        if _INCOMPARABLE.match(key):
+            del found[key]
+    return found
 
 
 def _flat(settings: Any, prefix: str) -> dict[str, Any]:
@@ -237,8 +269,11 @@ def _readable(value: Any) -> Any:
     if isinstance(value, str):
         return Path(value).name if "/" in value else value
     if isinstance(value, list):
-        return ", ".join(str(_readable(item)) for item in value)
+        return ", ".join(map(str, map(_readable, value)))
     if isinstance(value, dict):  # of a list: a step of the preprocessing, say
-        rest = ", ".join(f"{k}={_readable(v)}" for k, v in value.items() if not k.startswith("_"))
-        return f"{value.get('_target_', '').rpartition('.')[2]}({rest})"
+        rest = []
+        for key, item in value.items():
+            if not key.startswith("_"):
+                rest.append(f"{key}={_readable(item)}")
+        return f"{value.get('_target_', '').rpartition('.')[2]}({', '.join(rest)})"
     return value

@@ -39,22 +39,28 @@ def means_markdown(folder: Path) -> str:
     rows: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     definitions: dict[str, str] = {}  # by measure
     overrides = [_overrides(file.parent) for file in files]
-    common = [text for text in overrides[0] if all(text in others for others in overrides)]
+    shared = set(overrides[0]).intersection(*overrides)
+    common = [text for text in overrides[0] if text in shared]
     for file, own in zip(files, overrides, strict=True):
         kind = ", ".join(text for text in own if text not in common) or "all"
         for evaluation in json.loads(file.read_text(encoding="utf-8"))["evaluations"]:
             rows[kind, evaluation["split"], evaluation["policy"]].append(evaluation["metrics"])
-            definitions |= {name: metric["definition"] for name, metric in evaluation["metrics"].items()}
+            for name, metric in evaluation["metrics"].items():
+                definitions[name] = metric["definition"]
     header = ["runs of", "data", "weights", *definitions, "runs", "queries"]
     lines = [header, ["---"] * 3 + ["---:"] * (len(header) - 3)]
     for key, runs in rows.items():
-        queries = 0
+        queries, cells = 0, list[str]()
         for metrics in runs:
             queries += max((metric["counted"] for metric in metrics.values()), default=0)
-        lines.append([*key, *(_cell(runs, name) for name in definitions), str(len(runs)), str(queries)])
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        for name in definitions:
+            cells.append(_cell(runs, name))
+        lines.append([*key, *cells, str(len(runs)), str(queries)])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     note = "Mean over runs of each run's mean over queries, ± the standard deviation between runs."
-    notes = "".join(f"- {text}\n" for text in sorted(definitions.values()))
+    notes = ""
+    for text in sorted(definitions.values()):
+        notes += f"- {text}\n"
     if common:
         table = f"All runs: {', '.join(common)}.\n\n{table}"
     return f"{table}\n\n{note}\n\n{notes}"
@@ -65,13 +71,20 @@ def _overrides(run: Path) -> list[str]:
     file = run / ".hydra" / "overrides.yaml"
     if not file.is_file():
         return []
-    words = [str(word) for word in OmegaConf.load(file)]
+    words = list(map(str, OmegaConf.load(file)))
     items = OverridesParser.create().parse_overrides(words)
-    return [word for word, item in zip(words, items, strict=True) if item.get_key_element() not in _REPEATED]
+    kept = []
+    for word, item in zip(words, items, strict=True):
+        if item.get_key_element() not in _REPEATED:
+            kept.append(word)
+    return kept
 
 
 def _cell(runs: Sequence[dict[str, Any]], name: str) -> str:
-    values = [metrics[name]["mean"] for metrics in runs if name in metrics and metrics[name]["mean"] is not None]
+    values = []
+    for metrics in runs:
+        if name in metrics and metrics[name]["mean"] is not None:
+            values.append(metrics[name]["mean"])
     if not values:
         return ""
     mean = f"{statistics.fmean(values):.4f}"

@@ -82,15 +82,20 @@ def score_folder(args: Namespace, folders: dict[str, Path]) -> str:
     model = load_model(args)
     work = Work(args, source, Path(args.output), digest(Path(args.model)))
     _check_target(work.target, manifest)
-    todo = [shard for shard in manifest.shards if not work.is_done(shard)]
-    total, started, done = sum(shard.documents for shard in todo), time.monotonic(), 0
+    todo, total = list[Shard](), 0
+    for shard in manifest.shards:
+        if not work.is_done(shard):
+            todo.append(shard)
+            total += shard.documents
+    started, done = time.monotonic(), 0
     with progress_bar("Scoring", total) as report:
         jobs = min(args.jobs, len(todo))
         for scored in _score_shards(work, todo, jobs, model):
             report(done := done + scored)
     seconds = time.monotonic() - started
-    kept = len(manifest.shards) - len(todo)
-    speed = f" in {seconds:.1f} s, {done / max(seconds, 1e-9):,.0f} documents per second" if done else ""
+    kept, speed = len(manifest.shards) - len(todo), ""
+    if done:
+        speed = f" in {seconds:.1f} s, {done / max(seconds, 1e-9):,.0f} documents per second"
     return f"{work.target}: {len(todo)} shards scored, {kept} were there already; {done:,} documents{speed}"
 
 
@@ -126,8 +131,10 @@ def _score_shard(work: Work, shard: Shard, model: LGMML) -> int:
         columns=COLUMNS,
         dtype=model.dtype,
     ) as lists:
-        scores = np.concatenate([scores for _, scores in score_batches(model, lists, work.args)])
-    table = pa.table({**document_keys(file), "score": scores}, metadata={MARK: work.mark(shard)})
+        found = []
+        for _, scores in score_batches(model, lists, work.args):
+            found.append(scores)
+    table = pa.table({**document_keys(file), "score": np.concatenate(found)}, metadata={MARK: work.mark(shard)})
     save_parquet(table, work.target / shard.file)
     return shard.documents
 

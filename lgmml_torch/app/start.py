@@ -106,7 +106,10 @@ class Interrupted(BaseException):
     """The process was asked to stop; no ``except Exception`` on the way swallows it."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name}")
+        name = signal.Signals(number).name
+        if number == signal.SIGINT:
+            name = "Ctrl-C"
+        super().__init__(f"stopped by {name}")
         self.code = 128 + number  # what a shell calls a process that a signal ended
 
 
@@ -127,7 +130,8 @@ class Watch:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.getsignal(number) for number in WATCHED}
+        for number in WATCHED:
+            self._before[number] = signal.getsignal(number)
         self.listen()
         return self
 
@@ -174,11 +178,16 @@ def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | Non
         if not re.fullmatch(r"[\w./:%@+-]+", place):  # Hydra would cut it
             place = '"' + place.replace("\\", "\\\\").replace('"', '\\"') + '"'
         words = [word for word in words if not word.lstrip("+").startswith("resume=")]
-        overrides = [i for i, word in enumerate(words) if "=" in word and not word.startswith("-")]
-        # Beside the others: Hydra takes overrides from one place of the command line only.
-        words.insert(overrides[-1] + 1 if overrides else len(words), f"resume={place}")
-    start = f"python {shlex.quote(program)}" if program.endswith(".py") else program
-    return " ".join([start, *(shlex.quote(word) for word in words)])
+        # Beside the other overrides: Hydra takes them from one place of the command line only.
+        last = len(words)
+        for number, word in enumerate(words, 1):
+            if "=" in word and not word.startswith("-"):
+                last = number
+        words.insert(last, f"resume={place}")
+    start = program
+    if program.endswith(".py"):
+        start = f"python {shlex.quote(program)}"
+    return " ".join([start, *map(shlex.quote, words)])
 
 
 def say_goodbye(stop: Interrupted, checkpoint: Path | None = None) -> int:
@@ -186,11 +195,13 @@ def say_goodbye(stop: Interrupted, checkpoint: Path | None = None) -> int:
     for number in WATCHED:
         signal.signal(number, signal.SIG_IGN)
     if os.environ.get("LOCAL_RANK", "0") == "0" == os.environ.get("NODE_RANK", "0"):
-        sweep = any(word in ("-m", "--multirun") for word in sys.argv)
-        there = None if sweep or checkpoint is None or not checkpoint.is_file() else _short(checkpoint)
+        there, how = None, "nothing has been trained yet, "
+        if "-m" in sys.argv or "--multirun" in sys.argv:
+            how = ""
+        elif checkpoint is not None and checkpoint.is_file():
+            there, how = _short(checkpoint), "what was trained is kept, "
         command = _command_to_go_on(sys.argv[0], sys.argv[1:], there)
-        how = "what was trained is kept" if there is not None else "nothing has been trained yet"
-        sys.stderr.write(f"{stop}; {'' if sweep else how + ', '}go on with: {command}\n")
+        sys.stderr.write(f"{stop}; {how}go on with: {command}\n")
     return stop.code
 
 

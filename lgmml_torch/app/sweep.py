@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pytorch_lightning.callbacks import Callback
 
-from lgmml_torch.app.compose import asked_settings, kind_of, load_splits
+from lgmml_torch.app.compose import asked_settings, load_splits, metrics_kind
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.app.train import train
@@ -80,28 +80,38 @@ def read_search(words: Sequence[str], file: Path | None = None) -> Search:
             fixed.append(word)
     kind = _kind_of_metrics(fixed)
     if not {"local_metrics", "experiment"} & set(asked_settings(fixed)):
-        part = "experiment" if kind == "trained" else "local_metrics"
+        part = "local_metrics"
+        if kind == "trained":
+            part = "experiment"
         fixed.append(f"{part}={kind}")  # all trials fit the metrics that the space belongs to
     space, seed = _read_space(file, kind)
-    given = {item.get_key_element() for item in _parsed(fixed)}
-    searched = {key: text for key, text in (space | own).items() if key not in given}
+    searched = space | own
+    for item in _parsed(fixed):
+        searched.pop(item.get_key_element(), None)
     if not searched:
         raise ConfigError("there is nothing to search: give a setting several values, e.g. 'loss.margin=choice(0.1,1)'")
-    firsts = [f"{key}={_first(value)}" for key, value in distributions(searched).items()]
-    load_config([*fixed, *firsts])
+    firsts = {}
+    for key, distribution in distributions(searched).items():
+        firsts[key] = _first(distribution)
+    load_config([*fixed, *_assignments(firsts)])
     return Search(tuple(fixed), searched, seed)
 
 
 def _read_space(file: Path | None, kind: str) -> tuple[dict[str, str], int]:
     """The space and the seed of a file; of the package's own file, the space for this kind of metrics."""
-    path = config_dir() / "hparams_search" / "optuna.yaml" if file is None else file
+    path = file
+    if path is None:
+        path = config_dir() / "hparams_search" / "optuna.yaml"
     content = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(content, dict) or not isinstance(content.get("space", {}), dict):
         raise ConfigError(f"{path}: must hold `space`, with a distribution for each setting")
     space = content.get("space", {})
     if file is None:
         space = space.get(kind, {})
-    return {str(key): str(value) for key, value in space.items()}, content.get("seed", 0)
+    texts = {}
+    for key, value in space.items():
+        texts[str(key)] = str(value)
+    return texts, content.get("seed", 0)
 
 
 def _kind_of_metrics(overrides: Sequence[str]) -> str:
@@ -109,14 +119,20 @@ def _kind_of_metrics(overrides: Sequence[str]) -> str:
     cfg = load_config(overrides)
     asked = asked_settings(overrides)
     if {"local_metrics", "experiment"} & set(asked):
-        return kind_of(cfg)
+        return metrics_kind(cfg)
     return choose_defaults(Sizes.of(load_splits(cfg)["train"]), asked).bank
 
 
 def distributions(space: Mapping[str, str]) -> dict[str, BaseDistribution]:
     """What each text means to Optuna."""
-    words = [f"{key}={text}" for key, text in space.items()]
-    return {item.get_key_element(): _distribution(item) for item in _parsed(words)}
+    found = {}
+    for item in _parsed(_assignments(space)):
+        found[item.get_key_element()] = _distribution(item)
+    return found
+
+
+def _assignments(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in settings.items()]
 
 
 def _parsed(words: Sequence[str]) -> list[Override]:
@@ -132,19 +148,20 @@ def _distribution(item: Override) -> BaseDistribution:
 
     value, key = item.value(), item.get_key_element()
     if isinstance(value, ChoiceSweep):
-        return CategoricalDistribution([str(text) for text in item.sweep_string_iterator()])
+        return CategoricalDistribution(list(map(str, item.sweep_string_iterator())))
     if isinstance(value, RangeSweep) and value.start is not None and value.stop is not None:
         steps = math.ceil((value.stop - value.start) / value.step) - 1  # the end is left out, as Hydra does
         last = value.start + steps * value.step
-        if steps >= 0 and all(isinstance(x, int) for x in (value.start, value.step)):
+        if steps >= 0 and isinstance(value.start, int) and isinstance(value.step, int):
             return IntDistribution(int(value.start), int(last), step=int(value.step))
         if steps >= 0:
             return FloatDistribution(float(value.start), float(last), step=float(value.step))
     if isinstance(value, IntervalSweep) and value.start is not None and value.end is not None:
         low, high, logarithmic = value.start, value.end, "log" in value.tags
         if low <= high and (low > 0 or not logarithmic):
-            whole = isinstance(low, int) and isinstance(high, int)
-            return (IntDistribution if whole else FloatDistribution)(low, high, log=logarithmic)  # type: ignore[arg-type]
+            if isinstance(low, int) and isinstance(high, int):
+                return IntDistribution(low, high, log=logarithmic)
+            return FloatDistribution(low, high, log=logarithmic)
     raise ConfigError(f"`{key}` must be interval(a,b), tag(log,interval(a,b)), range(a,b) or choice(x,y), got {value}")
 
 
@@ -233,9 +250,12 @@ def _try_settings(study: Study, trial: Trial, search: Search, folder: Path) -> N
     from optuna import TrialPruned
     from optuna.trial import TrialState
 
-    chosen = [f"{key}={value}" for key, value in trial.params.items()]
-    data = [word.partition("=")[2] for word in search.fixed if word.startswith("data=")]
-    words = [*search.fixed, *chosen, f"paths.output_dir={folder}", f"name={(data or ['generated'])[0]}"]
+    chosen = _assignments(trial.params)
+    data = "generated"
+    for word in reversed(search.fixed):
+        if word.startswith("data="):
+            data = word.partition("=")[2]
+    words = [*search.fixed, *chosen, f"paths.output_dir={folder}", f"name={data}"]
     log.info("trial %d: %s", trial.number, ", ".join(chosen))
     try:
         result = train(load_config(words), words, watchers=[Prune(trial)])
@@ -246,10 +266,9 @@ def _try_settings(study: Study, trial: Trial, search: Search, folder: Path) -> N
         study.tell(trial, state=TrialState.FAIL)
         log.warning("trial %d: %s", trial.number, error)
     else:
-        value = math.nan if result is None else result.best_valid
-        if math.isnan(value):
+        if result is None or math.isnan(result.best_valid):
             raise ConfigError("a search needs validation queries with relevant documents to choose by; there are none")
-        study.tell(trial, value)
+        study.tell(trial, result.best_valid)
     done = study.trials[trial.number]
     facts = {"number": done.number, "state": done.state.name.lower(), "validation ndcg@10": done.value,
              "settings": done.params, "curve": done.intermediate_values}  # fmt: skip
@@ -266,14 +285,20 @@ def judged(study: Study) -> list[FrozenTrial]:
 def save_picture(study: Study, file: Path) -> None:
     """What can be seen of trials and settings."""
     found = judged(study)
-    values = [_value(trial) for trial in found]
-    curves = [trial.intermediate_values for trial in found]
-    save_figure(search_picture(values, curves, [trial.params for trial in found]), file)
+    values, curves, settings = list[float](), list[dict[int, float]](), list[dict[str, Any]]()
+    for trial in found:
+        values.append(_value(trial))
+        curves.append(trial.intermediate_values)
+        settings.append(trial.params)
+    save_figure(search_picture(values, curves, settings), file)
 
 
 def study_rows(study: Study) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table of trials: finished ones, best first, then the others."""
-    names = sorted({name for trial in study.trials for name in trial.params})
+    names = set[str]()
+    for trial in study.trials:
+        names |= trial.params.keys()
+    header = ["trial", "validation ndcg@10", "state", *sorted(names)]
     order = {"COMPLETE": 0, "PRUNED": 1}
     trials = sorted(study.trials, key=lambda t: (order.get(t.state.name, 2), -(t.value or 0.0), t.number))
     states = {"COMPLETE": "finished", "FAIL": "failed"}
@@ -282,9 +307,11 @@ def study_rows(study: Study) -> tuple[list[str], list[list[str]]]:
         value, state = "", states.get(trial.state.name, trial.state.name.lower())
         if not math.isnan(_value(trial)):
             value = f"{_value(trial):.4f}"
-        settings = [_setting(trial.params.get(name, "")) for name in names]
-        rows.append([str(trial.number), value, state, *settings])
-    return ["trial", "validation ndcg@10", "state", *names], rows
+        row = [str(trial.number), value, state]
+        for name in sorted(names):
+            row.append(_setting(trial.params.get(name, "")))
+        rows.append(row)
+    return header, rows
 
 
 def _value(trial: FrozenTrial) -> float:
@@ -302,6 +329,6 @@ def _study_markdown(study: Study) -> str:
     """The same as Markdown."""
     header, rows = study_rows(study)
     lines = [header, ["---"] * len(header), *rows]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     note = "A search looks at validation queries many times: read the test figures of the best trial only, and once."
     return f"# Search\n\n{table}\n\n{note}\n"

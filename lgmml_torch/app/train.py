@@ -21,15 +21,15 @@ from lgmml_torch import distributed
 from lgmml_torch.app.compose import (
     asked_measures,
     build,
-    check_start,
+    check_start_files,
     check_trainer,
     find_cache,
     load_base,
     load_splits,
     make_loggers,
-    make_recipe,
     make_surroundings,
     named,
+    recipe_of,
     settle,
 )
 from lgmml_torch.app.config import asked_for, check_settings
@@ -95,15 +95,16 @@ def train(
     other = _load_other(cfg, splits)
     clock.lap("data")
     cfg = settle(cfg, asked, splits["train"])
-    recipe = make_recipe(cfg)
+    recipe = recipe_of(cfg)
     folder = Path(cfg.paths.output_dir)
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
     loggers = make_loggers(cfg)
     prepared = _prepared_parts(cfg, splits, recipe, loggers)
     clock.lap("local metrics")
-    watchers = watchers if watch is None else [*watchers, StopAtStep(watch)]
+    if watch is not None:
+        watchers = [*watchers, StopAtStep(watch)]
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
-    clock.lap("weights" if not prepared.bank.trained else "training")
+    clock.lap("training" if prepared.bank.trained else "weights")
     if "test" in splits:
         with quiet_lightning():
             trained.trainer.test(trained.module, trained.trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
@@ -112,7 +113,7 @@ def train(
         return None
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
-    evaluations = evaluate_run(cfg, trained.model, prepared, base)
+    evaluations = _evaluate_model(cfg, trained.model, prepared, base)
     if not trained.moved:
         evaluations[0] = replace(evaluations[0], policy=f"{evaluations[0].policy}, not trained")
     if not first:
@@ -129,17 +130,19 @@ def train(
 def _checked(cfg: DictConfig) -> DictConfig:
     """The configuration with ``resume=auto`` resolved; errors in it are raised before data is read."""
     check_settings(cfg)
-    make_recipe(cfg)
+    recipe_of(cfg)
     check_trainer(cfg)
     cfg = found_resume(cfg)
-    check_start(cfg)
+    check_start_files(cfg)
     return cfg
 
 
 def _history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
     """How building the metrics went, and what training has made of the biases of positions."""
-    bias = trained.position_bias
-    return {**prepared.bank.history, **({} if bias is None else {"position_bias": bias})}
+    history = dict(prepared.bank.history)
+    if trained.position_bias is not None:
+        history["position_bias"] = trained.position_bias
+    return history
 
 
 def _prepared_parts(
@@ -149,9 +152,12 @@ def _prepared_parts(
     adds = recipe.grows and not recipe.builder.trains_metrics  # trained ones go on by themselves
     if cfg.resume or (cfg.warm_start and not adds):
         return _reuse(cfg, splits, recipe)
-    start = Start.of(LGMML.load(cfg.warm_start)) if cfg.warm_start else None
+    start, folder = None, None
+    if cfg.warm_start:
+        start = Start.of(LGMML.load(cfg.warm_start))
     cache = find_cache(cfg)
-    folder = None if cache is None else cache.folder / "unfinished"
+    if cache is not None:
+        folder = cache.folder / "unfinished"
     with named(cfg, "local_metrics"):
         return prepare(splits, recipe, bank_curve(loggers), folder, start)
 
@@ -165,12 +171,7 @@ def found_resume(cfg: DictConfig) -> DictConfig:
         return cfg
     found = cfg.resume
     if found == "auto":
-        folder = Path(cfg.paths.output_dir)
-        places = [folder, *sorted(folder.parent.glob("*"), reverse=True)] if folder.parent.is_dir() else []
-        files = (
-            place / "checkpoints" / "last.ckpt" for place in places if place == folder or _unfinished(place, folder)
-        )
-        found = distributed.broadcast(next((str(file) for file in files if file.is_file()), None))
+        found = distributed.broadcast(_last_checkpoint(Path(cfg.paths.output_dir)))
         log.info("resume=auto: %s", found or "there is nothing to go on from, so the run begins")
     if found is not None:
         distributed.broadcast_file(Path(found))
@@ -179,14 +180,29 @@ def found_resume(cfg: DictConfig) -> DictConfig:
     return resumed
 
 
+def _last_checkpoint(folder: Path) -> str | None:
+    """The checkpoint of this folder, or of the newest unfinished run of the same words beside it."""
+    if not folder.parent.is_dir():
+        return None
+    for place in (folder, *sorted(folder.parent.glob("*"), reverse=True)):
+        file = place / "checkpoints" / "last.ckpt"
+        if (place == folder or _unfinished(place, folder)) and file.is_file():
+            return str(file)
+    return None
+
+
 def _unfinished(place: Path, folder: Path) -> bool:
     """Whether a folder has a run of the same words as this one's that left no report."""
-    words = []
-    for run in (place, folder):
-        file = run / ".hydra" / "overrides.yaml"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else ["?"]
-        words.append([line for line in lines if not line.startswith(("- resume=", "- launcher"))])
-    return words[0] == words[1] and not (place / "report.json").is_file()
+    return _words_of(place) == _words_of(folder) and not (place / "report.json").is_file()
+
+
+def _words_of(run: Path) -> list[str]:
+    """The overrides of a run, without those that say how it is started."""
+    file = run / ".hydra" / "overrides.yaml"
+    if not file.is_file():
+        return ["?"]
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith(("- resume=", "- launcher"))]
 
 
 def _load_other(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Ranker | None:
@@ -195,7 +211,9 @@ def _load_other(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Ranker | 
         return None
     other = open_ranker(str(cfg.compare))
     lists = reported_part(splits)[1]
-    other.score(lists if other.kind == "run" else lists.select([0]))  # a run may lack any one list
+    if other.kind != "run":  # a run may lack any one list
+        lists = lists.select([0])
+    other.score(lists)
     return other
 
 
@@ -206,7 +224,9 @@ def _reuse(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe) -
     splits = start.read(splits, recipe.categories)
     check_positions(splits["train"], trains or bool(cfg.resume))
     if cfg.resume and trains != read_model(cfg.resume)[0]["metrics"].get("trained", False):
-        was, way = ("not trained", "local_metrics=boosted") if trains else ("trained", "experiment=trained")
+        was, way = "trained", "experiment=trained"
+        if trains:
+            was, way = "not trained", "local_metrics=boosted"
         raise ConfigError(f"`resume`: the metrics of {cfg.resume} were {was}; go on with the same settings, e.g. {way}")
     return Prepared(start.preprocess, start.bank, splits, encoder=start.encoder)
 
@@ -223,9 +243,12 @@ def search_recipes(cfg: DictConfig, recipe: Recipe, *, validated: bool) -> list[
         points = points[:1]
     found = []
     for init, margin in points:
-        make_phi = recipe.make_phi if init is None else partial(recipe.make_phi, init=init)
-        phi = recipe.phi if margin is None else replace(recipe.phi, loss=Warp(margin))
-        found.append(replace(recipe, make_phi=make_phi, phi=phi))
+        candidate = recipe
+        if init is not None:
+            candidate = replace(candidate, make_phi=partial(recipe.make_phi, init=init))
+        if margin is not None:
+            candidate = replace(candidate, phi=replace(recipe.phi, loss=Warp(margin)))
+        found.append(candidate)
     return found
 
 
@@ -244,8 +267,10 @@ def train_best_phi(
         raise ConfigError("`search.init` needs metrics without weights of their own; these come with a starting Φ")
     found = []
     for number, recipe in enumerate(candidates):
-        place = folder / "checkpoints" / ("" if only else f"candidate-{number}")
-        watching = loggers if only else make_loggers(cfg, version=f"candidate-{number}")
+        place, watching = folder / "checkpoints", loggers
+        if not only:
+            place = place / f"candidate-{number}"
+            watching = make_loggers(cfg, version=f"candidate-{number}")
         around = make_surroundings(cfg, place, watching, validated="valid" in prepared.splits, watchers=watchers)
         trained = train_phi(prepared, recipe, around)
         if only:
@@ -269,7 +294,9 @@ def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
     model.base = base
 
 
-def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBase | None = None) -> list[Evaluation]:
+def _evaluate_model(
+    cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBase | None = None
+) -> list[Evaluation]:
     """Three kinds of number, kept apart: training queries, unseen ones, and these with Φ fitted to their own labels.
 
     With trees added, unseen queries are also ranked by ours and by the trees alone.
@@ -278,21 +305,41 @@ def evaluate_run(cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBa
     options = {"metrics": asked_measures(cfg), "preset": cfg.evaluation.preset, "seed": cfg.seed}
     own = model.phi.mode == "per_query" or model.phi.deviations
     seen = evaluate(model, splits["train"], split="training queries", known_queries=own, **options)
-    found = [seen if base is None else _joint(seen)]
+    found = [seen]
+    policies: Sequence[str] = (model.phi.policy,)
+    if cfg.evaluation.all_policies:
+        policies = POLICIES[model.phi.mode]
+    if base is not None:
+        found = [_joint(seen)]
     for name in ("valid", "test"):
         if name in splits:
-            policies = POLICIES[model.phi.mode] if cfg.evaluation.all_policies else (model.phi.policy,)
-            unseen = f"{name}: unseen queries"
-            there = [evaluate(model, splits[name], split=unseen, policy=policy, **options) for policy in policies]
-            found += there if base is None else _beside_each_alone(there, model, base, splits[name], options)
+            found += _evaluate_unseen(model, splits[name], f"{name}: unseen queries", policies, base, options)
     if cfg.evaluation.ideal and "test" in splits:
         data = splits["test"]
-        kept = prepared.inputs["test"]
-        dists = kept if isinstance(kept, Tensor) and not prepared.bank.trained else compute_distances(model, data)
+        dists = prepared.inputs["test"]
+        if prepared.bank.trained or not isinstance(dists, Tensor):
+            dists = compute_distances(model, data)
         start = model.phi.mean_row()[0].detach()
         scores = ideal_scores(dists, data, start, kernel=model.kernel, seed=cfg.seed)
         found.append(evaluate_scores(scores, data, split=f"test: {OWN_LABELS}", policy="own labels", **options))
     return found
+
+
+def _evaluate_unseen(
+    model: LGMML,
+    data: RankingData,
+    split: str,
+    policies: Sequence[str],
+    base: TreeBase | None,
+    options: Mapping[str, Any],
+) -> list[Evaluation]:
+    """Unseen queries by each policy; with trees added, also ours and the trees alone."""
+    found = []
+    for policy in policies:
+        found.append(evaluate(model, data, split=split, policy=policy, **options))
+    if base is None:
+        return found
+    return _beside_each_alone(found, model, base, data, options)
 
 
 def _joint(evaluation: Evaluation) -> Evaluation:
@@ -304,7 +351,7 @@ def _beside_each_alone(
     together: list[Evaluation], model: LGMML, base: TreeBase, data: RankingData, options: Mapping[str, Any]
 ) -> list[Evaluation]:
     """What ours and the trees reach together, called so, then ours alone and the trees alone on the same queries."""
-    found = [_joint(evaluation) for evaluation in together]
+    found = list(map(_joint, together))
     for label, scores in (("ours alone", model.score(data, alone=True)), ("base alone", base.predict(data.features))):
         found.append(evaluate_scores(scores, data, split=together[0].split, policy=label, **options))
     return found

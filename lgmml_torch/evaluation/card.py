@@ -15,7 +15,7 @@ from lgmml_torch.evaluation.tables import OWN_LABELS
 from lgmml_torch.models.ranker import LGMML
 
 _TAGS = ("learning-to-rank", "ranking", "metric-learning", "tabular")
-SETTINGS = ("seed", "budget", "preprocess", "local_metrics", "phi", "loss", "optimizer", "keep")
+_SETTINGS = ("seed", "budget", "preprocess", "local_metrics", "phi", "loss", "optimizer", "keep")
 LIMITS = """
 - Scores order the documents of one list. They are no probabilities, and scores of different lists do not compare.
 - A document's score may depend on the rest of its list, so whole lists belong in one call.
@@ -53,7 +53,7 @@ def model_card(
     report = report or {"evaluations": [], "config": {}}
     parts = [
         f"---\n{yaml.safe_dump(_front_matter(report, name, licence), sort_keys=False, allow_unicode=True)}---\n",
-        f"# {name}\n\n{about(model)}\n",
+        f"# {name}\n\n{_about_model(model)}\n",
         f"## Data\n\n{_about_data(model, report['config'])}\n",
         f"## Figures\n\n{figures(report['evaluations'])}\n",
         f"## Settings\n\n{settings(report['config'])}\n",
@@ -73,19 +73,20 @@ def _front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> 
     if measured:
         data = str(report["config"].get("name", "test queries"))
         found["metrics"] = list(measured[0]["metrics"])
-        results = [
-            {"type": metric, "name": value["definition"], "value": round(value["mean"], 4)}
-            for metric, value in measured[0]["metrics"].items()
-        ]
+        results = []
+        for metric, value in measured[0]["metrics"].items():
+            results.append({"type": metric, "name": value["definition"], "value": round(value["mean"], 4)})
         kind = {"type": "learning-to-rank", "name": "Learning to rank"}
         place = {"type": data, "name": data, "split": "test"}
         found["model-index"] = [{"name": name, "results": [{"task": kind, "dataset": place, "metrics": results}]}]
     return found
 
 
-def about(model: LGMML) -> str:
+def _about_model(model: LGMML) -> str:
     """What it is, in a paragraph."""
-    trees = "" if model.base is None else f" Its scores are added to those of a {model.base.title} model inside."
+    trees = ""
+    if model.base is not None:
+        trees = f" Its scores are added to those of a {model.base.title} model inside."
     return (
         "Ranks the documents of a list, best first, by the weighted sum of their distances to learned ideal documents: "
         f"{model.metrics.num_metrics} local metrics on {model.num_features} features, weights of the kind "
@@ -96,12 +97,15 @@ def about(model: LGMML) -> str:
 
 def _about_data(model: LGMML, config: Mapping[str, Any]) -> str:
     """Where it was trained, and on which features."""
-    data = {key: value for key, value in _shown(config.get("data", {})).items() if value is not None and key != "kind"}
-    told = "; ".join(f"{key}: {value}" for key, value in data.items())
-    names = model.feature_names
-    features = "without names" if names is None else ", ".join(f"`{name}`" for name in names)
+    told = []
+    for key, value in _shown(config.get("data", {})).items():
+        if value is not None and key != "kind":
+            told.append(f"{key}: {value}")
+    features = "without names"
+    if model.feature_names is not None:
+        features = ", ".join(f"`{name}`" for name in model.feature_names)
     return (
-        f"- training set: {told or 'not known'}\n- training queries: {len(model.qids) or 'not known'}\n"
+        f"- training set: {'; '.join(told) or 'not known'}\n- training queries: {len(model.qids) or 'not known'}\n"
         f"- features: {model.num_features}, {features}"
     )
 
@@ -118,17 +122,23 @@ def figures(evaluations: list[dict[str, Any]]) -> str:
         values = [f"{one['metrics'][name]['mean']:.4f}" for name in measures]
         counts = one["metrics"][measures[0]]
         rows.append([one["split"], one["policy"], *values, counts["counted"], counts["skipped"], one["seed"]])
-    table = "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
-    definitions = "\n".join(f"- {evaluations[0]['metrics'][name]['definition']}" for name in measures)
-    return f"{table}\n\n{definitions}"
+    lines = []
+    for row in rows:
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    lines.append("")
+    for entry in evaluations[0]["metrics"].values():
+        lines.append(f"- {entry['definition']}")
+    return "\n".join(lines)
 
 
 def settings(config: Mapping[str, Any]) -> str:
     """The settings that decide what is fitted; no paths."""
     if not config:
         return "Not known."
-    chosen = f"{config['chosen']}.\n\n" if config.get("chosen") else ""
-    told = _shown({name: config[name] for name in SETTINGS if name in config})
+    chosen = ""
+    if config.get("chosen"):
+        chosen = f"{config['chosen']}.\n\n"
+    told = _shown({name: config[name] for name in _SETTINGS if name in config})
     return f"{chosen}```yaml\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}```"
 
 
@@ -147,6 +157,11 @@ def _shown(values: Any) -> Any:
     """Settings without what only Hydra needs, and without places on somebody's disk."""
     if not isinstance(values, Mapping):
         return values
-    kind = {"kind": values["_target_"].rpartition(".")[2]} if "_target_" in values else {}
-    kept = {key: _shown(value) for key, value in values.items() if not str(key).startswith("_")}
-    return kind | {key: value for key, value in kept.items() if not (isinstance(value, str) and value.startswith("/"))}
+    kept = {}
+    if "_target_" in values:
+        kept["kind"] = values["_target_"].rpartition(".")[2]
+    for key, value in values.items():
+        on_disk = isinstance(value, str) and value.startswith("/")
+        if not on_disk and not str(key).startswith("_"):
+            kept[key] = _shown(value)
+    return kept

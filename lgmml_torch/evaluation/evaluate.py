@@ -84,7 +84,9 @@ class Evaluation:
         }
         if per_query:
             content["qids"] = list(map(plain_qid, self.qids))
-            content["per_query"] = {name: list(map(plain_number, v.tolist())) for name, v in self.per_query.items()}
+            content["per_query"] = {}
+            for name, values in self.per_query.items():
+                content["per_query"][name] = list(map(plain_number, values.tolist()))
         return content
 
     def _metric(self, name: str) -> dict[str, Any]:
@@ -143,14 +145,18 @@ def evaluate(
     found: list[dict[str, Tensor]] = []
     qids: list[tuple[Hashable, ...]] = []
     documents = 0
-    for part in [data] if isinstance(data, RankingData) else data:
+    if isinstance(data, RankingData):
+        data = [data]
+    for part in data:
         scores = model.score(part, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)
         warn_if_degenerate(scores, part.offsets.cpu())
         found.append(_of_all(rank_data(scores, part, **rules), part))
         qids.append(_all_qids(part))
         documents += int(part.all_sizes.sum())
-    name = policy or model.phi.policy
-    return _summarise(found, tuple(chain(*qids)), documents, rules, split, "own Φ" if known_queries else name, seed)
+    weights = policy or model.phi.policy
+    if known_queries:
+        weights = "own Φ"
+    return _summarise(found, tuple(chain(*qids)), documents, rules, split, weights, seed)
 
 
 def evaluate_scores(
@@ -179,7 +185,10 @@ def evaluate_scores(
 
 def _of_all(values: dict[str, Tensor], data: RankingData) -> dict[str, Tensor]:
     """The values of all queries, where processes share them."""
-    return {name: data.of_all_queries(column.cpu()) for name, column in values.items()}
+    found = {}
+    for name, column in values.items():
+        found[name] = data.of_all_queries(column.cpu())
+    return found
 
 
 def _all_qids(data: RankingData) -> tuple[Hashable, ...]:
@@ -201,15 +210,22 @@ def _summarise(
     """An evaluation from the values per query of each part of the data."""
     if not qids:
         raise DataError(f"there are no queries to evaluate in {split!r}")
-    values = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-    counted = {name: int((~column.isnan()).sum()) for name, column in values.items()}
-    preset, asked = find_preset(rules["preset"]), measures_of(rules["metrics"])
+    values, means = dict[str, Tensor](), dict[str, float]()
+    counted, skipped = dict[str, int](), dict[str, int]()
+    for name in parts[0]:
+        values[name] = torch.cat([part[name] for part in parts]).cpu()
+        means[name] = float(values[name].nanmean())
+        counted[name] = int((~values[name].isnan()).sum())
+        skipped[name] = len(qids) - counted[name]
+    preset, definitions = find_preset(rules["preset"]), dict[str, str]()
+    for measure in measures_of(rules["metrics"]):
+        definitions[measure.name] = measure.definition(preset, threshold=rules["threshold"])
     return Evaluation(
         split=split,
-        means={name: float(column.nanmean()) for name, column in values.items()},
+        means=means,
         counted=counted,
-        skipped={name: len(qids) - count for name, count in counted.items()},
-        definitions={one.name: one.definition(preset, threshold=rules["threshold"]) for one in asked},
+        skipped=skipped,
+        definitions=definitions,
         per_query=values,
         qids=qids,
         policy=policy,

@@ -73,7 +73,9 @@ class RankingMetrics(Metric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.measures = {measure.name: measure for measure in measures_of(metrics)}
+        self.measures: dict[str, Measure] = {}
+        for measure in measures_of(metrics):
+            self.measures[measure.name] = measure
         self.names = tuple(self.measures)
         if not self.names:
             raise LGMMLError("`metrics` must hold at least one name, got none")
@@ -109,10 +111,10 @@ class RankingMetrics(Metric):
             means = (self.total / self.counted).tolist()
             counted = self.counted.tolist()
             queries = int(self.queries)
-        return {
-            name: _MetricSummary(mean, count, queries - count, self.definition(name))
-            for name, mean, count in zip(self.names, means, counted, strict=True)
-        }
+        found = {}
+        for name, mean, count in zip(self.names, means, counted, strict=True):
+            found[name] = _MetricSummary(mean, count, queries - count, self.definition(name))
+        return found
 
     def definition(self, name: str) -> str:
         """The metric's rules in one line, see :func:`~lgmml_torch.functional.ranking.presets.describe`."""

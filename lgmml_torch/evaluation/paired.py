@@ -51,12 +51,16 @@ class Paired:
     def most_different(self, count: int = 5) -> list[int]:
         """The queries with the largest differences of either sign, as indices; equal ones are left out."""
         sizes = self.gaps.abs().nan_to_num(0.0)
-        return [query for query in sizes.argsort(descending=True, stable=True)[:count].tolist() if sizes[query] > 0]
+        order = sizes.argsort(descending=True, stable=True)[:count]
+        queries: list[int] = order[sizes[order] > 0].tolist()
+        return queries
 
     def sentence(self) -> str:
         """The comparison in words."""
         gap, found = self.comparison.difference, self.comparison
-        verdict = "the interval leaves out 0" if found.significant else "the interval holds 0"
+        verdict = "the interval holds 0"
+        if found.significant:
+            verdict = "the interval leaves out 0"
         return (
             f"{self.measure} {found.mean_a:.4f} against {found.mean_b:.4f}: {gap.mean:+.4f}, {gap.confidence:.0%} "
             f"interval [{gap.low:+.4f}, {gap.high:+.4f}] over {gap.counted} queries ({verdict}); {found.wins} won, "
@@ -101,7 +105,9 @@ def compare_rankings(
     (True, 1, 1)
     """
     check_positive("resamples", resamples)
-    rows = [rank_data(scores, data, metrics=[measure], preset=preset)[measure] for _, scores in (first, second)]
+    rows = []
+    for _, scores in (first, second):
+        rows.append(rank_data(scores, data, metrics=[measure], preset=preset)[measure])
     generator = torch.Generator().manual_seed(seed)
     found = compare(rows[0], rows[1], generator=generator, resamples=resamples)
     definition = describe(measure, preset)

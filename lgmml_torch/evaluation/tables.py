@@ -18,8 +18,11 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     from rich.table import Table
 
     table = Table()
-    for position, column in enumerate(_header(evaluations)):
-        table.add_column(column, justify="left" if position < 2 else "right", overflow="fold")
+    data, weights, *figures = _header(evaluations)
+    for column in (data, weights):
+        table.add_column(column, overflow="fold")
+    for column in figures:
+        table.add_column(column, justify="right", overflow="fold")
     for row in _rows(evaluations):
         table.add_row(*row)
     return table
@@ -28,10 +31,13 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
 def evaluation_markdown(evaluations: Sequence[Evaluation]) -> str:
     """The same table as Markdown, with intervals, and the definitions below it."""
     header = _header(evaluations)
-    lines = [header, ["---"] * 2 + ["---:"] * (len(header) - 2), *_rows(evaluations, intervals=True)]
-    table = "\n".join("| " + " | ".join(row) + " |" for row in lines)
-    notes = "\n".join(f"- {text}" for text in _definitions(evaluations))
-    return f"{table}\n\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n{notes}\n"
+    text = ""
+    for row in (header, ["---"] * 2 + ["---:"] * (len(header) - 2), *_rows(evaluations, intervals=True)):
+        text += f"| {' | '.join(row)} |\n"
+    text += "\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n"
+    for definition in _definitions(evaluations):
+        text += f"- {definition}\n"
+    return text
 
 
 def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
@@ -39,7 +45,10 @@ def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
     from rich.console import Console
 
     # Cut to the width of a terminal, but never to that of a pipe: a program may read it.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
+    width = None
+    if not sys.stdout.isatty():
+        width = 200
+    console = Console(file=sys.stdout, width=width, highlight=False)
     console.print(evaluation_table(evaluations))
     for text in _definitions(evaluations):
         console.print(text, soft_wrap=True, markup=False)
@@ -109,11 +118,12 @@ def run_markdown(
 
 def _positions(biases: Mapping[int, float]) -> str:
     """What being shown at a position added to the score of a document while training."""
-    lines = [f"| {position} | {bias:.3f} |" for position, bias in list(biases.items())[:_MOST_POSITIONS]]
-    more = ""
+    lines = ["### Positions\n", "| position | added to the score |", "|---:|---:|"]
+    for position, bias in list(biases.items())[:_MOST_POSITIONS]:
+        lines.append(f"| {position} | {bias:.3f} |")
     if len(biases) > _MOST_POSITIONS:
-        more = f"\n\nand {len(biases) - _MOST_POSITIONS} more"
-    return "\n".join(["### Positions\n", "| position | added to the score |", "|---:|---:|", *lines]) + more
+        lines.append(f"\nand {len(biases) - _MOST_POSITIONS} more")
+    return "\n".join(lines)
 
 
 def _curve_table(what: str, curve: Mapping[int, float], kept: int, measure: str, most: int = 20) -> str:
@@ -122,12 +132,14 @@ def _curve_table(what: str, curve: Mapping[int, float], kept: int, measure: str,
     if len(places) > most:
         spaced = {places[round(i * (len(places) - 1) / (most - 1))] for i in range(most)}
         places = [place for place in places if place in spaced or place == kept]
-    lines = []
-    for place in places:
-        mark = " (kept)" if place == kept else ""
-        lines.append(f"| {place} | {curve[place]:.4f}{mark} |")
     called = measure.replace("ndcg", "NDCG")
-    return "\n".join([f"| {what} | validation {called} |", "|---:|---:|", *lines])
+    lines = [f"| {what} | validation {called} |", "|---:|---:|"]
+    for place in places:
+        mark = ""
+        if place == kept:
+            mark = " (kept)"
+        lines.append(f"| {place} | {curve[place]:.4f}{mark} |")
+    return "\n".join(lines)
 
 
 def _bank_curve(bank: Mapping[str, Any]) -> str:
@@ -163,8 +175,10 @@ def _rows(evaluations: Sequence[Evaluation], *, intervals: bool = False) -> list
     names = _names(evaluations)
     rows = []
     for e in evaluations:
-        means = [_mean(e, name, intervals) for name in names]
-        rows.append([e.split, e.policy, *means, _counts(e.counted), _counts(e.skipped)])
+        row = [e.split, e.policy]
+        for name in names:
+            row.append(_mean(e, name, intervals))
+        rows.append([*row, _counts(e.counted), _counts(e.skipped)])
     return rows
 
 
@@ -176,11 +190,17 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:
-    return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.means))
+    names: dict[str, Any] = {}  # in the order of the first evaluation that has them
+    for evaluation in evaluations:
+        names |= evaluation.means
+    return list(names)
 
 
 def _definitions(evaluations: Sequence[Evaluation]) -> list[str]:
-    return merge_definitions(text for evaluation in evaluations for text in evaluation.definitions.values())
+    texts: list[str] = []
+    for evaluation in evaluations:
+        texts += evaluation.definitions.values()
+    return merge_definitions(texts)
 
 
 def merge_definitions(texts: Iterable[str]) -> list[str]:
@@ -193,13 +213,18 @@ def merge_definitions(texts: Iterable[str]) -> list[str]:
     for text in dict.fromkeys(texts):
         name, _, rules = text.partition(" ")
         names.setdefault(rules, []).append(name)
-    return [f"{', '.join(shared)} {rules}" for rules, shared in names.items()]
+    merged = []
+    for rules, shared in names.items():
+        merged.append(f"{', '.join(shared)} {rules}")
+    return merged
 
 
 def preprocessing_steps(preprocess: Preprocess | Mapping[str, Any]) -> str:
     """The steps in one line: ``remove_constant → (quantile + list_rank) → standardize``."""
-    spec = preprocess if isinstance(preprocess, Mapping) else preprocess.spec()
-    inner = [preprocessing_steps(step) for step in spec["args"].get("steps", [])]
+    spec = preprocess
+    if not isinstance(spec, Mapping):
+        spec = spec.spec()
+    inner = list(map(preprocessing_steps, spec["args"].get("steps", [])))
     if spec["name"] == "chain":
         return " → ".join(inner) or "none"
     if spec["name"] == "concat":

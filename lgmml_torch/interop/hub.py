@@ -42,7 +42,8 @@ class HubModel(hub.ModelHubMixin):  # type: ignore[misc, name-defined]
     def _from_pretrained(cls, *, model_id: str, **where: Any) -> Self:
         """Read from a folder, or from the Hub by way of its cache."""
         folder = Path(model_id)
+        if folder.is_dir():
+            return cls(LGMML.load(folder / FILE))
         names = ("revision", "cache_dir", "force_download", "local_files_only", "token")
         given = {name: where[name] for name in names if name in where}
-        file = folder / FILE if folder.is_dir() else hub.hf_hub_download(model_id, FILE, **given)
-        return cls(LGMML.load(file))
+        return cls(LGMML.load(hub.hf_hub_download(model_id, FILE, **given)))

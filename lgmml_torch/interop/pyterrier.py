@@ -22,7 +22,7 @@ except ImportError:  # told when a transformer is made, so that the module can b
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("qid", "docno", "features")
+_COLUMNS = ("qid", "docno", "features")
 
 
 class LGMMLTransformer(Estimator):  # type: ignore[misc]
@@ -81,7 +81,8 @@ class LGMMLTransformer(Estimator):  # type: ignore[misc]
 
     def transform_outputs(self, inp_cols: list[str]) -> list[str]:
         """The columns that come out, for PyTerrier's checks of pipelines."""
-        return [*(name for name in inp_cols if name not in ("score", "rank")), "score", "rank"]
+        kept = [name for name in inp_cols if name not in ("score", "rank")]
+        return [*kept, "score", "rank"]
 
 
 def features_of(rows: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -90,13 +91,13 @@ def features_of(rows: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
     Raises:
         DataError: columns or rows that are missing, vectors of different lengths.
     """
-    missing = [name for name in COLUMNS if name not in rows.columns]
-    if missing:
-        raise DataError(f"results must have the columns {', '.join(COLUMNS)}; there is no {missing[0]!r}")
+    for name in _COLUMNS:
+        if name not in rows.columns:
+            raise DataError(f"results must have the columns {', '.join(_COLUMNS)}; there is no {name!r}")
     if not len(rows):
         raise DataError("results must have at least one row, got none")
-    vectors = [np.asarray(vector) for vector in rows["features"]]
-    widths = {vector.shape for vector in vectors}
+    vectors = list(map(np.asarray, rows["features"]))
+    widths = set(map(np.shape, vectors))
     if len(widths) > 1 or len(vectors[0].shape) != 1:
         raise DataError(f"`features` must hold vectors of one length, got shapes {sorted(widths)}")
     return np.stack(vectors), rows["qid"].to_numpy()
@@ -104,11 +105,13 @@ def features_of(rows: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def labels_of(rows: pd.DataFrame, qrels: pd.DataFrame) -> NDArray[Any]:
     """``(N,)`` the judgement of each result, 0 where there is none."""
-    missing = [name for name in ("qid", "docno", "label") if name not in qrels.columns]
-    if missing:
-        raise DataError(f"qrels must have the columns qid, docno and label; there is no {missing[0]!r}")
+    for name in ("qid", "docno", "label"):
+        if name not in qrels.columns:
+            raise DataError(f"qrels must have the columns qid, docno and label; there is no {name!r}")
     judged = dict(
         zip(zip(qrels["qid"].astype(str), qrels["docno"].astype(str), strict=True), qrels["label"], strict=True)
     )
-    pairs = zip(rows["qid"].astype(str), rows["docno"].astype(str), strict=True)
-    return np.array([max(float(judged.get(pair, 0.0)), 0.0) for pair in pairs])
+    labels = []
+    for pair in zip(rows["qid"].astype(str), rows["docno"].astype(str), strict=True):
+        labels.append(max(float(judged.get(pair, 0.0)), 0.0))
+    return np.array(labels)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lgmml_torch.app.compose import default_overrides, make_recipe, settle
+from lgmml_torch.app.compose import default_overrides, recipe_of, settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.estimator import LGMMLRanker
@@ -83,7 +83,7 @@ def test_a_budget_that_is_none_is_refused(budget: Any) -> None:
     with pytest.raises(LGMMLError, match=sentence):
         choose_defaults(Sizes(10, 100, 5), {"budget": budget})
     with pytest.raises(LGMMLError, match=sentence):
-        make_recipe(load_config([f"budget='{budget}'" if isinstance(budget, str) else f"budget={budget}"]))
+        recipe_of(load_config([f"budget='{budget}'" if isinstance(budget, str) else f"budget={budget}"]))
 
 
 def test_trained_metrics_fill_the_directions_of_their_budget() -> None:

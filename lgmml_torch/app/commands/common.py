@@ -133,8 +133,10 @@ def is_set(name: str) -> bool:
 def open_data(args: Namespace, model: LGMML | None, *, num_features: int | None = None) -> Source:
     """The lists to rank, from a file, a folder or a data set known by name; as wide as ``model`` needs them, or so."""
     name = args.data
-    reading: dict[str, Any] = {"num_features": num_features, "feature_names": None} if model is None else model.reading
-    dtype = torch.float32 if model is None else model.dtype
+    reading: dict[str, Any] = {"num_features": num_features, "feature_names": None}
+    dtype = torch.float32
+    if model is not None:
+        reading, dtype = model.reading, model.dtype
     how = {"missing": args.missing, "dtype": dtype, **reading}
     columns = columns_of(args)
     if is_set(name):

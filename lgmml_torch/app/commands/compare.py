@@ -51,7 +51,7 @@ def run(args: Namespace) -> None:
     check_positive("top", args.top, zero=True)
     if args.plot is not None:
         check_choice("plot", Path(args.plot).suffix, PICTURES)
-    found = compare(args)
+    found = _compare(args)
     if args.plot is not None:
         draw(found, args.plot)
     if args.json is not None:
@@ -61,43 +61,50 @@ def run(args: Namespace) -> None:
         show(found, args.top)
 
 
-def compare(args: Namespace) -> Paired:
+def _compare(args: Namespace) -> Paired:
     """Score the lists with both."""
     device = use_machine(args)
-    both = [open_ranker(name) for name in (args.model, args.other)]
-    for ranker in both:
+    first, second = open_ranker(args.model), open_ranker(args.other)
+    for ranker in (first, second):
         if ranker.model is not None:
             ranker.model.to(device)
-    with open_data(args, next((r.model for r in both if r.model), None), num_features=width(both)) as lists:
+    with open_data(args, first.model or second.model, num_features=_width(first, second)) as lists:
         if not lists.has_labels:
             raise DataError(f"{lists.name}: there are no labels to compare by")
         data = lists.read(labelled=True)
-    names = [r.name for r in both] if both[0].name != both[1].name else [args.model, args.other]
-    first, second = ((name, ranker.score(data).cpu()) for name, ranker in zip(names, both, strict=True))
+    names = first.name, second.name
+    if first.name == second.name:
+        names = args.model, args.other
+    ours, theirs = first.score(data).cpu(), second.score(data).cpu()
     rules = {"split": lists.name, "measure": args.measure, "preset": args.preset, "seed": args.seed}
-    return compare_rankings(first, second, data, **rules)
+    return compare_rankings((names[0], ours), (names[1], theirs), data, **rules)
 
 
-def width(rankers: list[Ranker]) -> int | None:
-    """The number of features that both need, where either cares."""
-    widths = {ranker.num_features for ranker in rankers} - {None}
-    if len(widths) > 1:
-        named = ", ".join(f"{ranker.name} has {ranker.num_features}" for ranker in rankers)
+def _width(first: Ranker, second: Ranker) -> int | None:
+    """The number of features that both need; None where neither needs one."""
+    ours, theirs = first.num_features, second.num_features
+    if ours is None:
+        return theirs
+    if theirs is not None and ours != theirs:
+        named = f"{first.name} has {ours}, {second.name} has {theirs}"
         raise LGMMLError(f"both must rank documents with the same number of features: {named}")
-    return widths.pop() if widths else None
+    return ours
 
 
 def draw(found: Paired, path: str) -> None:
     """The differences per query, as a picture."""
     from lgmml_torch.plots import differences_picture, save_figure  # matplotlib takes its time to import
 
-    gaps = [gap for gap in found.gaps.tolist() if gap == gap]
+    gaps = found.gaps[~found.gaps.isnan()].tolist()
     save_figure(differences_picture(gaps, first=found.first, second=found.second, measure=found.measure), path)
 
 
 def show(found: Paired, top: int) -> None:
     """For people: the sentence, the queries that differ most, the definition."""
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    width = None
+    if not sys.stdout.isatty():
+        width = 160
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
     console.print(f"{found.first} against {found.second} on {found.split}", soft_wrap=True)
     console.print(f"{found.sentence()}.", soft_wrap=True)
     queries = found.most_different(top)

@@ -50,15 +50,16 @@ def add_options(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     """Print the table, or the figures as JSON."""
     _check_words(args)
-    rules = {
-        "metrics": [name.strip() for name in args.metrics.split(",") if name.strip()],
-        "preset": args.preset or ("default" if args.run is None else "trec_eval"),
-        "threshold": args.threshold,
-        "max_grade": args.max_grade,
-    }
-    found = [_of_model(args, rules)] if args.run is None else [_of_run(file, args.qrels, rules) for file in args.run]
+    metrics = list(filter(None, map(str.strip, args.metrics.split(","))))
+    rules = {"metrics": metrics, "threshold": args.threshold, "max_grade": args.max_grade}
+    if args.run is None:
+        rules["preset"] = args.preset or "default"
+        found = [_of_model(args, rules)]
+    else:
+        rules["preset"] = args.preset or "trec_eval"
+        found = [_of_run(file, args.qrels, rules) for file in args.run]
     if args.json is not None:
-        text = "\n".join(evaluation.to_json() for evaluation in found)
+        text = "\n".join(map(Evaluation.to_json, found))
         with output(args.json) as stream:
             stream.write(text.encode() + b"\n")
     if args.json != "-":

@@ -72,14 +72,19 @@ def _document(data: RankingData, name: str) -> str | int:
         return name
     if not 1 <= int(name) <= data.num_documents:
         message = f"query {data.qids[0]!r} has documents 1 to {data.num_documents}, got {name}"
-        raise DataError(message if data.doc_ids is None else f"{message}, which is the id of none of them either")
+        if data.doc_ids is not None:
+            message += ", which is the id of none of them either"
+        raise DataError(message)
     return int(name) - 1
 
 
 def _as_dict(found: Explanation, top: int) -> dict[str, Any]:
     """The leading parts, as primitives."""
     metrics = found.leading_metrics(top)
-    features = found.leading_features(top)
+    features, parts = [], []
+    for column, part in found.leading_features(top):
+        features.append(_feature(found, column, part))
+        parts.append(part)
     return {
         "qid": found.qid,
         "document": found.document,
@@ -88,8 +93,8 @@ def _as_dict(found: Explanation, top: int) -> dict[str, Any]:
         "difference": found.difference,
         "metrics": [_metric(found, metric) for metric in metrics],
         "other_metrics": float(found.metrics.sum() - found.metrics[metrics].sum()),
-        "features": [_feature(found, column, part) for column, part in features],
-        "other_features": found.difference - found.base - math.fsum(part for _, part in features),
+        "features": features,
+        "other_features": found.difference - found.base - math.fsum(parts),
         "base": found.base,
     }
 
@@ -118,31 +123,45 @@ def _feature(found: Explanation, column: int, part: float) -> dict[str, Any]:
     return {"feature": found.called(column), "part": part, "values": found.values[:, column].tolist(), "raw": raw}
 
 
+def _metric_cells(row: dict[str, Any]) -> list[str]:
+    near, far = row["distances"]
+    quality, mostly = "", []
+    if row["anchor_ndcg"] is not None:
+        quality = f"{row['anchor_ndcg']:.3f}"
+    for item in row["features"]:
+        mostly.append(f"{item['feature']} {item['part']:+.3g} (anchor at {item['anchor']:.3g})")
+    part, weight = f"{row['part']:+.6g}", f"{row['weight']:.4g}"
+    return [str(row["metric"]), part, weight, f"{near:.4g}", f"{far:.4g}", quality, "; ".join(mostly)]
+
+
 def _show(content: dict[str, Any]) -> None:
     """The same for people."""
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    width = None
+    if not sys.stdout.isatty():
+        width = 160
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
     a, b = content["document"], content["over"]
     first, second = content["scores"]
     relation = "level with"
-    if content["difference"]:
-        relation = "above" if content["difference"] > 0 else "below"
+    if content["difference"] > 0:
+        relation = "above"
+    elif content["difference"]:
+        relation = "below"
     console.print(f"Query {content['qid']}: {a} (score {first:.6g}) is {relation} {b} (score {second:.6g}); ", end="")
     console.print(f"difference {content['difference']:+.6g}.", _NOTE, sep="\n")
     table = Table("metric", "part", "weight Φ", "distance of the first", "of the second", "anchor NDCG", "mostly by")
     for row in content["metrics"]:
-        near, far = row["distances"]
-        mostly = "; ".join(f"{i['feature']} {i['part']:+.3g} (anchor at {i['anchor']:.3g})" for i in row["features"])
-        quality = "" if row["anchor_ndcg"] is None else f"{row['anchor_ndcg']:.3f}"
-        part, weight = f"{row['part']:+.6g}", f"{row['weight']:.4g}"
-        table.add_row(str(row["metric"]), part, weight, f"{near:.4g}", f"{far:.4g}", quality, mostly)
+        table.add_row(*_metric_cells(row))
     table.add_row("all others", f"{content['other_metrics']:+.6g}")
     if content["base"]:
         table.add_row("trees it adds to", f"{content['base']:+.6g}")
     console.print(table)
     table = Table("feature", "part", "value in the first", "in the second", "as the metrics see it")
     for row in content["features"]:
-        raw = ["", ""] if row["raw"] is None else [f"{value:.6g}" for value in row["raw"]]
-        seen = " against ".join(f"{value:.3g}" for value in row["values"])
+        raw = ["", ""]
+        if row["raw"] is not None:
+            raw = list(map("{:.6g}".format, row["raw"]))
+        seen = " against ".join(map("{:.3g}".format, row["values"]))
         table.add_row(row["feature"], f"{row['part']:+.6g}", *raw, seen)
     table.add_row("all others", f"{content['other_features']:+.6g}")
     if content["base"]:

@@ -6,7 +6,6 @@ import json
 import sys
 import zipfile
 from argparse import ArgumentParser, Namespace
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +69,10 @@ def _info(args: Namespace) -> None:
     if args.json:
         sys.stdout.write(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         return
-    width = max(len(name) for name in facts)
-    sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in facts.items() if value is not None))
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        if value is not None:
+            sys.stdout.write(f"{name:<{width}}  {value}\n")
 
 
 def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
@@ -79,8 +80,13 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
     kind, version = _file_kind(file)
     phi = model.phi.table.weight.detach()
     quality = model.metrics.quality[~model.metrics.quality.isnan()]
-    sources = Counter(source.feature for source in model.preprocess.sources())
+    sources = {source.feature for source in model.preprocess.sources()}
     base = model.base
+    mean_quality, weights = None, model.phi.mode
+    if len(quality):
+        mean_quality = round(float(quality.mean()), 4)
+    if model.phi.deviations:
+        weights += " with deviations"
     facts: dict[str, Any] = {
         "file": str(file),
         "size": f"{file.stat().st_size / 1024:.1f} KiB",
@@ -90,12 +96,12 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         "of which": ", ".join(map(_describe_block, model.metrics.iter_blocks())),
         "norm": model.metrics.norm,
         "kernel": model.kernel,
-        "mean anchor NDCG": round(float(quality.mean()), 4) if len(quality) else None,
+        "mean anchor NDCG": mean_quality,
         "raw features": model.reading["num_features"],
         "categories": _categories(model),
         "features used": f"{len(sources)} in {model.metrics.num_features} columns",
         "preprocessing": preprocessing_steps(model.preprocess),
-        "weights Φ": model.phi.mode + (" with deviations" if model.phi.deviations else ""),
+        "weights Φ": weights,
         "policy for new queries": model.phi.policy,
         "training queries": len(model.qids),
         "mean Φ": float(f"{float(phi.mean()):.6g}"),
@@ -106,8 +112,9 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         facts["adds to"] = f"a {base.title} model of {len(base.content) / 1024:.1f} KiB"
         facts["score"] = f"{base.own_weight:.6g} · own + {base.weight:.6g} · that of the trees"
         facts["needs"] = base.needs
-    leading = structural_importance(model).leading(8)
-    shares = [f"{feature_label(model.feature_names, feature)} {share:.1%}" for feature, share in leading]
+    shares = []
+    for feature, share in structural_importance(model).leading(8):
+        shares.append(f"{feature_label(model.feature_names, feature)} {share:.1%}")
     facts["features that count most"] = ", ".join(shares)
     return {**facts, **_provenance(model.about or {})}
 
@@ -125,7 +132,9 @@ def _categories(model: LGMML) -> str | None:
     texts = []
     for name, known, step in zip(model.encoder.names, model.encoder.categories, model.encoder.steps, strict=True):
         if known is not None:
-            encoding = "a column each" if isinstance(step, OneHot) else "mean label"
+            encoding = "mean label"
+            if isinstance(step, OneHot):
+                encoding = "a column each"
             texts.append(f"{name} ({len(known)} words, {encoding})")
     return ", ".join(texts)
 
@@ -238,12 +247,15 @@ def _merge(args: Namespace) -> None:
     """Weigh the models by the labelled lists and write their sum."""
     names = [args.model, *args.others]
     models = [load_model(args)]
-    models += [LGMML.load(name).to(models[0].device) for name in args.others]
+    for name in args.others:
+        models.append(LGMML.load(name).to(models[0].device))
     merge_models(models, [1.0] * len(models))  # what does not go together is told before the lists are read
     with open_data(args, models[0]) as lists:
         data = lists.read(labelled=True)
-    scores = torch.stack([model.score(data, documents_at_once=args.batch_documents) for model in models])
-    weights = combination_weights(scores, data.labels, data.offsets, tie_order=data.order).tolist()
+    scores = []
+    for model in models:
+        scores.append(model.score(data, documents_at_once=args.batch_documents))
+    weights = combination_weights(torch.stack(scores), data.labels, data.offsets, tie_order=data.order).tolist()
     merge_models(models, weights).save(args.output)
     for name, weight in zip(names, weights, strict=True):
         sys.stdout.write(f"{weight:10.6g}  {name}\n")

@@ -62,11 +62,11 @@ def run(args: Namespace) -> None:
                 stream.write("".join(run_lines(batch, scores, args.tag)).encode())
         elif form == "text" and lists.in_order:
             for _, scores in scored:
-                write_text(stream, scores)
+                write_score_lines(stream, scores)
         else:
             scores = _in_file_order(scored, lists.num_rows)
             if form == "text":
-                write_text(stream, scores)
+                write_score_lines(stream, scores)
             else:
                 stream.write(npy_bytes(scores))
 
@@ -94,6 +94,6 @@ def _in_file_order(scored: Iterator[Scored], rows: int) -> NDArray[Any]:
     return out
 
 
-def write_text(stream: IO[bytes], scores: NDArray[Any]) -> None:
+def write_score_lines(stream: IO[bytes], scores: NDArray[Any]) -> None:
     """One score per line, with as few digits as give back the same number."""
     stream.write("".join(f"{score!s}\n" for score in scores).encode())

@@ -49,12 +49,17 @@ def run(args: Namespace) -> None:
         return
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S")
     folder = Path(args.folder)
-    search = read_search(args.overrides, None if args.space is None else Path(args.space))
+    space, width = None, None
+    if args.space is not None:
+        space = Path(args.space)
+    if not sys.stdout.isatty():
+        width = 200
+    search = read_search(args.overrides, space)
     header, rows = study_rows(run_search(folder, search, args.trials))
     table = Table(*header)
     for row in rows:
         table.add_row(*row)
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Console(file=sys.stdout, width=width, highlight=False)
     console.print(table)
     console.print(
         f"the best trial: {folder / rows[0][0]}; all of them: {folder / 'study.md'}, study.png", soft_wrap=True
