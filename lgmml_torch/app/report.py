@@ -22,7 +22,7 @@ from lgmml_torch import __version__
 from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import PageData, page_data
 from lgmml_torch.app.rankers import Ranker
-from lgmml_torch.evaluation.evaluate import Evaluation
+from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation
 from lgmml_torch.evaluation.paired import Paired, compare_rankings
 from lgmml_torch.evaluation.tables import preprocessing_steps, print_evaluations, run_markdown
 from lgmml_torch.files import write_text
@@ -125,7 +125,7 @@ def final_figures(evaluations: Sequence[Evaluation], own_policy: str) -> dict[st
     found = {}
     for e in evaluations:
         part = {"training queries": "train"}.get(e.split, e.split.partition(":")[0])
-        own = e.policy in (own_policy, "own Φ") or e.policy.startswith("together")
+        own = e.policy == own_policy or e.policy.startswith((OWN_PHI, "together"))
         if not own:
             part += f"-{e.policy.replace(' ', '_')}"
         for name, mean in e.means.items():

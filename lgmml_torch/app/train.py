@@ -37,7 +37,7 @@ from lgmml_torch.app.rankers import Ranker, open_ranker
 from lgmml_torch.app.report import Outcome, Stopwatch, reported_part, tell_loggers, write_report
 from lgmml_torch.app.start import Interrupted, Watch, fail, say_goodbye, set_threads
 from lgmml_torch.checks import ConfigError, LGMMLError, sentence
-from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_scores
+from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, evaluate, evaluate_scores
 from lgmml_torch.evaluation.tables import OWN_LABELS
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.combine import combination_weights
@@ -114,7 +114,7 @@ def train(
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
     evaluations = _evaluate_model(cfg, trained.model, prepared, base)
-    if not trained.moved:
+    if not trained.moved and evaluations[0].policy == OWN_PHI:
         evaluations[0] = replace(evaluations[0], policy=f"{evaluations[0].policy}, not trained")
     if not first:
         return None

@@ -28,6 +28,8 @@ from lgmml_torch.segments import offsets_from_sizes
 if TYPE_CHECKING:
     from rich.table import Table
 
+OWN_PHI = "own Φ"  # the weights of training queries that have rows of their own
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -155,7 +157,7 @@ def evaluate(
         documents += int(part.all_sizes.sum())
     weights = policy or model.phi.policy
     if known_queries:
-        weights = "own Φ"
+        weights = OWN_PHI
     return _summarise(found, tuple(chain(*qids)), documents, rules, split, weights, seed)
 
 
