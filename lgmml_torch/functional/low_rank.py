@@ -74,7 +74,9 @@ class _Distances(torch.autograd.Function):
         features, stacked, centres, dists, images = ctx.saved_tensors
         count, width = len(features), stacked.shape[1]
         weights = slopes[0] / dists
-        to_features = torch.empty_like(features) if ctx.needs_input_grad[0] else None
+        to_features = None
+        if ctx.needs_input_grad[0]:
+            to_features = torch.empty_like(features)
         to_stacked, to_centres = torch.zeros_like(stacked), torch.zeros_like(centres)
         buffer = features.new_empty(_tile_rows(width), width)
         for rows in _tiles(count, width):
