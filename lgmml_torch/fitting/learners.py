@@ -140,7 +140,9 @@ class BoostConfig:
 
 def kernel_(dists: Tensor, name: str) -> Tensor:
     """κ, overwriting its argument where it can: the search spends most of its time here."""
-    return dists.mul_(dists.neg().exp_()) if name == "paper" else kappa_of(dists, name)
+    if name == "paper":
+        return dists.mul_(dists.neg().exp_())
+    return kappa_of(dists, name)
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,10 @@ class Learners:
     @classmethod
     def cat(cls, parts: Sequence[Learners]) -> Self:
         """All metrics of all parts, in order."""
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+        joined = {}
+        for field in fields(cls):
+            joined[field.name] = torch.cat([getattr(part, field.name) for part in parts])
+        return cls(**joined)
 
     def __len__(self) -> int:
         return len(self.phi)
@@ -184,8 +189,13 @@ class Learners:
 
     def double(self) -> Learners:
         """The same metrics in float64."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Learners(**{name: x.double() if x.is_floating_point() else x for name, x in values.items()})
+        values = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value.is_floating_point():
+                value = value.double()
+            values[field.name] = value
+        return Learners(**values)
 
     @property
     def widths(self) -> Tensor:
