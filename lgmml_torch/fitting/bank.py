@@ -23,7 +23,7 @@ from lgmml_torch.models.storage import tensors_digest
 from lgmml_torch.ragged import RankingData
 
 OnRound = Callable[[int, Any], None]
-"""Told how far a fit has come: what is done, and an object with its ``total`` and, perhaps, figures to log."""
+"""Progress of a fit: the rounds or metrics done, and an object with their ``total`` and, perhaps, figures to log."""
 
 
 @dataclass(frozen=True)

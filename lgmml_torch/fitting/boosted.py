@@ -195,7 +195,7 @@ def fit_boosted(
     measure: str | Callable[..., Any] | None = None,
     **settings: Any,
 ) -> Bank:
-    """Build a bank of local metrics, with its Φ₀, for queries nobody has seen.
+    """Build a bank of local metrics, with its Φ₀, for new queries.
 
     Args:
         data: training queries, features preprocessed (standardised; the quantile and list-rank features of

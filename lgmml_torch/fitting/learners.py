@@ -34,7 +34,7 @@ class BoostConfig:
     """Settings of `fit_boosted`; the defaults are the recipe of the method, not tuned any further.
 
     Attributes:
-        rounds: at most so many.
+        rounds: largest number of rounds.
         batch: metrics added in each round.
         shrinkage: ν, the share of a Newton step that is taken.
         candidates: subspaces tried in each round, shared out evenly over ``sizes``.
@@ -54,7 +54,7 @@ class BoostConfig:
         phi_cap: documents the weights φ of the chosen metrics are fitted to, where that is more than ``cap``.
         draw: which documents: ``"uniform"``, or ``"gradient"``: large gradients more often, with weights that make up
             for it; where relevant documents are rare, few of them are most of what there is to learn from.
-        truncation: LambdaRank pairs need a document among the first so many places.
+        truncation: LambdaRank pairs need a document among the first ``truncation`` places.
         sigma: slope of LambdaRank.
         hessian_floor: added to p(1 - p); without it a step has no bound.
         feature_floor: smallest sampling weight of a feature, relative to the mean.

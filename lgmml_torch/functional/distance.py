@@ -131,7 +131,7 @@ _NEAR = 0.05
 # 1.44 in 1000, inside the reserve that `TOLERANCE` keeps.
 _TERMS, _SIZE = 16.0, 12.0
 _BLOCK = 2048  # monomials in one product, to bound the memory
-_TOO_MANY = 0.3  # a metric for which so many distances are unsure is left to the factor form
+_TOO_MANY = 0.3  # a metric with a larger share of unsure distances is left to the factor form
 
 
 def quadratic_filler(

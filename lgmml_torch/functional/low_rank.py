@@ -30,7 +30,7 @@ def low_rank_distances(
         features: one row for each document.
         anchors: one point for each metric.
         factors: one factor of each metric.
-        kept_images: with more than so many numbers Fᵀ(x − a) in all, the way back computes them again, in tiles.
+        kept_images: with more numbers Fᵀ(x − a) than this, the backward pass computes them again, in tiles.
 
     >>> x, eye = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.eye(2)[None]
     >>> low_rank_distances(x, torch.zeros(1, 2), eye).sum().backward()

@@ -23,8 +23,8 @@ class CategorySettings:
     """How categories become numbers.
 
     Attributes:
-        max_one_hot: up to so many words get a column each; where there are more, a word becomes its mean label.
-        smoothing: so many documents of the overall mean are added to the documents of every word.
+        max_one_hot: up to this many words get a column each; where there are more, a word becomes its mean label.
+        smoothing: number of documents of the overall mean that are added to the documents of every word.
         folds: parts of the training queries: a query's means come from the other parts, so that no document's own
             label is in its features.
     """

@@ -115,7 +115,7 @@ def structural_importance(model: LGMML) -> Importance:
 
 
 def sample_lists(data: RankingData, count: int, *, seed: int = 0) -> RankingData:
-    """At most so many lists, drawn with a seed, in their order; all of them where there are not more."""
+    """At most ``count`` lists, drawn with a seed, in their order; all of them where there are not more."""
     if data.num_queries <= count:
         return data
     drawn = torch.randperm(data.num_queries, generator=torch.Generator().manual_seed(seed))[:count]
@@ -135,7 +135,7 @@ def pair_importance(
     Args:
         model: what ranks.
         data: raw features, whole lists; labels are not looked at.
-        lists: at most so many are looked at.
+        lists: largest number of lists to score.
         pairs: drawn from each.
         seed: of the draws.
         policy: as in `LGMML.score`.

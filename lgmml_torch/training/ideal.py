@@ -42,7 +42,7 @@ def ideal_scores(
     ``start`` (margin and steps in units of their mean, steps falling as 1/√pass), and from the best of these a search
     along one weight at a time. Each list keeps the scores with its best NDCG@k, so none ends below its start. What
     comes out says how much of the ranking the local metrics can express. It is optimistic, not to be had for a list
-    whose labels are unknown; and it is not the maximum, which nobody knows a fast way to.
+    whose labels are unknown; and it is not the maximum, which no fast algorithm finds.
 
     The cost is bounded: every list is ranked at most 2 + 256 + ``passes`` + 288 times (16 weights × 6 values × 3
     rounds), and only the passes look at more than one metric at a time.

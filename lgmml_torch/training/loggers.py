@@ -105,7 +105,7 @@ class Wandb(WandbLogger):
         super().log_metrics(_without_epoch(metrics), step)
 
     def finalize(self, status: str) -> None:
-        """A run that failed is over; one that went well has still to be told of its outcome."""
+        """Finish a failed run; `close` finishes a run that went well, after its outcome is logged."""
         super().finalize(status)
         if status == "failed":
             self.experiment.finish(exit_code=1)
@@ -259,7 +259,7 @@ SINKS: dict[type[Logger], type[Sink]] = {
 
 
 def sink_of(logger: Logger) -> Sink:
-    """The way to speak to a logger."""
+    """The sink of a logger."""
     for kind, sink in SINKS.items():
         if isinstance(logger, kind):
             return sink(logger)

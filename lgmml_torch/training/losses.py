@@ -1,7 +1,7 @@
 """Losses of a training batch, behind one small interface: what the Lightning module calls, and nothing else of them.
 
 A loss gets a batch and a function that scores documents of it, and answers with a total to be differentiated. Which
-documents it scores, and which of the scores carry gradients, is its own affair; how scores depend on Φ, or on metrics
+documents it scores, and which of the scores carry gradients, the loss decides; how scores depend on Φ, or on metrics
 that are trained, is autograd's. A new loss is a class with the four members of `Loss`, named in `LOSSES`, and a file in
 ``conf/loss/``.
 """
@@ -145,7 +145,7 @@ class LambdaRank(_Named):
 
     Attributes:
         sigma: slope of the pairwise probability.
-        truncation: pairs need a document among the first so many places.
+        truncation: pairs need a document among the first ``truncation`` places.
     """
 
     name: ClassVar[str] = "lambdarank"

@@ -79,7 +79,7 @@ class Preprocess(nn.Module):
     def origins(self) -> Tensor:  # (D', D)
         """How much of every column of the result belongs to each feature; rows add up to 1.
 
-        All of it belongs to the feature of `sources`; a step that mixes features says what belongs to whom.
+        All of it belongs to the feature of `sources`; a step that mixes features defines the shares.
         """
         places = torch.tensor([source.feature for source in self.sources()], dtype=torch.long)
         return nn.functional.one_hot(places, self.num_features_in).double()

@@ -157,7 +157,7 @@ class TrainingLists:
             return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
         _ = self.ranges  # for what is not finite
         rank, size = distributed.rank(), distributed.world_size()
-        together = 2 * COLUMN_VALUES // self.spread.most  # columns that whoever has most documents takes out at once
+        together = 2 * COLUMN_VALUES // self.spread.most  # columns that the process with most documents reads at once
         width = min(COLUMN_VALUES // self.num_documents, together // size, math.ceil(self.num_features / size))
         width = max(1, width)  # columns that each process looks at
         found: list[Found] = []
