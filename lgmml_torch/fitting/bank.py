@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import torch
@@ -22,7 +23,7 @@ from lgmml_torch.models.storage import tensors_digest
 from lgmml_torch.ragged import RankingData
 
 OnRound = Callable[[int, Any], None]
-"""Told how far a fit has come: what is done, and an object with its ``total`` and, perhaps, figures to log."""
+"""Progress of a fit: the rounds or metrics done, and an object with their ``total`` and, perhaps, figures to log."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,10 @@ class Bank:
     @property
     def digest(self) -> str:
         """A fingerprint of the metrics and their weights."""
-        return tensors_digest([*self.metrics.state_dict().values(), *([] if self.phi is None else [self.phi])])
+        tensors = list(self.metrics.state_dict().values())
+        if self.phi is not None:
+            tensors.append(self.phi)
+        return tensors_digest(tensors)
 
     def __post_init__(self) -> None:
         check_choice("kernel", self.kernel, KERNELS)
@@ -61,7 +65,9 @@ class Bank:
         features: Tensor,  # (N, D)
     ) -> Tensor:  # (N,)
         """−Σ Φᵣ κ(dᵣ) of every row, with the bank's own Φ, or equal weights where it has none."""
-        phi = torch.ones(self.metrics.num_metrics) if self.phi is None else self.phi
+        phi = self.phi
+        if phi is None:
+            phi = torch.ones(self.metrics.num_metrics)
         return -self.metrics.weighted_sum(features, phi.to(features), self.kernel)
 
 
@@ -160,7 +166,9 @@ class FunctionBuilder(BankBuilder):
 
 def as_builder(builder: BankBuilder | Callable[..., Bank]) -> BankBuilder:
     """A builder as it is; a function wrapped as one."""
-    return builder if isinstance(builder, BankBuilder) else FunctionBuilder(builder)
+    if isinstance(builder, BankBuilder):
+        return builder
+    return FunctionBuilder(builder)
 
 
 def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
@@ -172,7 +180,9 @@ def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
     if not banks or len(banks) != len(weights):
         raise LGMMLError(f"`weights` must be one for each of at least one bank, got {len(weights)} for {len(banks)}")
     first = _nature(banks[0])
-    blocks: dict[tuple[Any, ...], list[tuple[MetricBlock, Tensor]]] = {}
+    blocks: dict[tuple[Any, ...], list[MetricBlock]] = {}
+    phis: dict[tuple[Any, ...], list[Tensor]] = {}
+    biases = []
     for bank, weight in zip(banks, weights, strict=True):
         if bank.phi is None:
             raise LGMMLError("`banks` must have weights Φ, got one without")
@@ -180,21 +190,21 @@ def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
             raise LGMMLError(f"`banks` must agree on features, norm and kernel, got {_nature(bank)} beside {first}")
         start = 0
         for block in bank.metrics.iter_blocks():
-            phi = bank.phi[start : start + block.num_metrics] * weight
-            blocks.setdefault((block.is_full, *block.factors.shape[1:]), []).append((block, phi))
+            shape = (block.is_full, *block.factors.shape[1:])
+            blocks.setdefault(shape, []).append(block)
+            phis.setdefault(shape, []).append(bank.phi[start : start + block.num_metrics] * weight)
             start += block.num_metrics
+        if bank.position_bias is not None:
+            biases.append(bank.position_bias * weight)
     metrics = LocalMetrics(
-        [_joined([block for block, _ in group]) for group in blocks.values()],
+        list(map(_joined, blocks.values())),
         num_features=banks[0].metrics.num_features,
         norm=banks[0].metrics.norm,
     )
-    phi = torch.cat([phi for group in blocks.values() for _, phi in group])
-    biases = [
-        bank.position_bias * weight
-        for bank, weight in zip(banks, weights, strict=True)
-        if bank.position_bias is not None
-    ]
-    bias = torch.stack(biases).sum(0) if len(biases) == len(banks) else None
+    phi = torch.cat(list(chain.from_iterable(phis.values())))
+    bias = None
+    if len(biases) == len(banks):
+        bias = torch.stack(biases).sum(0)
     return Bank(metrics, banks[0].kernel, phi, position_bias=bias)
 
 
@@ -203,9 +213,10 @@ def _nature(bank: Bank) -> tuple[int, str, str]:
 
 
 def _joined(blocks: Sequence[MetricBlock]) -> MetricBlock:
-    names = ("anchors", "factors", "scales", "quality")
-    parts = {name: torch.cat([getattr(block, name) for block in blocks]) for name in names}
-    support = None if blocks[0].is_full else torch.cat([block.support for block in blocks])
+    parts = {}
+    for name in ("anchors", "factors", "scales", "quality", "support"):
+        parts[name] = torch.cat([getattr(block, name) for block in blocks])
+    support = None if blocks[0].is_full else parts["support"]
     return MetricBlock(
         parts["anchors"], parts["factors"], support=support, scales=parts["scales"], quality=parts["quality"]
     )

@@ -73,7 +73,10 @@ class BoostState:
         Scores are left out: they follow from the metrics, and the size and the number of processes would be theirs.
         """
         left_out = ("learners", "scores", "valid_scores")
-        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
+        plain = {}
+        for field in fields(self):
+            if field.name not in left_out:
+                plain[field.name] = getattr(self, field.name)
         plain["learners"] = {field.name: getattr(self.learners, field.name) for field in fields(self.learners)}
         return plain
 
@@ -165,14 +168,11 @@ class BoostedBuilder(BoostConfig, BankBuilder):
         """See `fit_boosted`."""
         if start is not None and self.rounds == 0:
             return replace(start, history={"rounds": [], "train_ndcg": [], "valid_ndcg": [], "best_round": 0})
-        problem = make_problem(data, valid, self, seed, start, None if measure is None else Measure.of(measure))
-        state = initial_state(problem) if resume is None else resume
-        if state.identity != problem.identity:
-            raise ConfigError(
-                f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
-            )
+        judge = None if measure is None else Measure.of(measure)
+        problem = make_problem(data, valid, self, seed, start, judge)
+        state = initial_state(problem)
         if resume is not None:
-            state = _scored_again(state, problem)
+            state = _resumed(resume, state, problem)
         while not finished(state, self):
             state = one_round(state, problem)
             if on_round is not None:
@@ -195,7 +195,7 @@ def fit_boosted(
     measure: str | Callable[..., Any] | None = None,
     **settings: Any,
 ) -> Bank:
-    """Build a bank of local metrics, with its Φ₀, for queries nobody has seen.
+    """Build a bank of local metrics, with its Φ₀, for new queries.
 
     Args:
         data: training queries, features preprocessed (standardised; the quantile and list-rank features of
@@ -232,8 +232,9 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
     bag, wide = draw_bag(problem, problem.seen(state.scores, problem.data, state.position_bias), generator)
     found = find_learners(bag, wide, problem.prior, config, generator)
     found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
-    state = replace(state, round=state.round + 1, idle=0 if len(found) else state.idle + 1)
+    state = replace(state, round=state.round + 1, idle=state.idle + 1)
     if len(found):
+        state = replace(state, idle=0)
         state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
         check_scores(state, config)
     if state.position_bias is not None and wide.positions is not None:
@@ -253,7 +254,9 @@ def evaluated(state: BoostState, problem: Problem) -> BoostState:
         return state.evaluated_with(train, None, smooth=config.smooth)
     scores = problem.seen(state.valid_scores, valid, state.position_bias)
     value = _ndcg_of_all(scores, valid, config.k)
-    measured = None if problem.measure is None else _measure_of_all(scores, valid, problem.measure)
+    measured = None
+    if problem.measure is not None:
+        measured = _measure_of_all(scores, valid, problem.measure)
     return state.evaluated_with(train, value, smooth=config.smooth, measured=measured)
 
 
@@ -269,7 +272,9 @@ def _with_scores_of(state: BoostState, found: Learners, problem: Problem) -> Boo
     def added(data: RankingData) -> Tensor:
         return exact.kernels(data.features, kernel) @ exact.phi
 
-    valid_scores = state.valid_scores if valid is None else state.valid_scores - added(valid)
+    valid_scores = state.valid_scores
+    if valid is not None:
+        valid_scores = valid_scores - added(valid)
     return replace(state, scores=state.scores - added(problem.data), valid_scores=valid_scores)
 
 
@@ -285,9 +290,16 @@ def _measure_of_all(scores: Tensor, data: RankingData, measure: Measure) -> floa
     return float(data.of_all_queries(values).nanmean())
 
 
-def _scored_again(state: BoostState, problem: Problem) -> BoostState:
-    """The state with the scores its metrics give, added up round by round as the fit did, so that no bit differs."""
-    start = initial_state(problem)
+def _resumed(state: BoostState, start: BoostState, problem: Problem) -> BoostState:
+    """The state with the scores its metrics give, added up round by round as the fit did, so that no bit differs.
+
+    Raises:
+        ConfigError: the state of another fit.
+    """
+    if state.identity != problem.identity:
+        raise ConfigError(
+            f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
+        )
     state = replace(state, scores=start.scores, valid_scores=start.valid_scores)
     for number in range(1, state.round + 1):
         found = state.learners.select(state.learners.rounds == number)
@@ -303,7 +315,8 @@ def check_scores(state: BoostState, config: BoostConfig) -> None:
         DivergedError: the round, and what usually helps.
     """
     total = state.learners.phi.sum()  # bounds the score of a κ that is bounded by 1
-    if not all(bool(x.isfinite().all()) for x in (total, state.scores, state.valid_scores)):
+    finite = bool(state.scores.isfinite().all()) and bool(state.valid_scores.isfinite().all())
+    if not (finite and bool(total.isfinite())):
         raise DivergedError(
             f"scores are not finite any more in round {state.round} of boosting; no metrics are kept. "
             f"A smaller `shrinkage` (now {config.shrinkage:g}) or a larger `ridge` (now {config.ridge:g}) usually helps"
@@ -319,20 +332,22 @@ def finished(state: BoostState, config: BoostConfig) -> bool:
 def _make_bank(state: BoostState, problem: Problem) -> Bank:
     """The metrics up to the best round, after those of the start."""
     validated, start = bool(state.valid_ndcg), problem.start
-    last = state.best_round if validated else state.round  # without validation every round counts
+    last, bias = state.best_round, state.best_bias
+    best: float | None = state.best_value
+    if not validated:  # every round counts
+        last, bias, best = state.round, state.position_bias, None
     kept = state.learners.select(state.learners.rounds <= last)
     if not len(kept) and start is None:
         raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
-    bias = state.best_bias if validated else state.position_bias
     history: dict[str, Any] = {
         "rounds": list(state.evaluated),
         "train_ndcg": list(state.train_ndcg),
         "valid_ndcg": list(state.valid_ndcg),
         "best_round": last,
-        "best_valid_ndcg": state.best_value if validated and problem.measure is None else None,
+        "best_valid_ndcg": best,
     }
     if problem.measure is not None:
-        best = state.best_value if validated else None
+        history["best_valid_ndcg"] = None
         history |= {"measure": problem.measure.name, "valid_measure": list(state.valid_measure), "best_measure": best}
     if bias is not None:
         history["position_bias"] = position_curve(bias, problem.data)
@@ -340,10 +355,10 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
         return replace(start, history=history, position_bias=bias)
     metrics, phi = kept.local_metrics(problem.data.num_features)
     found = Bank(metrics, problem.config.kernel, phi)
+    if start is not None and start.phi is not None:
+        start = replace(start, phi=start.phi.to(phi))
     if start is not None:
-        found = merge_banks(
-            [replace(start, phi=start.phi if start.phi is None else start.phi.to(phi)), found], [1.0, 1.0]
-        )
+        found = merge_banks([start, found], [1.0, 1.0])
     return replace(found, history=history, position_bias=bias)
 
 
@@ -351,27 +366,32 @@ def initial_state(problem: Problem) -> BoostState:
     """Nothing chosen: all scores zero, or those of the bank to go on from, which may turn out to be the best."""
     data, valid, start = problem.data, problem.valid, problem.start
     scores = data.features.new_zeros(data.num_documents, dtype=torch.float64)
-    valid_scores = scores.new_zeros(0 if valid is None else valid.num_documents)
+    valid_scores = scores.new_zeros(0)
+    if valid is not None:
+        valid_scores = scores.new_zeros(valid.num_documents)
     learners = Learners.empty(max(problem.config.sizes), data.features)
     bias = scores.new_zeros(problem.num_positions) if problem.num_positions else None
     state = BoostState(0, scores, valid_scores, learners, identity=problem.identity, position_bias=bias)
     if start is None:
         return state
-    known = None if valid is None else start.score(valid.features).double()
-    state = replace(
-        state, scores=start.score(data.features).double(), valid_scores=valid_scores if known is None else known
-    )
+    if valid is not None:
+        valid_scores = start.score(valid.features).double()
+    state = replace(state, scores=start.score(data.features).double(), valid_scores=valid_scores)
     return evaluated(state, problem)
 
 
 def _round_info(state: BoostState, total: int) -> RoundInfo:
     """The report of the round just done."""
-    fresh = bool(state.evaluated) and state.evaluated[-1] == state.round
+    train = valid = None
+    if state.evaluated and state.evaluated[-1] == state.round:
+        train = state.train_ndcg[-1]
+        if state.valid_ndcg:
+            valid = state.valid_ndcg[-1]
     return RoundInfo(
         total=total,
         num_metrics=len(state.learners),
-        train_ndcg=state.train_ndcg[-1] if fresh else None,
-        valid_ndcg=state.valid_ndcg[-1] if fresh and state.valid_ndcg else None,
+        train_ndcg=train,
+        valid_ndcg=valid,
         best_round=state.best_round,
         state=state,
     )

@@ -34,7 +34,7 @@ class BoostConfig:
     """Settings of `fit_boosted`; the defaults are the recipe of the method, not tuned any further.
 
     Attributes:
-        rounds: at most so many.
+        rounds: largest number of rounds.
         batch: metrics added in each round.
         shrinkage: ν, the share of a Newton step that is taken.
         candidates: subspaces tried in each round, shared out evenly over ``sizes``.
@@ -54,7 +54,7 @@ class BoostConfig:
         phi_cap: documents the weights φ of the chosen metrics are fitted to, where that is more than ``cap``.
         draw: which documents: ``"uniform"``, or ``"gradient"``: large gradients more often, with weights that make up
             for it; where relevant documents are rare, few of them are most of what there is to learn from.
-        truncation: LambdaRank pairs need a document among the first so many places.
+        truncation: LambdaRank pairs need a document among the first ``truncation`` places.
         sigma: slope of LambdaRank.
         hessian_floor: added to p(1 - p); without it a step has no bound.
         feature_floor: smallest sampling weight of a feature, relative to the mean.
@@ -140,7 +140,9 @@ class BoostConfig:
 
 def kernel_(dists: Tensor, name: str) -> Tensor:
     """κ, overwriting its argument where it can: the search spends most of its time here."""
-    return dists.mul_(dists.neg().exp_()) if name == "paper" else kappa_of(dists, name)
+    if name == "paper":
+        return dists.mul_(dists.neg().exp_())
+    return kappa_of(dists, name)
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,10 @@ class Learners:
     @classmethod
     def cat(cls, parts: Sequence[Learners]) -> Self:
         """All metrics of all parts, in order."""
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+        joined = {}
+        for field in fields(cls):
+            joined[field.name] = torch.cat([getattr(part, field.name) for part in parts])
+        return cls(**joined)
 
     def __len__(self) -> int:
         return len(self.phi)
@@ -184,8 +189,13 @@ class Learners:
 
     def double(self) -> Learners:
         """The same metrics in float64."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Learners(**{name: x.double() if x.is_floating_point() else x for name, x in values.items()})
+        values = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value.is_floating_point():
+                value = value.double()
+            values[field.name] = value
+        return Learners(**values)
 
     @property
     def widths(self) -> Tensor:

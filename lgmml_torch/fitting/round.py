@@ -53,8 +53,11 @@ class Problem:
         """What a state must belong to for a fit of this problem to go on from it."""
         valid = None if self.valid is None else _shape(self.valid)
         asked = f"{self.config} seed={self.seed} data={_shape(self.data)} valid={valid}"
-        asked += f" measure={self.measure.name}" if self.measure is not None else ""
-        return asked if self.start is None else f"{asked} start={self.start.digest}"
+        if self.measure is not None:
+            asked += f" measure={self.measure.name}"
+        if self.start is not None:
+            asked += f" start={self.start.digest}"
+        return asked
 
     def seen(
         self,
@@ -89,9 +92,13 @@ def make_problem(
             "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=2
         )
         valid = None
-    data, valid = shuffled(data, seed), None if valid is None else shuffled(valid, seed)
-    usable = usable_queries(data)
-    weights = None if data.query_weights is None else data.of_all_queries(data.query_weights)
+    data = shuffled(data, seed)
+    if valid is not None:
+        valid = shuffled(valid, seed)
+    usable = _usable_queries(data)
+    weights = data.query_weights
+    if weights is not None:
+        weights = data.of_all_queries(weights)
     prior = first_prior(data, config, seed) if config.prior_power else None
     return Problem(
         data,
@@ -137,10 +144,12 @@ def _check_data(data: RankingData, valid: RankingData | None) -> None:
         raise LGMMLError(f"`valid` must have {data.num_features} features as `data` has, got {valid.num_features}")
 
 
-def usable_queries(data: RankingData) -> Tensor:  # (U,)
+def _usable_queries(data: RankingData) -> Tensor:  # (U,)
     """Queries with a pair to order: different labels, some gain, and a weight above 0."""
     labels, weights = data.labels, data.document_weights
-    counted = labels if weights is None else labels.masked_fill(weights == 0, -torch.inf)  # as the better of a pair
+    counted = labels  # as the better of a pair
+    if weights is not None:
+        counted = labels.masked_fill(weights == 0, -torch.inf)
     best = segment_max(labels, data.offsets)
     usable = (segment_max(counted, data.offsets) > segment_min(labels, data.offsets)) & (best > 0)
     if data.query_weights is not None:
@@ -184,7 +193,7 @@ def round_generator(seed: int, step: int) -> torch.Generator:
 
 # Added to both scatters: features are standardised, and one that is constant within lists has no scatter at all.
 LEAST_SCATTER = 1e-4
-TINY = 1e-9
+_TINY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -244,7 +253,9 @@ def draw_bag(
         return Bag(features, gradients[some] * weight, hessians[some] * weight, offsets, shown)
 
     few = bag(config.cap)
-    return few, few if config.phi_cap <= config.cap else bag(config.phi_cap)
+    if config.phi_cap <= config.cap:
+        return few, few
+    return few, bag(config.phi_cap)
 
 
 def weighted_rows(
@@ -264,7 +275,7 @@ def weighted_rows(
     chance = (cap * share).clamp_max(1.0)
     for _ in range(3):  # what sure rows leave over goes to the others
         free = chance < 1
-        raised = chance * (cap - (~free).sum()) / chance[free].sum().clamp_min(TINY)
+        raised = chance * (cap - (~free).sum()) / chance[free].sum().clamp_min(_TINY)
         chance = torch.where(free, raised, 1.0).clamp_max(1.0)
     drawn = (torch.rand(count, generator=generator).to(chance) < chance).nonzero()[:, 0]
     return drawn, 1 / chance[drawn]
@@ -299,7 +310,8 @@ def find_learners(
         return Learners.empty(max(config.sizes), bag.features)  # nothing to tell apart among these documents
     newton = NewtonRows(bag.gradients, bag.hessians, bag.offsets, ridge=config.ridge)
     weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
-    weights = weights if prior is None else weights * prior
+    if prior is not None:
+        weights = weights * prior
     parts, gains = [], []
     for size in config.sizes:
         support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=generator)
@@ -346,7 +358,8 @@ def best_of_subspaces(
     scales = base * base.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
     # Candidates first: (B, C * A) -> (C, B * A)
     shape = (len(config.bandwidths), *anchors.shape[:2])
-    gains, scales = (x.reshape(shape).transpose(0, 1).flatten(1) for x in (torch.stack(columns), scales))
+    gains = torch.stack(columns).reshape(shape).transpose(0, 1).flatten(1)
+    scales = scales.reshape(shape).transpose(0, 1).flatten(1)
     gain, best = gains.max(1)
     each = torch.arange(len(support), device=best.device)
     width, pad = support.shape[1], max(config.sizes) - support.shape[1]
@@ -371,8 +384,10 @@ def subspace_factors(
     eye = torch.eye(values.shape[2], dtype=values.dtype, device=values.device)
     if config.metric == "identity" or values.shape[2] == 1:  # in one dimension every metric is a scale
         return eye.expand(values.shape[1], -1, -1)
-    lists = offsets if config.metric == "gmml" else offsets[[0, -1]]
-    S, D = (scatter.double() for scatter in list_scatter(values, positive, negative, lists))
+    if config.metric != "gmml":
+        offsets = offsets[[0, -1]]
+    S, D = list_scatter(values, positive, negative, offsets)
+    S, D = S.double(), D.double()
     least = LEAST_SCATTER * eye.double()
     S, D = (S + S.mT) / 2 + least, (D + D.mT) / 2 + least
     return gmml(S, D, config.t, lam=config.lam, method=config.method).factor.to(values.dtype)

@@ -108,7 +108,7 @@ class SampledBuilder(BankBuilder):
         """The bandwidths to choose from."""
         if isinstance(self.bandwidth, (int, float)):
             return [float(self.bandwidth)]
-        return [float(value) for value in self.bandwidth]
+        return list(map(float, self.bandwidth))
 
     def fit(
         self,
@@ -145,7 +145,9 @@ class SampledBuilder(BankBuilder):
     def _prior_metric(self, data: RankingData) -> Tensor | None:
         if isinstance(self.prior, Tensor):
             return self.prior
-        return global_metric(data, t=self.t, method=self.method) if self.prior == "global" else None
+        if self.prior == "global":
+            return global_metric(data, t=self.t, method=self.method)
+        return None
 
     def _anchors(self, data: RankingData, regions: Regions, factors: Tensor) -> Anchors:
         lists = (data.features, data.labels, data.offsets)
@@ -226,8 +228,10 @@ def _set_scales(
     dists = metrics(rows)
     medians = median_scales(dists)
     metrics.set_scales(medians)
-    judged = _judge_bandwidths(metrics, judges, grid, kernel) if len(grid) > 1 else {}
-    chosen = max(judged, key=lambda value: judged[value]) if judged else grid[0]
+    judged: dict[float, float] = {}
+    if len(grid) > 1:
+        judged = _judge_bandwidths(metrics, judges, grid, kernel)
+    chosen = max(grid, key=lambda value: judged.get(value, 0.0))
     metrics.set_scales(medians * chosen)
     beyond = share_beyond_turning_point(dists / metrics.scales)
     log.info("bandwidth %g; %.0f%% of the training distances lie beyond 1", chosen, 100 * beyond)

@@ -129,7 +129,7 @@ def _diagonal(data: RankingData, shape: Shape, pool: int, lam: float, generator:
     lowest = segment_min(some.labels, some.offsets)[some.query_index]
     above = (some.labels - lowest).to(some.features)
     S, D = list_scatter(some.features[:, :, None], above, (above == 0).to(above), some.offsets)
-    S, D = (scatter[:, 0, 0].double() for scatter in (S, D))
+    S, D = S[:, 0, 0].double(), D[:, 0, 0].double()
     level = lam * (S + D).mean() / 2  # the regularisation that other metrics have, too
     return _weighted(((D + level) / (S + level).clamp_min(_LEAST_DEVIATION)).pow(0.25), shape, generator)
 
@@ -139,7 +139,9 @@ def _weighted(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
     Where no feature has a weight, all have the same.
     """
-    weights = weights.clamp_min(_LEAST_STRENGTH * float(weights.max())) if weights.any() else torch.ones_like(weights)
+    if not weights.any():
+        weights = torch.ones_like(weights)
+    weights = weights.clamp_min(_LEAST_STRENGTH * float(weights.max()))
     weights = weights / weights.square().mean().sqrt()
     drawn: Tensor = torch.randn(shape, generator=generator) / math.sqrt(shape[1] * shape[2])
     return drawn * weights.cpu()[:, None].to(drawn)
@@ -154,7 +156,8 @@ def _ratio(data: RankingData, shape: Shape, pool: int, lam: float, generator: to
     if data.spread is not None:
         rows = torch.unique(torch.cat([regions.positives, regions.negatives]))
         features = data.take(features, rows)
-        positives, negatives = (torch.searchsorted(rows, part) for part in (regions.positives, regions.negatives))
+        positives = torch.searchsorted(rows, regions.positives)
+        negatives = torch.searchsorted(rows, regions.negatives)
         regions = replace(regions, positives=positives, negatives=negatives)
     found = _leading(features, regions, shape[2], lam)
     return found[torch.arange(shape[0]) % len(found)]  # fewer regions than metrics serve several times

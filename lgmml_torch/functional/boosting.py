@@ -15,7 +15,7 @@ from lgmml_torch.checks import LGMMLError, check_positive, check_shape
 from lgmml_torch.functional.gmml import pair_scatter
 from lgmml_torch.segments import segment_ids, segment_sum
 
-TINY = 1e-12
+_TINY = 1e-12
 
 
 def feature_weights(
@@ -34,8 +34,8 @@ def feature_weights(
     >>> feature_weights(x, torch.tensor([1.0, -1.0]), torch.ones(2))
     tensor([2.0000, 0.0500])
     """
-    strength = (gradients @ features).abs() / (hessians @ features.square()).clamp_min(TINY).sqrt()
-    return (strength / strength.mean().clamp_min(TINY)).clamp_min(floor)
+    strength = (gradients @ features).abs() / (hessians @ features.square()).clamp_min(_TINY).sqrt()
+    return (strength / strength.mean().clamp_min(_TINY)).clamp_min(floor)
 
 
 def feature_prior(
@@ -59,10 +59,10 @@ def feature_prior(
     check_positive("power", power, zero=True)
     check_positive("flips", flips)
     sums = segment_sum(features * gradients[:, None], offsets)  # (Q, D)
-    unit = sums / sums.square().sum(0).sqrt().clamp_min(TINY)
+    unit = sums / sums.square().sum(0).sqrt().clamp_min(_TINY)
     signs = torch.randint(0, 2, (flips, len(sums)), generator=generator).mul_(2).sub_(1).to(unit)
     level = (signs @ unit).abs().amax(1).median()
-    return (unit.sum(0).abs() / level.clamp_min(TINY)).clamp_max(1.0).pow(power)
+    return (unit.sum(0).abs() / level.clamp_min(_TINY)).clamp_max(1.0).pow(power)
 
 
 def draw_subspaces(
@@ -115,10 +115,10 @@ def list_scatter(
     query = segment_ids(offsets)
     p_total, n_total = segment_sum(positive, offsets), segment_sum(negative, offsets)
     w = torch.minimum(p_total, n_total)  # (Q,)
-    w = w / w.sum().clamp_min(TINY)
-    p = positive * (w / p_total.clamp_min(TINY))[query]
-    n = negative * (w / n_total.clamp_min(TINY))[query]
-    inverse = torch.where(w > TINY, 1 / w.clamp_min(TINY), 0.0)
+    w = w / w.sum().clamp_min(_TINY)
+    p = positive * (w / p_total.clamp_min(_TINY))[query]
+    n = negative * (w / n_total.clamp_min(_TINY))[query]
+    inverse = torch.where(w > _TINY, 1 / w.clamp_min(_TINY), 0.0)
     # Differences do not change when all rows move together; sums of large squares would cancel.
     x = (values - torch.einsum("m,mcs->cs", p, values)).permute(1, 0, 2)  # (C, M, s)
     rows = x.permute(1, 0, 2)
@@ -147,7 +147,7 @@ def candidate_anchors(
     ``steps`` are lengths along the direction from the mean of the negatives to that of the positives. The same
     documents serve all candidates.
     """
-    p, n = positive / positive.sum().clamp_min(TINY), negative / negative.sum().clamp_min(TINY)
+    p, n = positive / positive.sum().clamp_min(_TINY), negative / negative.sum().clamp_min(_TINY)
     mean, away = torch.einsum("m,mcs->cs", p, values), torch.einsum("m,mcs->cs", p - n, values)
     away = away / away.norm(dim=1, keepdim=True).clamp_min(1e-6)
     drawn = torch.multinomial(p.cpu(), draws, replacement=True, generator=generator).to(values.device)
@@ -201,7 +201,7 @@ class NewtonRows:
         lists = torch.sparse.mm(self._lists, kernels)
         variance = (square - mean.square()).clamp_min(0)
         a = (curvature - lists.square().sum(0)).clamp_min(0) + self._ridge * variance
-        gain = -b * b.abs() / a.clamp_min(TINY)
+        gain = -b * b.abs() / a.clamp_min(_TINY)
         return torch.where(variance.sqrt() < min_deviation, -1.0, gain)
 
     def weights(

@@ -131,7 +131,7 @@ _NEAR = 0.05
 # 1.44 in 1000, inside the reserve that `TOLERANCE` keeps.
 _TERMS, _SIZE = 16.0, 12.0
 _BLOCK = 2048  # monomials in one product, to bound the memory
-_TOO_MANY = 0.3  # a metric for which so many distances are unsure is left to the factor form
+_TOO_MANY = 0.3  # a metric with a larger share of unsure distances is left to the factor form
 
 
 def quadratic_filler(
@@ -240,7 +240,7 @@ def _monomials(z: Tensor) -> Iterator[Tensor]:
 
 
 NORMS = ("mahalanobis", "trace")
-METHODS = ("factor", "quadratic", "stacked", "auto")
+_METHODS = ("factor", "quadratic", "stacked", "auto")
 # With fewer rows the table of the quadratic form costs more than it saves; with ranks below this share of D it saves
 # nothing.
 MANY_ROWS, _HIGH_RANK = 2048, 0.55
@@ -309,7 +309,7 @@ def local_distances(
     num, dim = features.shape
     check_shape("anchors", anchors, (None, dim))
     check_shape("factors", factors, (len(anchors), dim, None))
-    check_choice("method", method, METHODS)
+    check_choice("method", method, _METHODS)
     filler = distance_filler(features, anchors, factors, norm=norm, method=method)
     return fill_tiles(filler, features, _result(out, (num, len(anchors)), features), chunk_rows)
 
@@ -344,10 +344,13 @@ def subspace_distances(
     check_shape("factors", factors, (*support.shape, None))
     num, dim = features.shape
     if support.numel() and not (int(support.min()) >= 0 and int(support.max()) < dim):
-        worst = int(support.min()) if int(support.min()) < 0 else int(support.max())
+        worst = int(support.min())
+        if worst >= 0:
+            worst = int(support.max())
         raise LGMMLError(f"`support` must index the {dim} features, got {worst}")
     filler = distance_filler(features, anchors, factors, support=support, norm=norm)
-    chunk_rows = subspace_chunk(len(support)) if chunk_rows is None else chunk_rows
+    if chunk_rows is None:
+        chunk_rows = subspace_chunk(len(support))
     return fill_tiles(filler, features, _result(out, (num, len(support)), features), chunk_rows)
 
 
@@ -366,7 +369,9 @@ def full_method(
     if rank <= _LOW_RANK * factors.shape[1]:
         return "stacked"
     many = features.dtype == torch.float32 and len(features) >= MANY_ROWS
-    return "quadratic" if many and rank >= _HIGH_RANK * factors.shape[1] else "factor"
+    if many and rank >= _HIGH_RANK * factors.shape[1]:
+        return "quadratic"
+    return "factor"
 
 
 def distance_filler(

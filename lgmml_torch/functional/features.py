@@ -86,7 +86,8 @@ def block_ranges(
     >>> block_ranges([torch.tensor([[1.0, 5.0]]), torch.tensor([[3.0, 5.0]])], torch.zeros(2))[1].tolist()
     [1.0, 0.0]
     """
-    low, high = (like.new_full(like.shape, value, dtype=torch.float64) for value in (math.inf, -math.inf))
+    low = like.new_full(like.shape, math.inf, dtype=torch.float64)
+    high = like.new_full(like.shape, -math.inf, dtype=torch.float64)
     for block in _small(blocks):
         low = torch.minimum(low, block.amin(0).double())
         high = torch.maximum(high, block.amax(0).double())
@@ -135,7 +136,7 @@ def _small(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 _ROWS_SORTED = 8192  # of whole lists together
-BLOCK_VALUES = 1 << 17  # interpolated at once, so that a block's few copies stay in a processor's cache
+_BLOCK_VALUES = 1 << 17  # interpolated at once, so that a block's few copies stay in a processor's cache
 
 
 def list_ids(
@@ -290,7 +291,7 @@ def pad_knots(
     dtype: torch.dtype,
 ) -> Tensor:  # (D, 2ᵖ)
     """Ragged knots as one table as wide as `interpolate_knots` needs; the last entry of each row is repeated."""
-    width = max((len(column) for column in columns), default=1)
+    width = max(map(len, columns), default=1)
     width = 1 << (width - 1).bit_length()
     padded = [np.pad(column, (0, width - len(column)), mode="edge") for column in columns]
     return torch.from_numpy(np.stack(padded) if padded else np.zeros((0, width))).to(dtype)
@@ -318,9 +319,11 @@ def interpolate_knots(
     knots, levels = knots.to(features.dtype), levels.to(features.dtype)
     if torch.compiler.is_compiling():
         return _interpolate(features, knots, levels)
-    rows = max(1, BLOCK_VALUES // max(1, features.shape[1]))
-    blocks = (features[start : start + rows] for start in range(0, max(1, len(features)), rows))
-    return torch.cat([_interpolate(block, knots, levels) for block in blocks])
+    rows = max(1, _BLOCK_VALUES // max(1, features.shape[1]))
+    parts = []
+    for start in range(0, max(1, len(features)), rows):
+        parts.append(_interpolate(features[start : start + rows], knots, levels))
+    return torch.cat(parts)
 
 
 def _interpolate(

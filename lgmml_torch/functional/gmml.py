@@ -61,7 +61,9 @@ def pair_scatter(
     tensor([[11.]])
     """
     own = left + right
-    return own if cross is None else own - cross - cross.mT
+    if cross is None:
+        return own
+    return own - cross - cross.mT
 
 
 def scatter_matrices(
@@ -135,7 +137,7 @@ def pooled_scatter(
     for start, stop in _steps(sides, dim, max_bytes):
         part = _region_scatter(features, sides[0].part(start, stop), sides[1].part(start, stop), "sum")
         sums += torch.stack([scatter.sum(0) for scatter in part])
-    n_pos, n_neg = (side.offsets.diff().double() for side in sides)
+    n_pos, n_neg = sides[0].offsets.diff().double(), sides[1].offsets.diff().double()
     similar, dissimilar = (n_pos * (n_pos - 1)).sum(), (n_pos * n_neg).sum()
     return sums[0] / similar.clamp_min(1), sums[1] / dissimilar.clamp_min(1)
 
@@ -188,7 +190,8 @@ def _region_scatter(
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:  # (K, D, D), (K, D, D) float64
     """`scatter_matrices` for checked arguments; errors count regions from ``first``."""
-    mass_p, mass_n = (segment_sum(side.weights, side.offsets) for side in (positive, negative))  # (K,)
+    mass_p = segment_sum(positive.weights, positive.offsets)  # (K,)
+    mass_n = segment_sum(negative.weights, negative.offsets)  # (K,)
     if reduction == "mean":
         for name, mass in (("positives", mass_p), ("negatives", mass_n)):
             if bool((mass <= 0).any()):
@@ -365,7 +368,7 @@ def gmml_bank(
     towards = _check_prior(prior, torch.Size((count, dim, dim)))
     out = features.new_empty((count, dim, dim), dtype=result_dtype(features))
     for start, stop in _steps(sides, dim, max_bytes):
-        positive, negative = (side.part(start, stop) for side in sides)
+        positive, negative = sides[0].part(start, stop), sides[1].part(start, stop)
         S, D = _region_scatter(features, positive, negative, reduction, first=start)
         members = torch.arange(start, stop, device=features.device)
         S, D = _regularise(S, D, lam, relative, towards, members)

@@ -90,7 +90,9 @@ def lambda_gradients(
     # Divided by the ideal here, so that a pair needs no look-up of it; NDCG skips a list without gain, so does this.
     inverse = torch.where(ideal > 0, 1 / ideal, 0.0).to(f.dtype)
     gains = (torch.exp2(labels[order].to(f.dtype)) - 1) * inverse[query]
-    width = min(truncation, int(offsets.diff().max())) if len(offsets) > 1 else 0
+    width = 0
+    if len(offsets) > 1:
+        width = min(truncation, int(offsets.diff().max()))
     if not width:
         return torch.zeros_like(scores), torch.zeros_like(scores)
     w = None if weights is None else weights[order].to(f.dtype)
@@ -180,9 +182,13 @@ def softmax_loss(
 
 
 def num_positions(data: RankingData) -> int:
-    """Positions from 0 to the last one at which a document of any process was shown; 0 where nobody says."""
-    last = -1 if data.positions is None or not data.num_documents else int(data.positions.max())
-    return 1 + (max(all_gather(last)) if data.spread is not None else last)
+    """Positions from 0 to the last one at which a document of any process was shown; 0 without positions."""
+    last = -1
+    if data.positions is not None and data.num_documents:
+        last = int(data.positions.max())
+    if data.spread is not None:
+        last = max(all_gather(last))
+    return 1 + last
 
 
 def position_step(
@@ -234,6 +240,8 @@ def position_curve(
     >>> position_curve(torch.tensor([0.0, 2.0, 0.0, 0.5]), data)
     {1: 0.0, 3: -1.5}
     """
-    shown = [] if data.positions is None else torch.unique(data.positions).tolist()
+    if data.positions is None:
+        return {}
+    shown = torch.unique(data.positions).tolist()
     values = bias.detach().tolist()
     return {position: values[position] - values[shown[0]] for position in shown}

@@ -30,7 +30,7 @@ def low_rank_distances(
         features: one row for each document.
         anchors: one point for each metric.
         factors: one factor of each metric.
-        kept_images: with more than so many numbers Fᵀ(x − a) in all, the way back computes them again, in tiles.
+        kept_images: with more numbers Fᵀ(x − a) than this, the backward pass computes them again, in tiles.
 
     >>> x, eye = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.eye(2)[None]
     >>> low_rank_distances(x, torch.zeros(1, 2), eye).sum().backward()
@@ -74,7 +74,9 @@ class _Distances(torch.autograd.Function):
         features, stacked, centres, dists, images = ctx.saved_tensors
         count, width = len(features), stacked.shape[1]
         weights = slopes[0] / dists
-        to_features = torch.empty_like(features) if ctx.needs_input_grad[0] else None
+        to_features = None
+        if ctx.needs_input_grad[0]:
+            to_features = torch.empty_like(features)
         to_stacked, to_centres = torch.zeros_like(stacked), torch.zeros_like(centres)
         buffer = features.new_empty(_tile_rows(width), width)
         for rows in _tiles(count, width):

@@ -186,8 +186,11 @@ def _draw_pools(num: int, count: int, pool: int, generator: torch.Generator) -> 
 
     if pool == 1 or count * pool <= num:
         return permutation()[: count * pool].view(-1, pool).sort(dim=1).values
-    drawn = [permutation()[:pool].sort().values for _ in range(count)]
-    return torch.stack(list({tuple(pick.tolist()): pick for pick in drawn}.values()))
+    drawn = {}
+    for _ in range(count):
+        pick = permutation()[:pool].sort().values
+        drawn[tuple(pick.tolist())] = pick
+    return torch.stack(list(drawn.values()))
 
 
 def _offsets(region: Tensor, count: int) -> Tensor:
@@ -310,7 +313,9 @@ def extrapolate_anchors(
     lenses = norm_factors(factors.double(), norm)
     grid = torch.tensor(tuple(alphas), dtype=torch.float64, device=features.device)
     check_finite("alphas", grid)
-    shared = None if queries is None else _Judge(features, labels, offsets, torch.unique(queries), k)
+    shared = None
+    if queries is not None:
+        shared = _Judge(features, labels, offsets, torch.unique(queries), k)
     points, quality, steps = [], [], []
     for r in range(len(regions)):
         judge = shared or _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)

@@ -85,9 +85,12 @@ def score(
     owner = None if len(rows) == 1 else segment_ids(offsets)
     # Lists of one length, as triplets are, need no row of Φ for each document: a batched product does.
     sizes = offsets.diff()
-    alike = int(sizes[0]) if owner is not None and len(sizes) and bool((sizes == sizes[0]).all()) else 0
+    alike = 0
+    if owner is not None and len(sizes) and bool((sizes == sizes[0]).all()):
+        alike = int(sizes[0])
     step = max(1, chunk_entries // max(1, width))
-    step = max(1, step // alike) * alike if alike else step
+    if alike:
+        step = max(1, step // alike) * alike
     parts = []
     for start in range(0, num, step):
         kappa = values[start : start + step].to(phi.dtype)
@@ -100,7 +103,9 @@ def score(
             parts.append(-torch.bmm(kappa.view(-1, alike, width), own).reshape(-1))
         else:
             parts.append(-torch.einsum("nk,nk->n", kappa, rows[owner[start : start + step]]))
-    return torch.cat(parts) if parts else phi.new_empty(0)
+    if not parts:
+        return phi.new_empty(0)
+    return torch.cat(parts)
 
 
 def tie_equal_rows(
@@ -263,7 +268,8 @@ def nearest_mean(
     """
     mean, spread = known.mean(0), known.std(0, unbiased=False)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    new, old = ((values - mean).div(spread).double() for values in (summaries, known))
+    new = (summaries - mean).div(spread).double()
+    old = (known - mean).div(spread).double()
     gaps = new.square().sum(1, keepdim=True) + old.square().sum(1) - 2 * new @ old.mT
     nearest = gaps.topk(min(neighbours, len(known)), largest=False).indices
     return rows[nearest].mean(dim=1)

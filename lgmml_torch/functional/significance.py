@@ -123,7 +123,8 @@ def compare(
     check_positive("tolerance", tolerance, zero=True)
     a, b = a.detach().double(), b.detach().double()
     both = ~(a.isnan() | b.isnan())
-    first, second = (_counted(name, values.masked_fill(~both, torch.nan)) for name, values in (("a", a), ("b", b)))
+    first = _counted("a", a.masked_fill(~both, torch.nan))
+    second = _counted("b", b.masked_fill(~both, torch.nan))
     gaps = first - second
     # Skipped queries go in as NaN so that the interval counts them.
     interval = bootstrap_interval(
@@ -167,13 +168,15 @@ def compare_groups(
     for number, (a, b) in enumerate(groups):
         check_shape(f"groups[{number}][0]", a, (None,))
         check_shape(f"groups[{number}][1]", b, (len(a),))
-    gaps = [a.detach().double() - b.detach().double() for a, b in groups]
-    known = [_counted(f"groups[{number}]", gap) for number, gap in enumerate(gaps)]
+    known, total = [], 0
+    for number, (a, b) in enumerate(groups):
+        known.append(_counted(f"groups[{number}]", a.detach().double() - b.detach().double()))
+        total += len(a)
     draws = torch.stack([_resampled_means(gap, resamples, generator) for gap in known]).mean(dim=0)
     low, high = _tails(draws, confidence)
     mean = float(torch.stack([gap.mean() for gap in known]).mean())
-    counted = sum(len(gap) for gap in known)
-    return Interval(mean, low, high, confidence, counted, sum(len(gap) for gap in gaps) - counted)
+    counted = sum(map(len, known))
+    return Interval(mean, low, high, confidence, counted, total - counted)
 
 
 def randomisation_test(

@@ -122,7 +122,9 @@ def stacked_factor(
         return _by_eigh(A, B, t, invert_first, names)
     L = _stacked_cholesky(A, names[0], members)
     F, hard = torch.empty_like(A), torch.zeros(len(A), dtype=torch.bool, device=A.device)
-    step = max(1, _CACHED_ELEMENTS // A.shape[-1] ** 2) if A.device.type == "cpu" else max(1, len(A))
+    step = max(1, len(A))
+    if A.device.type == "cpu":
+        step = max(1, _CACHED_ELEMENTS // A.shape[-1] ** 2)
     for start in range(0, len(A), step):
         part = slice(start, start + step)
         F[part], share = _by_cholesky(L[part], B[part], t, invert_first)
@@ -153,13 +155,26 @@ def _by_cholesky(
         half = torch.linalg.solve_triangular(L, B, upper=False)
         middle = torch.linalg.solve_triangular(L, half.mT, upper=False)
     w, U = torch.linalg.eigh(middle)
-    weight = scale_a ** (t - 1 if invert_first else 1 - t) * scale_b ** (t / 2)
+    weight = scale_a ** _exponent(t, invert_first) * scale_b ** (t / 2)
     U = U * (w.pow(t / 2).unsqueeze(-2) * weight)
     # Rounding in the middle matrix is relative to the norms of its factors, which may exceed its own by far.
     pivots = L.diagonal(dim1=-2, dim2=-1).square()
     norm = (pivots.amax(-1) if invert_first else 1 / pivots.amin(-1)) * B.diagonal(dim1=-2, dim2=-1).amax(-1)
     share = torch.where(w[:, 0] > 0, w[:, 0] / torch.maximum(norm, w[:, -1]), 0.0)
-    return (torch.linalg.solve_triangular(L.mT, U, upper=True) if invert_first else L @ U), share
+    return _lifted(L, U, invert_first), share
+
+
+def _exponent(t: float, invert_first: bool) -> float:
+    """Power of A's scale in the mean."""
+    return t - 1 if invert_first else 1 - t
+
+
+def _lifted(L: Tensor, U: Tensor, invert_first: bool) -> Tensor:  # (K, D, D)
+    """LU, or L⁻ᵀU."""
+    if not invert_first:
+        return L @ U
+    lifted: Tensor = torch.linalg.solve_triangular(L.mT, U, upper=True)
+    return lifted
 
 
 def _by_svd(
@@ -176,8 +191,7 @@ def _by_svd(
     """
     U, s, _ = torch.linalg.svd(L.mT @ R if invert_first else torch.linalg.solve_triangular(L, R, upper=False))
     U = U * _clamped(s, "singular values of the middle matrix").pow(t).unsqueeze(-2)
-    F: Tensor = torch.linalg.solve_triangular(L.mT, U, upper=True) if invert_first else L @ U
-    return F
+    return _lifted(L, U, invert_first)
 
 
 def _lower_congruence(
@@ -205,7 +219,7 @@ def _by_eigh(A: Tensor, B: Tensor, t: float, invert_first: bool, names: tuple[st
     if bool((w[:, 0] < _EPS * w[:, -1]).any()) or bool((w[:, -1] <= 0).any()):
         _require_positive(torch.linalg.eigvalsh(B), names[1])
     power = _clamped(w, "eigenvalues of the middle matrix").pow(t / 2).unsqueeze(-2)
-    F: Tensor = P @ (U * power) * (scale_a ** ((t - 1 if invert_first else 1 - t) / 2) * scale_b ** (t / 2))
+    F: Tensor = P @ (U * power) * (scale_a ** (_exponent(t, invert_first) / 2) * scale_b ** (t / 2))
     return F
 
 
@@ -330,4 +344,6 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
     dtype = tensors[0].dtype
     for x in tensors[1:]:
         dtype = torch.promote_types(dtype, x.dtype)
-    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+    if not dtype.is_floating_point:
+        return torch.get_default_dtype()
+    return dtype

@@ -214,7 +214,8 @@ def sample_list_draws(
         places, _ = gather_segments(table.positive_offsets, queries)
         uniforms = _rand(len(places), _width(table, table.positives[places], max_draws), generator)
     else:
-        uniforms = _rand(among.total, among.most if max_draws is None else max_draws, generator)[among.places]
+        width = among.most if max_draws is None else max_draws
+        uniforms = _rand(among.total, width, generator)[among.places]
     return list_draws_from_uniforms(table, queries, uniforms, all_negatives=max_draws is None)
 
 
@@ -230,8 +231,10 @@ def _draws(
     counts = table.count[positives]
     places = _pick(uniforms.to(table.order.device), counts[:, None])
     negatives = table.order[table.start[positives][:, None] + places]
-    width = torch.full_like(counts, uniforms.shape[1])
-    return Draws(queries, positives, negatives, counts, counts.minimum(width) if all_negatives else width, weights)
+    num_draws = torch.full_like(counts, uniforms.shape[1])
+    if all_negatives:
+        num_draws = counts.minimum(num_draws)
+    return Draws(queries, positives, negatives, counts, num_draws, weights)
 
 
 def _pick(uniforms: Tensor, counts: Tensor) -> Tensor:
@@ -243,7 +246,9 @@ def _width(table: NegativeTable, positives: Tensor, max_draws: int | None) -> in
     if max_draws is not None:
         check_positive("max_draws", max_draws)
         return max_draws
-    return int(table.count[positives].max()) if len(positives) else 0
+    if not len(positives):
+        return 0
+    return int(table.count[positives].max())
 
 
 def _rand(rows: int, columns: int, generator: torch.Generator) -> Tensor:
@@ -354,22 +359,25 @@ def warp_loss(
     check_shape("num_negatives", num_negatives, (size,))
     check_finite("pos_scores", pos_scores)
     check_finite("neg_scores", neg_scores)
+    width = neg_scores.shape[1]
+    allowed = torch.full_like(num_negatives, width)
     if num_draws is not None:
         check_shape("num_draws", num_draws, (size,))
-    width = neg_scores.shape[1]
-    allowed = torch.full_like(num_negatives, width) if num_draws is None else num_draws.clamp(max=width)
+        allowed = num_draws.clamp(max=width)
     allowed = torch.where(num_negatives > 0, allowed, 0)
     counted = torch.arange(width, device=allowed.device) < allowed[:, None]
     violates = ((margin + neg_scores.detach()) > pos_scores.detach()[:, None]) & counted
     found = violates.any(dim=1)
     # argmax needs a column to look at; the first maximum is the first violator.
-    first = violates.to(torch.uint8).argmax(dim=1) if width else torch.zeros_like(num_negatives)
+    first, closest = torch.zeros_like(num_negatives), torch.zeros_like(pos_scores)
+    if width:
+        first = violates.to(torch.uint8).argmax(dim=1)
+        closest = neg_scores.gather(1, first[:, None])[:, 0]
     draws = torch.where(found, first + 1, allowed)
     rank = torch.where(found, rank_estimate(num_negatives, draws.clamp_min(1)), 0)
     weight = (rank_weight(rank) if table is None else table[rank]).to(pos_scores.dtype)
     if weights is not None:
         check_shape("weights", weights, (size,))
         weight = weight * weights.to(weight.dtype)
-    closest = neg_scores.gather(1, first[:, None])[:, 0] if width else torch.zeros_like(pos_scores)
     loss = weight * torch.where(found, margin - pos_scores + closest, 0.0)
     return WarpOutcome(loss, torch.where(found, first, -1), draws, rank, weight)

@@ -122,7 +122,10 @@ def merge_models(models: Sequence[LGMML], weights: Sequence[float]) -> LGMML:
         LGMMLError: models that do not go together, or weights that are not such.
     """
     _check(models, weights)
-    kept = [(model, float(weight)) for model, weight in zip(models, weights, strict=True) if weight > 0]
+    kept = []
+    for model, weight in zip(models, weights, strict=True):
+        if weight > 0:
+            kept.append((model, float(weight)))
     first = kept[0][0]
     preprocess, starts = _preprocessing([model for model, _ in kept])
     width = preprocess.num_features_out
@@ -148,14 +151,11 @@ def _check(models: Sequence[LGMML], weights: Sequence[float]) -> None:
             raise LGMMLError(f"`models` must have one Φ for all queries, got one of mode {model.phi.mode!r}")
         if model.base is not None:
             raise LGMMLError("`models` must be metrics alone, got one that adds to trees; merge before trees are added")
-    agreed: dict[str, set[object]] = {
-        "number of features": {model.num_features for model in models},
-        "kernel": {model.kernel for model in models},
-        "norm": {model.metrics.norm for model in models},
-        "precision": {str(model.dtype) for model in models},
-        "categories": {str(model.encoder) for model in models},
-        "feature names": {model.feature_names for model in models if model.feature_names is not None},
-    }
+    agreed: dict[str, set[object]] = {}
+    for model in models:
+        for name, value in _nature(model).items():
+            agreed.setdefault(name, set()).add(value)
+    agreed["feature names"].discard(None)
     for name, natures in agreed.items():
         if len(natures) > 1:
             raise LGMMLError(f"`models` must agree on their {name}, got {', '.join(sorted(map(str, natures)))}")
@@ -180,11 +180,24 @@ def _preprocessing(models: Sequence[LGMML]) -> tuple[Preprocess, list[int]]:
     return both._finish(models[0].num_features), starts
 
 
+def _nature(model: LGMML) -> dict[str, object]:
+    return {
+        "number of features": model.num_features,
+        "kernel": model.kernel,
+        "norm": model.metrics.norm,
+        "precision": str(model.dtype),
+        "categories": str(model.encoder),
+        "feature names": model.feature_names,
+    }
+
+
 def _equal(one: Preprocess, other: Preprocess) -> bool:
     if one.spec() != other.spec():
         return False
     state, states = one.state_dict(), other.state_dict()
-    return state.keys() == states.keys() and all(torch.equal(state[name], states[name]) for name in state)
+    if state.keys() != states.keys():
+        return False
+    return all(torch.equal(values, states[name]) for name, values in state.items())
 
 
 def _placed(block: MetricBlock, start: int, width: int) -> MetricBlock:

@@ -23,8 +23,8 @@ class CategorySettings:
     """How categories become numbers.
 
     Attributes:
-        max_one_hot: up to so many words get a column each; where there are more, a word becomes its mean label.
-        smoothing: so many documents of the overall mean are added to the documents of every word.
+        max_one_hot: up to this many words get a column each; where there are more, a word becomes its mean label.
+        smoothing: number of documents of the overall mean that are added to the documents of every word.
         folds: parts of the training queries: a query's means come from the other parts, so that no document's own
             label is in its features.
     """
@@ -98,8 +98,11 @@ class CategoryEncoder:
     @property
     def vocabularies(self) -> dict[str, tuple[str, ...]]:
         """The words of each category, by name: what a reader must know to give the codes meant here."""
-        pairs = zip(self.names, self.categories, strict=True)
-        return {name: words for name, words in pairs if words is not None}
+        found = {}
+        for name, words in zip(self.names, self.categories, strict=True):
+            if words is not None:
+                found[name] = words
+        return found
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -108,8 +111,10 @@ class CategoryEncoder:
         for name, words, step in zip(self.names, self.categories, self.steps, strict=True):
             if isinstance(step, OneHot):
                 found += [f"{name}={(words or ())[code]}" for code in step.codes]
+            elif step is None:
+                found.append(name)
             else:
-                found.append(name if step is None else f"{name} (mean label)")
+                found.append(f"{name} (mean label)")
         return tuple(found)
 
     def encode(self, data: RankingData) -> RankingData:
@@ -161,7 +166,7 @@ class CategoryEncoder:
         return {
             "names": list(self.names),
             "words": words,
-            "steps": [_plain(step) for step in self.steps],
+            "steps": list(map(_plain, self.steps)),
             "max_one_hot": settings.max_one_hot,
             "smoothing": settings.smoothing,
             "folds": settings.folds,
@@ -228,7 +233,9 @@ def out_of_fold(
     out = torch.empty(data.num_documents, dtype=torch.float64)
     for number in range(folds):
         own = fold == number
-        others = ~own if folds > 1 else own
+        others = own
+        if folds > 1:
+            others = ~own
         means, prior = mean_labels(codes[others], data.labels[others], count, settings.smoothing)
         out[own] = torch.cat([means, means.new_tensor([prior])])[codes[own]]
     return out
@@ -241,9 +248,13 @@ def encode_splits(
     train = splits["train"]
     if encoder is None:
         if train.categories is None:
-            if any(part.categories is not None for part in splits.values()):
-                raise DataError("all parts must have the categories of the training part, which has none")
+            for part in splits.values():
+                if part.categories is not None:
+                    raise DataError("all parts must have the categories of the training part, which has none")
             return dict(splits), None
         encoder = CategoryEncoder.fit(train, settings)
-    others = {name: encoder.encode(part) for name, part in splits.items() if name != "train"}
-    return {"train": encoder.encode_training(train), **others}, encoder
+    encoded = {"train": encoder.encode_training(train)}
+    for name, part in splits.items():
+        if name != "train":
+            encoded[name] = encoder.encode(part)
+    return encoded, encoder

@@ -63,7 +63,8 @@ class Explanation:
         source = self.columns[column]
         if self.feature_names is None or source.feature < 0:
             return str(source)
-        return ", ".join(part for part in (self.feature_names[source.feature], source.view) if part)
+        name = self.feature_names[source.feature]
+        return ", ".join(filter(None, (name, source.view)))
 
     @property
     def difference(self) -> float:
@@ -114,7 +115,7 @@ def explain(
     """
     data = model.encoded(data)
     part = data.select([find_query(data, qid)])
-    rows = [find_document(part, name) for name in (document, over)]
+    rows = [find_document(part, document), find_document(part, over)]
     prepared, phi, trees = _list_at_hand(model, part, policy=policy, known_queries=known_queries)
     pair = prepared[rows]
     squares, shares, anchors = [], [], []
@@ -197,7 +198,9 @@ def _list_at_hand(
     device, dtype = model.device, model.dtype
     features, offsets = part.features.to(device=device, dtype=dtype), part.offsets.to(device)
     prepared = model.preprocess(features, offsets)
-    known = model.known_rows(part.qids).to(device) if known_queries else None
+    known = None
+    if known_queries:
+        known = model.known_rows(part.qids).to(device)
     kappa = kernel(model.metrics(prepared), model.kernel)
     phi = model.weights(kappa, offsets, policy=policy, rows=known)[0].double().cpu()
     trees = phi.new_zeros(part.num_documents)
@@ -217,7 +220,9 @@ def find_query(data: RankingData, qid: Hashable) -> int:
         for index, known in enumerate(data.qids):
             if known == wanted or (isinstance(wanted, str) and str(known) == wanted):
                 return index
-    some = ", ".join(str(known) for known in data.qids[:5]) + (", …" if len(data.qids) > 5 else "")
+    some = ", ".join(map(str, data.qids[:5]))
+    if len(data.qids) > 5:
+        some += ", …"
     raise DataError(f"there is no query {qid!r}; the data has {some}")
 
 
@@ -228,7 +233,10 @@ def find_document(data: RankingData, name: str | int) -> int:
         DataError: when it is not there, or when the id is not unique.
     """
     if isinstance(name, str):
-        rows = [row for row, known in enumerate(data.doc_ids or ()) if known == name]
+        rows = []
+        for row, known in enumerate(data.doc_ids or ()):
+            if known == name:
+                rows.append(row)
         if len(rows) == 1:
             return rows[0]
         what = f"{len(rows)} documents" if rows else "no document"
@@ -240,8 +248,9 @@ def find_document(data: RankingData, name: str | int) -> int:
 
 def document_label(data: RankingData, row: int) -> str:
     """What a document is called: its id, or else its number in the caller's order, from 1."""
-    own = data.doc_ids[row] if data.doc_ids is not None else ""
-    return own or f"no. {int(data.order[row]) + 1}"
+    if data.doc_ids is not None and data.doc_ids[row]:
+        return data.doc_ids[row]
+    return f"no. {int(data.order[row]) + 1}"
 
 
 def _split_block(
@@ -253,12 +262,15 @@ def _split_block(
     """Squared distances of the pairs, each feature's part of κ(d(b)) − κ(d(a)), and which features these are."""
     factors, points = norm_factors(block.factors.double().cpu(), norm), block.anchors.double().cpu()
     count, width = points.shape
-    support = torch.arange(width).expand(count, width) if block.is_full else block.support.cpu()
-    a, b = (pairs[:, side][:, support].transpose(0, 1) for side in (0, 1))  # (K, P, s)
-    images = [(x - points[:, None]) @ factors for x in (a, b)]
+    support = block.support.cpu()
+    if block.is_full:
+        support = torch.arange(width).expand(count, width)
+    a = pairs[:, 0][:, support].transpose(0, 1)  # (K, P, s)
+    b = pairs[:, 1][:, support].transpose(0, 1)
+    image_a, image_b = (a - points[:, None]) @ factors, (b - points[:, None]) @ factors
     unit = block.scales.double().cpu().square()[:, None, None]
-    squares = torch.stack([image.square().sum(2) for image in images], dim=2) / unit
-    rise = (b - a) * ((images[0] + images[1]) @ factors.mT) / unit  # sums to d²(b) − d²(a)
+    squares = torch.stack([image_a.square().sum(2), image_b.square().sum(2)], dim=2) / unit
+    rise = (b - a) * ((image_a + image_b) @ factors.mT) / unit  # sums to d²(b) − d²(a)
     return squares, _slope(squares, rise.sum(2), name) * rise, support
 
 
@@ -279,4 +291,5 @@ def _slope(
 
 def _leading(parts: Tensor, count: int) -> list[int]:
     order = parts.abs().argsort(descending=True, stable=True)[:count]
-    return [int(place) for place in order if parts[place] != 0]
+    leading: list[int] = order[parts[order] != 0].tolist()
+    return leading

@@ -126,8 +126,11 @@ def compare_exported(
     if batch:
         found = run(features, data.offsets)
     else:
-        bounds = pairwise(data.offsets.tolist())
-        found = torch.cat([run(features[start:stop]) for start, stop in bounds if start < stop])
+        parts = []
+        for start, stop in pairwise(data.offsets.tolist()):
+            if start < stop:
+                parts.append(run(features[start:stop]))
+        found = torch.cat(parts)
     expected = model.score(data, policy=policy)
     largest, size = float((found - expected).abs().max()), float(expected.abs().max())
     return Parity(largest, size, data.num_queries, data.num_documents, engine)
@@ -172,9 +175,11 @@ def _to_export(
 
 def _facts(model: LGMML, scorer: ListScorer) -> dict[str, str]:
     """What the file says of itself."""
-    names = {} if model.feature_names is None else {"feature_names": json.dumps(model.feature_names)}
     facts = {"format": FORMAT, "version": str(VERSION), "num_features": str(model.num_features)}
-    return {**facts, "policy": scorer.policy, **names}
+    facts["policy"] = scorer.policy
+    if model.feature_names is not None:
+        facts["feature_names"] = json.dumps(model.feature_names)
+    return facts
 
 
 class ListScorer(nn.Module):
@@ -201,7 +206,9 @@ class ListScorer(nn.Module):
             offsets = torch.stack([torch.zeros_like(total), total])
         prepared = self.model.preprocess(features, offsets)
         blocks = self.model.metrics.iter_blocks()
-        parts = [self._distances(prepared, block, number) for number, block in enumerate(blocks)]
+        parts = []
+        for number, block in enumerate(blocks):
+            parts.append(self._distances(prepared, block, number))
         kappa = kernel(torch.cat(parts, dim=1), self.model.kernel)
         if not RULES[self.policy].looks:
             return -(kappa * self.model.phi.for_new(None, 1, self.policy)).sum(dim=1)

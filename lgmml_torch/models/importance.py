@@ -52,12 +52,18 @@ class Importance:
     def leading(self, count: int = 10) -> list[tuple[int, float]]:
         """The features with the largest shares, from 0, with these; those without any are left out."""
         order = self.features.argsort(descending=True, stable=True)[:count].tolist()
-        return [(feature, float(self.features[feature])) for feature in order if self.features[feature] > 0]
+        leading = []
+        for feature in order:
+            if self.features[feature] > 0:
+                leading.append((feature, float(self.features[feature])))
+        return leading
 
 
 def feature_label(names: Sequence[str] | None, feature: int) -> str:
     """The name of a raw feature, or else its number, from 1 as in LETOR files."""
-    return f"feature {feature + 1}" if names is None else names[feature]
+    if names is None:
+        return f"feature {feature + 1}"
+    return names[feature]
 
 
 def feature_weight(
@@ -100,14 +106,16 @@ def structural_importance(model: LGMML) -> Importance:
     tensor([0.9000, 0.1000], dtype=torch.float64)
     """
     policy = model.phi.policy
-    phi = model.phi.table.weight if RULES[policy].looks else model.phi.for_new(None, 1, policy)
+    phi: Tensor = model.phi.table.weight
+    if not RULES[policy].looks:
+        phi = model.phi.for_new(None, 1, policy)
     phi = phi.detach().double().cpu().mean(0)
     columns = feature_weight(model.metrics, phi)
     return Importance(columns @ model.preprocess.origins(), phi / phi.sum().clamp_min(1e-300))
 
 
 def sample_lists(data: RankingData, count: int, *, seed: int = 0) -> RankingData:
-    """At most so many lists, drawn with a seed, in their order; all of them where there are not more."""
+    """At most ``count`` lists, drawn with a seed, in their order; all of them where there are not more."""
     if data.num_queries <= count:
         return data
     drawn = torch.randperm(data.num_queries, generator=torch.Generator().manual_seed(seed))[:count]
@@ -127,7 +135,7 @@ def pair_importance(
     Args:
         model: what ranks.
         data: raw features, whole lists; labels are not looked at.
-        lists: at most so many are looked at.
+        lists: largest number of lists to score.
         pairs: drawn from each.
         seed: of the draws.
         policy: as in `LGMML.score`.
@@ -219,7 +227,9 @@ def permutation_importance(
     """
     check_choice("within", within, _WITHIN)
     check_positive("n_repeats", n_repeats)
-    chosen = tuple(range(data.num_features)) if features is None else tuple(features)
+    if features is None:
+        features = range(data.num_features)
+    chosen = tuple(features)
     for feature in chosen:
         _check_feature(data, feature)
 
@@ -236,9 +246,11 @@ def permutation_importance(
         generator = torch.Generator().manual_seed(seed + 1_000_003 * feature)
         for _ in range(n_repeats):
             shuffled = _shuffled(data, feature, within, generator)
-            after = before if shuffled is None else judge(shuffled)
+            after = before
+            if shuffled is not None:
+                after = judge(shuffled)
             drops[place] += (before - after) / n_repeats
-    intervals = tuple(interval(row) for row in drops)
+    intervals = tuple(map(interval, drops))
     definition = describe(measure, preset)
     return PermutationImportance(
         chosen, drops, intervals, interval(before), measure, definition, within, n_repeats, seed

@@ -80,19 +80,29 @@ class MetricBlock(nn.Module):
         check_shape("anchors", anchors, (None, None))
         count, width = anchors.shape
         check_shape("factors", factors, (count, width, None))
-        if support is not None:
+        if support is None:
+            support = torch.empty(0)
+        else:
             check_shape("support", support, (count, width))
-        self.register_buffer("support", torch.empty(0, dtype=torch.long) if support is None else support.long())
+        if scales is None:
+            scales = anchors.new_ones(count)
+        if quality is None:
+            quality = anchors.new_full((count,), float("nan"))
+        self.register_buffer("support", support.long())
         self.register_buffer("anchors", anchors)
         self.register_buffer("factors", factors)
-        self.register_buffer("scales", anchors.new_ones(count) if scales is None else scales.to(anchors))
-        nan = anchors.new_full((count,), float("nan"))
-        self.register_buffer("quality", nan if quality is None else quality.to(anchors))
+        self.register_buffer("scales", scales.to(anchors))
+        self.register_buffer("quality", quality.to(anchors))
         self.register_buffer("zoom", None)
         for name in ("scales", "quality"):
             check_shape(name, getattr(self, name), (count,))
         for name in ("anchors", "factors", "scales"):
             check_finite(name, getattr(self, name))
+
+    @property
+    def _own_support(self) -> Tensor | None:  # (K, s)
+        """The features of each metric; None where all look at all features."""
+        return None if self.is_full else self.support
 
     @property
     def is_full(self) -> bool:
@@ -130,8 +140,9 @@ class MetricBlock(nn.Module):
         zoom = self.zoom
         del self.zoom
         if trained and self.is_full:
-            start = values["anchors"].new_zeros(values["anchors"].shape[1]) if zoom is None else zoom.detach()
-            self.register_parameter("zoom", nn.Parameter(start))
+            if zoom is None:
+                zoom = values["anchors"].new_zeros(values["anchors"].shape[1])
+            self.register_parameter("zoom", nn.Parameter(zoom.detach()))
         else:
             self.register_buffer("zoom", None)
 
@@ -195,13 +206,14 @@ class MetricBlock(nn.Module):
     @torch.no_grad()
     def _filler(self, features: Tensor, norm: str) -> TileFiller:
         """What fills tiles of such features, kept until the metrics change: large sets come in many blocks."""
-        method = full_method(features, self.factors, norm) if self.is_full else "factor"
+        method, support = "factor", self._own_support
+        if support is None:
+            method = full_method(features, self.factors, norm)
         buffers = [self.support, self.anchors, self.factors]
         if self.zoom is not None:
             buffers.append(self.zoom)
         key = (features.dtype, features.device, norm, method, *tensor_state(buffers))
         if self._kept is None or self._kept[0] != key:
-            support = None if self.is_full else self.support
             lenses = self.zoomed_factors
             filler = distance_filler(features, self.anchors, lenses, support=support, norm=norm, method=method)
             self._kept = (key, filler, tuple(buffers))  # with them, so that no other tensor gets their addresses
@@ -212,10 +224,13 @@ class MetricBlock(nn.Module):
 
     def select(self, columns: Tensor) -> MetricBlock:
         """The block with some of its metrics only, a zoom made part of their factors."""
+        support = self._own_support
+        if support is not None:
+            support = support[columns]
         return MetricBlock(
             self.anchors[columns],
             self.zoomed_factors[columns],
-            support=None if self.is_full else self.support[columns],
+            support=support,
             scales=self.scales[columns],
             quality=self.quality[columns],
         )
@@ -295,7 +310,7 @@ class LocalMetrics(nn.Module):
     @property
     def trained(self) -> bool:
         """Whether anchors, factors and scales are parameters."""
-        return any(True for _ in self.parameters())
+        return next(self.parameters(), None) is not None
 
     @torch.no_grad()
     def project_(self) -> None:
@@ -361,10 +376,14 @@ class LocalMetrics(nn.Module):
         """
         shapes = []
         for block in self.iter_blocks():
-            zoomed = {} if block.zoom is None else {"zoomed": True}
-            shapes.append({"shape": list(block.factors.shape), "full": block.is_full, **zoomed})
-        trained = {"trained": True} if self.trained else {}
-        return {"num_features": self.num_features, "norm": self.norm, "blocks": shapes, **trained}
+            shape: dict[str, Any] = {"shape": list(block.factors.shape), "full": block.is_full}
+            if block.zoom is not None:
+                shape["zoomed"] = True
+            shapes.append(shape)
+        spec: dict[str, Any] = {"num_features": self.num_features, "norm": self.norm, "blocks": shapes}
+        if self.trained:
+            spec["trained"] = True
+        return spec
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> Self:
@@ -373,8 +392,8 @@ class LocalMetrics(nn.Module):
         for block in spec["blocks"]:
             count, width, rank = block["shape"]
             support = None if block["full"] else torch.zeros(count, width, dtype=torch.long)
-            shapes = (count, width), (count, width, rank)
-            made = MetricBlock(*(torch.zeros(shape, dtype=dtype) for shape in shapes), support=support)
+            anchors, factors = torch.zeros(count, width, dtype=dtype), torch.zeros(count, width, rank, dtype=dtype)
+            made = MetricBlock(anchors, factors, support=support)
             if block.get("zoomed"):  # a checkpoint from the middle of training
                 made.register_buffer("zoom", torch.zeros(width, dtype=dtype))
             blocks.append(made)

@@ -91,7 +91,7 @@ class Phi(nn.Module):
         self.deviation = _embedding(num_queries, num_metrics, sparse) if deviations else None
         self.gate = _Gate(num_metrics, hidden) if mode == "amortized" else None
         # Only k-NN and the gate look at the lists of the training queries.
-        rows = num_queries if mode != "shared" else 0
+        rows = 0 if mode == "shared" else num_queries
         self.register_buffer("summaries", torch.zeros(rows, 2 * num_metrics))
         self.register_buffer("summary_mean", torch.zeros(2 * num_metrics))
         self.register_buffer("summary_spread", torch.ones(2 * num_metrics))
@@ -116,7 +116,9 @@ class Phi(nn.Module):
     def rows_by_query(self) -> tuple[str, ...]:
         """Names of the tensors that have a row for each training query."""
         own = {"per_query": ("table.weight", "summaries"), "amortized": ("summaries",), "shared": ()}[self.mode]
-        return own if self.deviation is None else (*own, "deviation.weight")
+        if self.deviation is None:
+            return own
+        return (*own, "deviation.weight")
 
     @torch.no_grad()
     def reset(self, init: float | Tensor) -> None:
@@ -154,7 +156,9 @@ class Phi(nn.Module):
         base = self._typed(self.table(torch.zeros(1, dtype=torch.long, device=queries.device)))
         if self.deviation is not None:
             return (base + self._typed(self.deviation(queries))).clamp_min(0)
-        return base if self.gate is None else self.gated(base, self.summaries[queries])
+        if self.gate is None:
+            return base
+        return self.gated(base, self.summaries[queries])
 
     def for_new(
         self,
@@ -238,14 +242,9 @@ class Phi(nn.Module):
         Raises:
             LGMMLError: when one is not.
         """
-        base = self.table.weight
-        for weights in (base,) if self.deviation is None else (base, base + self.deviation.weight):
-            # Both bounds are NaN as soon as one weight is.
-            low, high = (float(bound) for bound in weights.aminmax()) if weights.numel() else (0.0, 0.0)
-            if not (low >= 0 and math.isfinite(high)):
-                raise LGMMLError(f"weights Φ must be finite and at least 0, got {high if low >= 0 else low}")
-            if not bool(weights.sum(dim=1).isfinite().all()):
-                raise DivergedError(f"weights Φ must have a finite sum, or scores are infinite, got some of {high:g}")
+        _check_weights(self.table.weight)
+        if self.deviation is not None:
+            _check_weights(self.table.weight + self.deviation.weight)
 
     @torch.no_grad()
     def select(
@@ -254,7 +253,9 @@ class Phi(nn.Module):
         gains: Tensor | None = None,  # (C,)
     ) -> Phi:
         """The weights of some metrics only, each multiplied by its gain where given; mode and policy stay."""
-        scale = self.table.weight.new_ones(len(columns)) if gains is None else gains.to(self.table.weight)
+        scale = self.table.weight.new_ones(len(columns))
+        if gains is not None:
+            scale = gains.to(scale)
         small = Phi.from_spec({**self.spec(), "num_metrics": len(columns)}).to(self.table.weight)
         both = torch.cat([columns, columns + self.num_metrics])
         small.table.weight.copy_(self.table.weight[:, columns] * scale)
@@ -306,6 +307,16 @@ class _Gate(nn.Module):
         hidden = torch.tanh(self.first(x))
         out: Tensor = self.bound * torch.tanh(self.last(hidden) / self.bound)
         return out
+
+
+def _check_weights(weights: Tensor) -> None:
+    low = high = 0.0
+    if weights.numel():  # both bounds are NaN as soon as one weight is
+        low, high = map(float, weights.aminmax())
+    if not (low >= 0 and math.isfinite(high)):
+        raise LGMMLError(f"weights Φ must be finite and at least 0, got {high if low >= 0 else low}")
+    if not bool(weights.sum(dim=1).isfinite().all()):
+        raise DivergedError(f"weights Φ must have a finite sum, or scores are infinite, got some of {high:g}")
 
 
 def _embedding(rows: int, width: int, sparse: bool) -> nn.Embedding:

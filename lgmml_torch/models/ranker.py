@@ -192,7 +192,9 @@ class LGMML(nn.Module):
         check_offsets(data.offsets, data.num_documents)
         self._check_names(data)
         device, dtype = self.device, self.dtype
-        rows = self.known_rows(data.qids).to(device) if known_queries else None
+        rows = None
+        if known_queries:
+            rows = self.known_rows(data.qids).to(device)
         scores = torch.empty(data.num_documents, dtype=dtype, device="cpu")
         policy = policy or self.phi.policy
         scorer = self.without_idle(policy)
@@ -318,7 +320,7 @@ class LGMML(nn.Module):
             "kernel": self.kernel,
             "dtype": str(self.dtype).removeprefix("torch."),
             "feature_names": None,
-            "qids": [_plain_id(qid) for qid in self.qids],
+            "qids": list(map(_plain_id, self.qids)),
         }
         if self.feature_names is not None:
             spec["feature_names"] = list(self.feature_names)

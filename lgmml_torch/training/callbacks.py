@@ -246,8 +246,12 @@ class _EpochValues(Callback):
 
 def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     """The callbacks with the progress bars last, and `_EpochValues` before these."""
-    bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
-    others = [callback for callback in callbacks if callback not in bars]
+    bars, others = [], []
+    for callback in callbacks:
+        if isinstance(callback, ProgressBar):
+            bars.append(callback)
+        else:
+            others.append(callback)
     return [*others, _EpochValues(), *bars]
 
 
@@ -325,12 +329,16 @@ def _show(trainer: pl.Trainer, tag: str, draw: Callable[[], Any], step: int) -> 
 def _sinks(trainer: pl.Trainer) -> list[Sink]:
     if not trainer.is_global_zero:
         return []
-    return [sink_of(logger) for logger in trainer.loggers]
+    return list(map(sink_of, trainer.loggers))
 
 
 def _figures(info: Any) -> dict[str, float]:
     """The numbers that a fit reports of a round."""
-    return {name: value for name, value in vars(info).items() if isinstance(value, float)}
+    figures = {}
+    for name, value in vars(info).items():
+        if isinstance(value, float):
+            figures[name] = value
+    return figures
 
 
 def bank_curve(loggers: Sequence[Logger]) -> Callable[[int, Any], None]:

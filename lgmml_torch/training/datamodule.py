@@ -50,7 +50,10 @@ class RankingDataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.splits = {"train": train, "valid": valid, "test": test}
-        widths = {name: data.num_features for name, data in self.splits.items() if data is not None}
+        widths = {}
+        for name, data in self.splits.items():
+            if data is not None:
+                widths[name] = data.num_features
         if len(set(widths.values())) > 1:
             raise DataError(f"the splits must have the same number of features, got {widths}")
         self.num_workers = num_workers
@@ -193,7 +196,7 @@ def _as_arrays(batch: TrainingBatch) -> tuple[NDArray[Any], ...]:
 
     Tensors would each take a file handle and shared memory; without these, the loader waits for ever.
     """
-    return tuple(np.asarray(part) for part in batch)
+    return tuple(map(np.asarray, batch))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -169,7 +169,7 @@ SETTINGS = {
     "metric_dropout": _Setting("dropout.metrics", ("trained",)),
     "distances": _Setting("distances", ("boosted", "sampled")),
 }
-LOSSES = {"boosted": "warp", "trained": "softmax", "sampled": "warp"}
+_USUAL_LOSSES = {"boosted": "warp", "trained": "softmax", "sampled": "warp"}
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, sta
     if bank == "auto":
         _check_bank_named(asked, needed=start is None)
         bank, why = _bank_for(sizes, start)
-    check_effect(asked, bank, asked.get("loss", LOSSES[bank]), why)
+    check_effect(asked, bank, asked.get("loss", _USUAL_LOSSES[bank]), why)
     return _sized(sizes, bank, asked.get("budget", "normal"), why)
 
 
@@ -266,7 +266,10 @@ def check_effect(asked: Collection[str], bank: str, loss: str, why: str = "asked
                 f"{_choices(setting.banks)}"
             )
         if setting.losses and loss not in setting.losses:
-            banks = [other for other, usual in LOSSES.items() if usual in setting.losses]
+            banks = []
+            for other, usual in _USUAL_LOSSES.items():
+                if usual in setting.losses:
+                    banks.append(other)
             raise ConfigError(
                 f"{_spelt(name)} has no effect with the loss {loss} of {bank} metrics ({why}); leave it out, or name "
                 f"other metrics: {_choices(banks)}"
@@ -294,7 +297,7 @@ def why_unknown(key: str, bank: str | None) -> str | None:
         if bank is None:
             return _bank_needed(name)
         try:
-            check_effect([name], bank, LOSSES[bank])
+            check_effect([name], bank, _USUAL_LOSSES[bank])
         except ConfigError as error:
             return str(error)
     if bank is None and key.startswith("local_metrics."):
@@ -304,7 +307,9 @@ def why_unknown(key: str, bank: str | None) -> str | None:
 
 def _spelt(name: str) -> str:
     key = SETTINGS[name].key
-    return f"`{name}`" if name == key else f"`{name}` ({key})"
+    if name == key:
+        return f"`{name}`"
+    return f"`{name}` ({key})"
 
 
 def _choices(banks: Collection[str]) -> str:
@@ -313,7 +318,11 @@ def _choices(banks: Collection[str]) -> str:
 
 def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recipe:
     """The recipe that the parameters of `LGMMLRanker` ask for; what is None among them is as chosen."""
-    given = params["preprocess"]
+    preprocess: Callable[[], Preprocess] = list_rank_features
+    if chosen.bank == "trained":
+        preprocess = partial(all_views, ramps=chosen.ramps)
+    if params["preprocess"] is not None:
+        preprocess = partial(_new_preprocess, params["preprocess"])
     options = {"kernel": params["kernel"], **(params["bank_options"] or {})}
     loader = {"batch_size": params["batch_size"]}
     sparse = params["phi"] == "per_query" and chosen.bank != "trained"  # AdamW takes no sparse gradients
@@ -324,11 +333,10 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         "measure": params["measure"],
     }
     if chosen.bank == "trained":
-        views = partial(all_views, ramps=chosen.ramps)
         count = params["num_metrics"] or chosen.num_metrics
         rate = params["learning_rate"] or _TRAINED_RATE
         return Recipe(
-            preprocess=views if given is None else partial(_new_preprocess, given),
+            preprocess=preprocess,
             fit_bank=TrainedBuilder.of(**{"num_metrics": count, "rank": chosen.rank, **options}),
             phi=PhiSettings(
                 loss=Softmax(),
@@ -341,7 +349,7 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         )
     rate = params["learning_rate"] or _WARP_RATE
     return Recipe(
-        preprocess=list_rank_features if given is None else partial(_new_preprocess, given),
+        preprocess=preprocess,
         fit_bank=_closed_form_builder(params, chosen, options),
         phi=PhiSettings(
             loss=Warp(params["margin"]),
@@ -356,7 +364,9 @@ def _closed_form_builder(
     params: Mapping[str, Any], chosen: Defaults, options: Mapping[str, Any]
 ) -> BoostedBuilder | SampledBuilder:
     if chosen.bank == "boosted":
-        rounds = chosen.rounds if params["rounds"] is None else params["rounds"]
+        rounds = params["rounds"]
+        if rounds is None:
+            rounds = chosen.rounds
         return BoostedBuilder.of(rounds=rounds, **options)
     if params["num_metrics"] is None:
         return SampledBuilder.of(**options)
@@ -365,4 +375,6 @@ def _closed_form_builder(
 
 def _new_preprocess(given: Preprocess | Mapping[str, Any]) -> Preprocess:
     """An unfitted copy: fitting must not change what was passed in."""
-    return build_preprocess(given.spec() if isinstance(given, Preprocess) else given)
+    if isinstance(given, Preprocess):
+        given = given.spec()
+    return build_preprocess(given)

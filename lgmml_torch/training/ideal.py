@@ -42,7 +42,7 @@ def ideal_scores(
     ``start`` (margin and steps in units of their mean, steps falling as 1/√pass), and from the best of these a search
     along one weight at a time. Each list keeps the scores with its best NDCG@k, so none ends below its start. What
     comes out says how much of the ranking the local metrics can express. It is optimistic, not to be had for a list
-    whose labels are unknown; and it is not the maximum, which nobody knows a fast way to.
+    whose labels are unknown; and it is not the maximum, which no fast algorithm finds.
 
     The cost is bounded: every list is ranked at most 2 + 256 + ``passes`` + 288 times (16 weights × 6 values × 3
     rounds), and only the passes look at more than one metric at a time.
@@ -61,7 +61,9 @@ def ideal_scores(
         for number in range(ROUNDS):
             best.try_coordinates(coordinates, [ratio * 1.7**number for ratio in _RATIOS])
         parts.append(best.scores)
-    return torch.cat(parts) if parts else start.new_empty(0)
+    if not parts:
+        return start.new_empty(0)
+    return torch.cat(parts)
 
 
 class _Best:
@@ -82,7 +84,9 @@ class _Best:
         """Keep the scores of the lists, ``among`` some, that they are better for; which these are, and every NDCG."""
         scores = scores[self.twins]  # among hundreds of tries, rounding would break ties the right way now and then
         found = self._judge(scores)
-        better = found > self.ndcg if among is None else (found > self.ndcg) & among
+        better = found > self.ndcg
+        if among is not None:
+            better &= among
         self.scores = torch.where(better[self.owner], scores, self.scores)
         self.ndcg = torch.where(better, found, self.ndcg)
         return better, found

@@ -38,7 +38,9 @@ class TensorBoard(TensorBoardLogger):
                 writer.file_writer.event_writer = _SafeEvents(writer.file_writer.event_writer, self._fail)
             except OSError as error:
                 self._fail(error)
-        return DummyLogger().experiment if self._experiment is None else self._experiment
+        if self._experiment is None:
+            return DummyLogger().experiment
+        return self._experiment
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log numbers at a step."""
@@ -103,7 +105,7 @@ class Wandb(WandbLogger):
         super().log_metrics(_without_epoch(metrics), step)
 
     def finalize(self, status: str) -> None:
-        """A run that failed is over; one that went well has still to be told of its outcome."""
+        """Finish a failed run; `close` finishes a run that went well, after its outcome is logged."""
         super().finalize(status)
         if status == "failed":
             self.experiment.finish(exit_code=1)
@@ -135,7 +137,9 @@ class MLflow(MLFlowLogger):
 
 def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
     """Lightning adds the number of the epoch to everything it logs; the step says as much."""
-    return {name: value for name, value in metrics.items() if name != "epoch"}
+    kept = dict(metrics)
+    kept.pop("epoch", None)
+    return kept
 
 
 def plain_name(name: str) -> str:
@@ -255,5 +259,8 @@ SINKS: dict[type[Logger], type[Sink]] = {
 
 
 def sink_of(logger: Logger) -> Sink:
-    """The way to speak to a logger."""
-    return next((sink for kind, sink in SINKS.items() if isinstance(logger, kind)), Sink)(logger)
+    """The sink of a logger."""
+    for kind, sink in SINKS.items():
+        if isinstance(logger, kind):
+            return sink(logger)
+    return Sink(logger)

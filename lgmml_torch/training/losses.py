@@ -1,7 +1,7 @@
 """Losses of a training batch, behind one small interface: what the Lightning module calls, and nothing else of them.
 
 A loss gets a batch and a function that scores documents of it, and answers with a total to be differentiated. Which
-documents it scores, and which of the scores carry gradients, is its own affair; how scores depend on Φ, or on metrics
+documents it scores, and which of the scores carry gradients, the loss decides; how scores depend on Φ, or on metrics
 that are trained, is autograd's. A new loss is a class with the four members of `Loss`, named in `LOSSES`, and a file in
 ``conf/loss/``.
 """
@@ -89,7 +89,9 @@ class Warp(_Named):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not few):
             scores = score(None)
         outcome = self.outcome(batch, scores.detach())
-        worst = batch.negatives.gather(1, outcome.violator.clamp_min(0)[:, None])[:, 0] if width else batch.positives
+        worst = batch.positives
+        if width:
+            worst = batch.negatives.gather(1, outcome.violator.clamp_min(0)[:, None])[:, 0]
         pair = torch.cat([batch.positives, worst])
         chosen = score(pair) if few else scores[pair]
         total = (outcome.weight * (self.margin - chosen[:tuples] + chosen[tuples:])).sum()
@@ -103,6 +105,7 @@ class Warp(_Named):
         scores: Tensor,  # (M,)
     ) -> WarpOutcome:
         """Violators, ranks and weights at given scores; weights are 0 where nothing violates."""
+        most = int(batch.num_negatives.max()) if len(batch.num_negatives) else 0
         return warp_loss(
             scores[batch.positives],
             scores[batch.negatives],
@@ -110,7 +113,7 @@ class Warp(_Named):
             margin=self.margin,
             weights=batch.weights,
             num_draws=batch.num_draws,
-            table=_rank_weights(int(batch.num_negatives.max()) if len(batch.num_negatives) else 0, scores.device),
+            table=_rank_weights(most, scores.device),
         )
 
 
@@ -142,7 +145,7 @@ class LambdaRank(_Named):
 
     Attributes:
         sigma: slope of the pairwise probability.
-        truncation: pairs need a document among the first so many places.
+        truncation: pairs need a document among the first ``truncation`` places.
     """
 
     name: ClassVar[str] = "lambdarank"

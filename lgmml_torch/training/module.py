@@ -67,7 +67,9 @@ class Lists(NamedTuple):
         offsets: Tensor,  # (B+1,)
     ) -> Tensor:  # (M, K) or (M, D)
         """The inputs of some whole lists."""
-        return self.inputs[rows] if isinstance(self.inputs, Tensor) else self.inputs.of(rows, offsets)
+        if isinstance(self.inputs, Tensor):
+            return self.inputs[rows]
+        return self.inputs.of(rows, offsets)
 
 
 class LGMMLModule(pl.LightningModule):
@@ -109,11 +111,12 @@ class LGMMLModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         check_positive("deviation_penalty", deviation_penalty, zero=True)
-        self.loss: Loss = Warp() if loss is None else build_loss(loss) if isinstance(loss, Mapping) else loss
+        self.loss = _loss_of(loss)
         settings = {"loss": self.loss.spec(), "deviation_penalty": deviation_penalty, "preset": preset}
-        settings |= {"num_positions": num_positions} if num_positions else {}
+        if num_positions:
+            settings["num_positions"] = num_positions
         self.save_hyperparameters({"model_spec": model_spec, **settings}, logger=False)
-        self.model = LGMML.from_spec(model_spec) if model is None else model
+        self.model = model or LGMML.from_spec(model_spec)
         self.deviation_penalty = deviation_penalty
         self._optimizer, self._step_size = optimizer or DEFAULT_OPTIMIZER, step_size
         self.dropout, self.seed = dropout or Dropout(), seed
@@ -122,14 +125,21 @@ class LGMMLModule(pl.LightningModule):
         self._placed: dict[str, Lists] = {}
         self._moved: Tensor | None = None  # rows of Φ that the coming step moves; None: any
         self.counts: dict[str, dict[str, int]] = {}  # queries counted in the last evaluation of a split
-        bias = torch.zeros(num_positions) if num_positions else None
-        if bias is not None and self.trains_metrics:
-            self.position_bias = nn.Parameter(bias)
-        else:
-            self.register_buffer("position_bias", bias)
-        asked: list[str | Measure] = [*REPORTED, *([] if measure is None else [measure])]
+        self._add_position_bias(num_positions)
+        asked: list[str | Measure] = list(REPORTED)
+        if measure is not None:
+            asked.append(measure)
         self.valid_metrics = RankingMetrics(asked, preset=preset)
         self.test_metrics = RankingMetrics(asked, preset=preset)
+
+    def _add_position_bias(self, count: int) -> None:
+        """A parameter where the metrics are trained, otherwise a buffer."""
+        if count and self.trains_metrics:
+            self.position_bias = nn.Parameter(torch.zeros(count))
+        elif count:
+            self.register_buffer("position_bias", torch.zeros(count))
+        else:
+            self.register_buffer("position_bias", None)
 
     def attach(
         self,
@@ -155,11 +165,12 @@ class LGMMLModule(pl.LightningModule):
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """Loss of one batch."""
         found = self.batch_loss(batch, batch_idx)
-        total = found.total if len(batch.rows) else found.total.detach() + self._nothing()
+        total = found.total
+        if not len(batch.rows):
+            total = total.detach() + self._nothing()
         if self.deviation_penalty:
-            total = total + self.deviation_penalty * self.model.phi.penalty(
-                batch.queries if len(batch.positives) else batch.lists
-            )
+            queries = batch.queries if len(batch.positives) else batch.lists
+            total = total + self.deviation_penalty * self.model.phi.penalty(queries)
         if not bool(torch.isfinite(total)):
             raise DivergedError(
                 f"the loss is {float(total)} at step {self.global_step}; training stopped, the last good checkpoint is "
@@ -198,8 +209,9 @@ class LGMMLModule(pl.LightningModule):
             phi: Tensor = self.model.phi(batch.lists)
             if places is None:
                 return self._shown(score(kappa, phi, batch.list_offsets), "train", batch.rows)
-            rows = phi if len(phi) == 1 else phi[owner[places]]
-            return self._shown(-(kappa[places] * rows).sum(dim=1), "train", batch.rows[places])
+            if len(phi) != 1:
+                phi = phi[owner[places]]
+            return self._shown(-(kappa[places] * phi).sum(dim=1), "train", batch.rows[places])
 
         return self.loss(batch, scores)
 
@@ -234,16 +246,24 @@ class LGMMLModule(pl.LightningModule):
         self,
         inputs: Tensor,  # (M, K) or (M, D)
     ) -> Tensor:  # (M, K)
-        found: Tensor = self.model.metrics(inputs) if self.trains_metrics else inputs
-        return found.to(self.model.phi.table.weight.dtype)
+        if self.trains_metrics:
+            inputs = self.model.metrics(inputs)
+        return inputs.to(self.model.phi.table.weight.dtype)
+
+    def _gradient_norm(self) -> Tensor:  # ()
+        norms = []
+        for parameter in self.parameters():
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                gradient = gradient.coalesce().values()
+            if gradient is not None:
+                norms.append(torch.linalg.vector_norm(gradient))
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the size of the gradient, and note which rows of Φ the step will move."""
-        grads = [
-            p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in self.parameters() if p.grad is not None
-        ]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
-        self.log("train/gradient_norm", norm, on_step=True, on_epoch=False)
+        self.log("train/gradient_norm", self._gradient_norm(), on_step=True, on_epoch=False)
         self._moved = None
         gradient = self.model.phi.table.weight.grad
         remembers = any(group.get("momentum") or group.get("weight_decay") for group in optimizer.param_groups)
@@ -289,7 +309,9 @@ class LGMMLModule(pl.LightningModule):
         start, stop = int(lists.offsets[first]), int(lists.offsets[last])
         offsets = lists.offsets[first : last + 1] - start
         kappa = kernel(self._distances(lists.part(slice(start, stop), offsets)), self.model.kernel)
-        rows = self._rows_of_phi(split, first, last).to(kappa.device) if known else None
+        rows = None
+        if known:
+            rows = self._rows_of_phi(split, first, last).to(kappa.device)
         scores = score(kappa, self.model.weights(kappa, offsets, rows=rows), offsets)
         if not bool(scores.isfinite().all()):
             raise DivergedError(
@@ -299,7 +321,9 @@ class LGMMLModule(pl.LightningModule):
 
     def _rows_of_phi(self, split: str, first: int, last: int) -> Tensor:  # (B,)
         spread = self.data_of(split).spread
-        return torch.arange(first, last) if spread is None else spread.own[first:last]
+        if spread is None:
+            return torch.arange(first, last)
+        return spread.own[first:last]
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and the step-size rule counted in single updates."""
@@ -313,7 +337,9 @@ class LGMMLModule(pl.LightningModule):
         rule, batches = self._step_size, self.trainer.datamodule.batches  # type: ignore[attr-defined]
         per_step, epoch = batches.batch_size, batches.batches_per_epoch
         # Counted here: Lightning's own estimate would set the loader up before a checkpoint says where it stands.
-        steps = self.trainer.max_steps if self.trainer.max_steps > 0 else (self.trainer.max_epochs or 1) * epoch
+        steps = self.trainer.max_steps
+        if steps <= 0:
+            steps = (self.trainer.max_epochs or 1) * epoch
         horizon = Horizon(len(batches.sizes), steps * per_step)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rule(step * per_step, horizon))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -345,8 +371,10 @@ class LGMMLModule(pl.LightningModule):
         lists = self.lists(split)
         start, stop = int(lists.offsets[first]), int(lists.offsets[last])
         scores = self.block_scores(split, first, last)
+        if split == "valid":
+            scores = self._shown(scores, split, slice(start, stop))
         metrics.update(
-            self._shown(scores, split, slice(start, stop)) if split == "valid" else scores,
+            scores,
             lists.labels[start:stop],
             lists.offsets[first : last + 1] - start,
             tie_order=lists.order[start:stop],
@@ -366,11 +394,26 @@ class LGMMLModule(pl.LightningModule):
         placed = self._placed.get(name)
         if placed is None or placed.inputs.device != self.device:
             data, inputs = self._data[name]
-            labels, offsets, order = (x.to(self.device) for x in (data.labels, data.offsets, data.order))
-            positions = None if data.positions is None else data.positions.to(self.device)
-            placed = Lists(labels, offsets, order, inputs.to(self.device), positions)
+            positions = data.positions
+            if positions is not None:
+                positions = positions.to(self.device)
+            placed = Lists(
+                data.labels.to(self.device),
+                data.offsets.to(self.device),
+                data.order.to(self.device),
+                inputs.to(self.device),
+                positions,
+            )
             self._placed[name] = placed
         return placed
+
+
+def _loss_of(loss: Loss | Mapping[str, Any] | None) -> Loss:
+    if loss is None:
+        return Warp()
+    if isinstance(loss, Mapping):
+        return build_loss(loss)
+    return loss
 
 
 def make_optimizer(
@@ -408,5 +451,7 @@ def _dropped(
     if not share:
         return values
     drawn = torch.rand((batch.whole.rows, *values.shape[1:]), generator=generator, device=values.device)
-    kept = (drawn if len(drawn) == len(values) else drawn[batch.places]) >= share
+    if len(drawn) != len(values):
+        drawn = drawn[batch.places]
+    kept = drawn >= share
     return values * kept / (1 - share)

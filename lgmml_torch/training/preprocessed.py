@@ -114,7 +114,7 @@ def compute_distances(
         LGMMLError: a dtype that cannot hold them, or a distance beyond the range of float16.
     """
     shape = (data.num_documents, model.metrics.num_metrics)
-    kept = model.dtype if dtype is None else dtype
+    kept = dtype or model.dtype
     if not kept.is_floating_point:
         raise LGMMLError(f"`dtype` must be a floating-point dtype, got {kept}")
     if cache is None:
@@ -124,7 +124,9 @@ def compute_distances(
         _fill(model, data, torch.from_numpy(arrays["dists"]).view(kept), documents_at_once, progress)
 
     # Numpy has no bfloat16; the file holds its bits.
-    on_disk = "int16" if kept == torch.bfloat16 else str(kept).removeprefix("torch.")
+    on_disk = str(kept).removeprefix("torch.")
+    if kept == torch.bfloat16:
+        on_disk = "int16"
     arrays = cache.get_or_fill(_distance_key(model, data, kept), {"dists": (shape, on_disk)}, fill)
     return torch.from_numpy(arrays["dists"]).view(kept)
 

@@ -96,7 +96,9 @@ class Recipe:
     def own_measure(self) -> Measure | None:
         """The measure, where it is not the usual one."""
         found = Measure.of(self.measure)
-        return None if found == Measure(_USUAL) else found
+        if found == Measure(_USUAL):
+            return None
+        return found
 
     @property
     def builder(self) -> BankBuilder:
@@ -145,13 +147,17 @@ def rehearse(recipe: Recipe) -> None:
     builder = recipe.builder
     if recipe.grows and not (builder.grows or builder.trains_metrics):
         raise ConfigError("`grow` must be false for metrics that are neither boosted nor trained, got true")
-    growing = {"start": True} if recipe.grows and builder.grows else {}
+    growing = {}
+    if recipe.grows and builder.grows:
+        growing["start"] = True
     builder.check_call(**recipe.builder_arguments(), **growing)
     phi = recipe.make_phi(1, 1)
     try:
         make_optimizer(recipe.phi.optimizer, list(phi.parameters()), sparse=phi.sparse)
+    except LGMMLError:
+        raise
     except (TypeError, ValueError) as error:
-        raise error if isinstance(error, LGMMLError) else ConfigError(f"`optimizer`: {error}") from error
+        raise ConfigError(f"`optimizer`: {error}") from error
     check_positive("deviation_penalty", recipe.phi.deviation_penalty, zero=True)
     smallest = RankingData.from_arrays([[0.0], [1.0]], [0, 1], qid=[0, 0])
     mean_measure(smallest.labels, smallest, recipe.measure)

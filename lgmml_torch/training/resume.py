@@ -173,7 +173,9 @@ class Unfinished:
         self._written = time.monotonic()
         self.path: Path | None = None
         if folder is not None and builder.resumes:
-            parts = [data] if valid is None else [data, valid]
+            parts = [data]
+            if valid is not None:
+                parts.append(valid)
             tensors = [part.offsets for part in parts]
             for part in parts:
                 tensors += part.of_documents(lambda values: values).values()
@@ -190,7 +192,10 @@ class Unfinished:
         if self.path is None:
             return {}
         # That of rank 0: another machine may have an older one.
-        content = distributed.broadcast(self.path.read_bytes() if self.path.is_file() else None)
+        content = None
+        if self.path.is_file():
+            content = self.path.read_bytes()
+        content = distributed.broadcast(content)
         if content is None:
             return {}
         try:

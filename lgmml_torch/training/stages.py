@@ -89,7 +89,9 @@ class Prepared:
                     f"{_LARGEST_PHI / 2**30:g} GiB; use phi=shared"
                 )
             qids = train.spread.all_ids(qids) if row else ()
-        start = {} if self.bank.phi is None else {"init": self.bank.phi}
+        start = {}
+        if self.bank.phi is not None:
+            start["init"] = self.bank.phi
         phi = make_phi(queries, metrics.num_metrics, **start)
         if self.bank.trained:  # on a copy: the bank may be the start of several models
             metrics = deepcopy(metrics)
@@ -131,7 +133,9 @@ class Trained:
     def position_bias(self) -> dict[int, float] | None:
         """The bias of each position in training; None without positions."""
         bias = self.module.position_bias
-        return None if bias is None else position_curve(bias, self.module.data_of("train"))
+        if bias is None:
+            return None
+        return position_curve(bias, self.module.data_of("train"))
 
 
 def _row_bytes(phi: Phi) -> int:
@@ -158,15 +162,15 @@ def prepare(
     rehearse(recipe)
     if start is None:
         splits, encoder = encode_splits(splits, recipe.categories)
+        preprocess, earlier = recipe.preprocess(), None
     else:
         start.check_growing()
         splits, encoder = start.read(splits, recipe.categories), start.encoder
-    preprocess = recipe.preprocess() if start is None else start.preprocess
+        preprocess, earlier = start.preprocess, start.bank
     train = splits["train"]
     check_positions(train, recipe.builder.takes_positions or recipe.builder.trains_metrics)
     fitted, seen = _through(preprocess, splits, recipe, unfinished, known=start is not None)
     log.info("%d features after preprocessing, of %d", fitted.num_features, train.num_features)
-    earlier = None if start is None else start.bank
     state = Unfinished(unfinished, recipe.builder, fitted, seen, recipe.seed, earlier, recipe.own_measure)
     with progress_bar("local metrics", total=1.0) as report:
 
@@ -200,7 +204,9 @@ def _through(
     train, valid = splits["train"], splits.get("valid")
     trains, everywhere = recipe.builder.trains_metrics, recipe.builder.takes_shared_lists
     shown = sample_of(train, recipe.seed, folder)
-    wanted = train if everywhere and not trains else shown
+    wanted = shown
+    if everywhere and not trains:
+        wanted = train
     if not known:
         fitted = fit_preprocess(preprocess, shown, wanted, folder)
     else:
@@ -209,8 +215,9 @@ def _through(
         fitted = gather_lists(fitted, folder)
     if valid is None or (trains and valid.spread is not None):
         return fitted, None
-    judged = valid if everywhere else gather_lists(sample_of(valid, recipe.seed, folder), folder)
-    return fitted, preprocessed(preprocess, judged, folder)
+    if not everywhere:
+        valid = gather_lists(sample_of(valid, recipe.seed, folder), folder)
+    return fitted, preprocessed(preprocess, valid, folder)
 
 
 def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None) -> None:
@@ -220,7 +227,9 @@ def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dty
             continue
         if prepared.bank.trained:
             views = Views(data.features, prepared.preprocess, model.dtype)
-            prepared.inputs[name] = views if data.spread is not None else views.of(slice(None), data.offsets)
+            prepared.inputs[name] = views
+            if data.spread is None:
+                prepared.inputs[name] = views.of(slice(None), data.offsets)
             continue
         with progress_bar(f"distances, {name}", total=data.num_documents) as report:
             prepared.inputs[name] = compute_distances(model, data, cache=cache, dtype=dtype, progress=report)
@@ -257,8 +266,9 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     module.model.metrics.train_metrics_(False)
     module.model.eval()
     kept = keeper.best_epoch if keep == "best" else lightning.current_epoch
-    for story in (callback for callback in around.callbacks if isinstance(callback, Story)):
-        story.show_kept(lightning, module, kept)
+    for callback in around.callbacks:
+        if isinstance(callback, Story):
+            callback.show_kept(lightning, module, kept)
     return Trained(module, keeper, lightning, moved)
 
 
@@ -282,6 +292,7 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
     """The Lightning module of a fresh model, with the inputs of every split attached."""
     model, settings = prepared.model(recipe.make_phi), recipe.phi
     train, bias = prepared.splits["train"], prepared.bank.position_bias
+    count = num_positions(train) if bias is None else len(bias)
     add_inputs(prepared, model, cache, settings.distances)
     module = LGMMLModule(
         model.spec(),
@@ -293,7 +304,7 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
         dropout=settings.dropout,
         preset=settings.preset,
         seed=recipe.seed,
-        num_positions=len(bias) if bias is not None else num_positions(train),
+        num_positions=count,
         measure=recipe.own_measure,
     )
     if bias is not None and module.position_bias is not None:

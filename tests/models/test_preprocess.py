@@ -12,7 +12,14 @@ from torch import Tensor
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.models.preprocess import base as preprocess_base
 from lgmml_torch.models.preprocess.base import Preprocess
-from lgmml_torch.models.preprocess.compose import STEPS, Chain, Concat, all_views, build_preprocess, list_rank_features
+from lgmml_torch.models.preprocess.compose import (
+    PREPROCESS_STEPS,
+    Chain,
+    Concat,
+    all_views,
+    build_preprocess,
+    list_rank_features,
+)
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
@@ -73,7 +80,7 @@ def lists(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Te
 
 
 def test_every_step_has_a_case() -> None:
-    assert {make().name for make in CASES.values()} == set(STEPS)
+    assert {make().name for make in CASES.values()} == set(PREPROCESS_STEPS)
 
 
 def test_steps_match_their_definitions() -> None:
@@ -220,7 +227,7 @@ def test_large_inputs_in_chunks_give_the_same(make, monkeypatch: pytest.MonkeyPa
     x, offsets = lists(7)
     prep = make().fit(x, offsets)
     whole = prep(x, offsets)
-    monkeypatch.setattr(preprocess_base, "CHUNK_ROWS", 13)
+    monkeypatch.setattr(preprocess_base, "_CHUNK_ROWS", 13)
     torch.testing.assert_close(prep(x, offsets), whole, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(make().fit_transform(x, offsets), whole, rtol=1e-5, atol=1e-5)
 

@@ -88,7 +88,9 @@ class Measure:
         if self.function is None:
             return describe(self.name, preset, threshold=threshold)
         lines = (getattr(self.function, "__doc__", None) or "").strip().splitlines()
-        return f"{self.name} (own): {lines[0] if lines else 'a function without a docstring'}"
+        if not lines:
+            lines = ["a function without a docstring"]
+        return f"{self.name} (own): {lines[0]}"
 
 
 def measures_of(given: str | Function | Iterable[str | Function | Measure]) -> list[Measure]:
@@ -98,8 +100,9 @@ def measures_of(given: str | Function | Iterable[str | Function | Measure]) -> l
         LGMMLError: two functions of one name.
     """
     found: dict[str, Measure] = {}
-    items: Iterable[Any] = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    for item in items:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        given = [given]
+    for item in given:
         measure = Measure.of(item)
         if found.setdefault(measure.name, measure) != measure:
             raise LGMMLError(f"measures must have names of their own, got two called {measure.name!r}")

@@ -64,13 +64,17 @@ def rank_metrics(
     {'ndcg@2': tensor([0.1738,    nan], dtype=torch.float64), 'mrr': tensor([0.5000, 0.0000], dtype=torch.float64)}
     """
     asked = measures_of(metrics)
-    names = [measure.name for measure in asked if measure.function is None]
-    parsed = [parse_metric(name) for name in names]
+    names, parsed = [], []
+    for measure in asked:
+        if measure.function is None:
+            names.append(measure.name)
+            parsed.append(parse_metric(measure.name))
     rules = find_preset(preset)
     if threshold is not None:
         check_positive("threshold", threshold)
         rules = dataclasses.replace(rules, threshold=threshold)
-    max_grade = rules.max_grade if max_grade is None else max_grade
+    if max_grade is None:
+        max_grade = rules.max_grade
     _check_inputs(scores, labels, offsets, tie_order)
     scores, labels = scores.detach(), labels.detach().double()
     if retrieved is not None:
@@ -79,9 +83,7 @@ def rank_metrics(
             raise LGMMLError(f"`retrieved` must hold truth values, got {retrieved.dtype}")
     levels = _check_labels(labels, parsed, rules, max_grade)
     values = labels.new_full((len(parsed), len(offsets) - 1), torch.nan)
-    cutoffs = [metric.k for metric in parsed]
-    depth = None if None in cutoffs else max((k for k in cutoffs if k is not None), default=1)
-    pessimistic = rules.ties == "pessimistic"
+    depth, pessimistic = _depth(parsed), rules.ties == "pessimistic"
     for block in ranked_blocks(scores, labels, offsets, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
         if parsed:
             values[:, block.queries] = block_metrics(block, parsed, rules, max_grade, levels)
@@ -93,6 +95,16 @@ def rank_metrics(
         else:
             found[measure.name] = measure.per_query(scores, labels, offsets)
     return found
+
+
+def _depth(metrics: Sequence[MetricName]) -> int | None:
+    """The deepest rank that a metric looks at; None for the whole list."""
+    depth = 1
+    for metric in metrics:
+        if metric.k is None:
+            return None
+        depth = max(depth, metric.k)
+    return depth
 
 
 def rank_data(
@@ -108,7 +120,8 @@ def rank_data(
     >>> rank_data(torch.zeros(2), data, metrics=["mrr"])  # a tie: the caller had the relevant document first
     {'mrr': tensor([1.], dtype=torch.float64)}
     """
-    labels, offsets, order = (x.to(scores.device) for x in (data.labels, data.offsets, data.order))
+    device = scores.device
+    labels, offsets, order = data.labels.to(device), data.offsets.to(device), data.order.to(device)
     return rank_metrics(scores, labels, offsets, metrics=metrics, tie_order=order, **rules)
 
 
@@ -162,7 +175,9 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
     kinds = {metric.kind for metric in metrics}
     if "err" in kinds and max_grade is None:
         raise LGMMLError("`max_grade` must be given for err: the highest grade of the data set, got None")
-    low, high = (float(bound) for bound in labels.aminmax()) if len(labels) else (0.0, 0.0)
+    low = high = 0.0
+    if len(labels):
+        low, high = map(float, labels.aminmax())
     if not math.isfinite(high - low):
         check_finite("labels", labels)
     if low < 0:
@@ -177,7 +192,9 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
         raise LGMMLError(f"`max_grade` must be from the highest label, {high:g}, to {_MAX_EXPONENT}, got {max_grade:g}")
     if rules.gain == "exponential" and kinds & {"ndcg", "dcg"} and high > _MAX_EXPONENT:
         raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
-    return int(high) if whole and high <= _MAX_EXPONENT else None
+    if not whole or high > _MAX_EXPONENT:
+        return None
+    return int(high)
 
 
 Cutoffs = int | None | Sequence[int | None]

@@ -121,15 +121,21 @@ def describe(metric: str, preset: str | Preset = "default", *, threshold: float 
     """
     kind, k = parse_metric(metric)
     rules = find_preset(preset)
-    parts = _gain_parts(rules) if kind in ("ndcg", "dcg") else []
+    if threshold is None:
+        threshold = rules.threshold
+    parts = []
+    if kind in ("ndcg", "dcg"):
+        parts += _gain_parts(rules)
     if kind in ("map", "mrr", "precision", "recall"):
-        parts.append(f"relevant means label >= {rules.threshold if threshold is None else threshold:g}")
+        parts.append(f"relevant means label >= {threshold:g}")
     if kind == "err":
         parts.append("stops at a document with probability (2^y-1)/2^(highest grade)")
     if kind in ("map", "precision"):
         parts.append(f"divided by {_divisor(kind, k, rules)}")
     if kind in ("ndcg", "map", "recall"):
-        value = "query skipped" if math.isnan(rules.no_relevant) else f"{rules.no_relevant:g}"
+        value = f"{rules.no_relevant:g}"
+        if math.isnan(rules.no_relevant):
+            value = "query skipped"
         parts.append(f"no relevant document: {value}")
     if kind == "ndcg" and k:
         length = {"truncate": "min(k, n)", "zero": "0"}[rules.short_lists]
@@ -141,7 +147,9 @@ def _divisor(kind: str, k: int | None, rules: Preset) -> str:
     if kind == "precision":
         if k is None:
             return "n"
-        return "k" if rules.precision_divisor == "k" else "min(k, n)"
+        if rules.precision_divisor == "k":
+            return "k"
+        return "min(k, n)"
     found = {
         "relevant": "the relevant documents",
         "capped": "the relevant documents, at most k",

@@ -45,15 +45,17 @@ def ranked_blocks(
     depth: int | None,
 ) -> Iterator[_RankedBlock]:
     """Sort every list once; widths double from block to block. Queries without documents appear in none."""
-    sizes = offsets.diff()
-    counts = sizes if retrieved is None else segment_sum(retrieved.long(), offsets)
+    sizes = counts = offsets.diff()
+    absent = None
     # One more row at the end is what padding points at: cheaper than masking every padded tensor.
+    if retrieved is not None:
+        counts = segment_sum(retrieved.long(), offsets)
+        absent = torch.cat([~retrieved, retrieved.new_ones(1)])
     lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
     scores = torch.cat([scores, scores.new_full((1,), lowest)])
     labels = torch.cat([labels, labels.new_zeros(1)])
     if tie_order is not None:
         tie_order = torch.cat([tie_order.long(), torch.full_like(offsets[:1], torch.iinfo(torch.int64).max)])
-    absent = None if retrieved is None else torch.cat([~retrieved, retrieved.new_ones(1)])
     # frexp's exponent is the bit length, exact for whole numbers: sizes 2^(e-1) .. 2^e - 1 share a block.
     widths = torch.frexp(sizes.double()).exponent
     for width in torch.bincount(widths[sizes > 0]).nonzero()[:, 0].tolist():
@@ -82,10 +84,12 @@ def _padded_rows(
     sizes: Tensor,  # (B,)
     padding: int,
 ) -> Tensor:  # (B, W)
-    low, width = (int(bound) for bound in sizes.aminmax())
+    low, width = map(int, sizes.aminmax())
     places = torch.arange(width, device=sizes.device)
     rows = starts[:, None] + places
-    return rows if low == width else torch.where(places < sizes[:, None], rows, padding)
+    if low == width:
+        return rows
+    return torch.where(places < sizes[:, None], rows, padding)
 
 
 def _take(
@@ -100,26 +104,42 @@ def block_metrics(
 ) -> Tensor:  # (len(metrics), B)
     """Every metric of every list of a block; ``levels`` is the highest label if all are whole numbers, else None."""
     values: dict[MetricName, Tensor] = {}
-    by_gain = [metric for metric in metrics if metric.kind in ("ndcg", "dcg")]
+    by_gain, by_relevance, by_stopping = _grouped(metrics)
     if by_gain:
         values.update(_gain_metrics(block, by_gain, rules, levels))
-    by_relevance = [metric for metric in metrics if metric.kind in ("map", "mrr", "precision", "recall")]
     if by_relevance:
         values.update(_relevance_metrics(block, by_relevance, rules))
-    by_stopping = [metric for metric in metrics if metric.kind == "err"]
     if by_stopping and max_grade is not None:
         stops = (torch.exp2(block.ranked) - 1) * 2.0**-max_grade
         reached = torch.cat([torch.ones_like(stops[:, :1]), (1 - stops[:, :-1]).cumprod(1)], dim=1)
         summands = reached * stops / _ranks(block.ranked)
-        values.update({metric: summands[:, : metric.k].sum(1) for metric in by_stopping})
+        for metric in by_stopping:
+            values[metric] = summands[:, : metric.k].sum(1)
     return torch.stack([values[metric] for metric in metrics])
+
+
+def _grouped(metrics: Sequence[MetricName]) -> tuple[list[MetricName], list[MetricName], list[MetricName]]:
+    """Metrics of gains, metrics of relevance, and err."""
+    by_gain, by_relevance, by_stopping = [], [], []
+    for metric in metrics:
+        if metric.kind in ("ndcg", "dcg"):
+            by_gain.append(metric)
+        elif metric.kind == "err":
+            by_stopping.append(metric)
+        else:
+            by_relevance.append(metric)
+    return by_gain, by_relevance, by_stopping
 
 
 def _gain_metrics(
     block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset, levels: int | None
 ) -> dict[MetricName, Tensor]:  # each (B,)
     summands = _ranked_gains(block, rules) * discounts(_ranks(block.ranked), rules)
-    ideal = _ideal_dcg(block, [metric.k for metric in metrics if metric.kind == "ndcg"], rules, levels)
+    cutoffs = []
+    for metric in metrics:
+        if metric.kind == "ndcg":
+            cutoffs.append(metric.k)
+    ideal = _ideal_dcg(block, cutoffs, rules, levels)
     values = {}
     for metric in metrics:
         value = summands[:, : metric.k].sum(1)
@@ -147,8 +167,7 @@ def _relevance_metrics(
         if kind == "mrr":
             values[metric] = reciprocal[:, :k].amax(1)
         elif kind == "precision":
-            length = block.sizes.clamp(min=1) if k is None else block.sizes.clamp(1, k)
-            values[metric] = hits / (k if k is not None and rules.precision_divisor == "k" else length)
+            values[metric] = hits / _precision_divisor(block.sizes, k, rules)
         elif kind == "recall":
             values[metric] = (hits / total).masked_fill(total == 0, rules.no_relevant)
         else:
@@ -159,12 +178,22 @@ def _relevance_metrics(
     return values
 
 
+def _precision_divisor(sizes: Tensor, k: int | None, rules: Preset) -> Tensor | int:
+    if k is None:
+        return sizes.clamp(min=1)
+    if rules.precision_divisor == "k":
+        return k
+    return sizes.clamp(1, k)
+
+
 def gains(
     labels: Tensor,  # (...)
     rules: Preset,
 ) -> Tensor:  # (...)
     """Gain of each label: ``2^y - 1`` or ``y``."""
-    return torch.exp2(labels) - 1 if rules.gain == "exponential" else labels
+    if rules.gain == "exponential":
+        return torch.exp2(labels) - 1
+    return labels
 
 
 def discounts(
@@ -172,7 +201,9 @@ def discounts(
     rules: Preset,
 ) -> Tensor:  # (V,)
     """Weight of each rank: ``1/log2(i+1)``, or 1, 1 and then ``1/log2(i)``."""
-    return 1 / torch.log2(ranks + 1 if rules.discount == "log" else ranks.clamp(min=2.0))
+    if rules.discount == "log":
+        return 1 / torch.log2(ranks + 1)
+    return 1 / torch.log2(ranks.clamp(min=2.0))
 
 
 def _ranks(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lgmml_torch.checks import LGMMLError, check_offsets
 from lgmml_torch.models.preprocess.lists import TrainingLists
 
-CHUNK_ROWS = 16384  # that are transformed together, or fewer where they are wide
+_CHUNK_ROWS = 16384  # that are transformed together, or fewer where they are wide
 _CHUNK_VALUES = 1 << 21
 
 
@@ -21,8 +21,9 @@ class Source(NamedTuple):
     view: str
 
     def __str__(self) -> str:
-        name = f"feature {self.feature + 1}" if self.feature >= 0 else ""
-        return ", ".join(part for part in (name, self.view) if part)
+        if self.feature < 0:
+            return self.view
+        return ", ".join(filter(None, (f"feature {self.feature + 1}", self.view)))
 
 
 class Preprocess(nn.Module):
@@ -78,7 +79,7 @@ class Preprocess(nn.Module):
     def origins(self) -> Tensor:  # (D', D)
         """How much of every column of the result belongs to each feature; rows add up to 1.
 
-        All of it belongs to the feature of `sources`; a step that mixes features says what belongs to whom.
+        All of it belongs to the feature of `sources`; a step that mixes features defines the shares.
         """
         places = torch.tensor([source.feature for source in self.sources()], dtype=torch.long)
         return nn.functional.one_hot(places, self.num_features_in).double()
@@ -142,7 +143,7 @@ class Preprocess(nn.Module):
 
     @property
     def _chunk(self) -> int:
-        return max(1, min(CHUNK_ROWS, _CHUNK_VALUES // max(1, self.num_features_in)))
+        return max(1, min(_CHUNK_ROWS, _CHUNK_VALUES // max(1, self.num_features_in)))
 
     @torch.no_grad()
     def _in_chunks(self, features: Tensor, offsets: Tensor) -> Tensor:
@@ -186,10 +187,15 @@ class Preprocess(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         saved_width = state_dict.get(prefix + "width")
         if saved_width is not None:
-            self._num_features_in = int(saved_width) if int(saved_width) >= 0 else None
+            self._num_features_in = None
+            if int(saved_width) >= 0:
+                self._num_features_in = int(saved_width)
 
     def extra_repr(self) -> str:
         """Arguments and, once fitted, the number of features."""
         parts = [f"{key}={value!r}" for key, value in self.arguments().items()]
-        parts.append(f"{self.num_features_in} → {self.num_features_out} features" if self.fitted else "not fitted")
+        if self.fitted:
+            parts.append(f"{self.num_features_in} → {self.num_features_out} features")
+        else:
+            parts.append("not fitted")
         return ", ".join(parts)

@@ -70,11 +70,13 @@ class _Composite(Preprocess):
         """Every step fitted, and what they make of lists in memory."""
 
     def _parts(self) -> list[Preprocess]:
-        return [cast(Preprocess, step) for step in self.steps]
+        return cast(list[Preprocess], list(self.steps))
 
     def extra_repr(self) -> str:
         """The number of features; the steps print themselves."""
-        return f"{self.num_features_in} → {self.num_features_out} features" if self.fitted else "not fitted"
+        if not self.fitted:
+            return "not fitted"
+        return f"{self.num_features_in} → {self.num_features_out} features"
 
 
 class Chain(_Composite):
@@ -85,7 +87,9 @@ class Chain(_Composite):
     @property
     def num_features_out(self) -> int:
         """That of the last step."""
-        return self._parts()[-1].num_features_out if len(self.steps) and self.fitted else self.num_features_in
+        if not len(self.steps) or not self.fitted:
+            return self.num_features_in
+        return self._parts()[-1].num_features_out
 
     def sources(self) -> list[Source]:
         """Traced back through the steps; "list rank of log" when both leave their mark."""
@@ -96,7 +100,9 @@ class Chain(_Composite):
 
     def origins(self) -> Tensor:  # (D', D)
         """Traced back through the steps."""
-        traced = super().origins() if not len(self.steps) else self._parts()[0].origins()
+        if not len(self.steps):
+            return super().origins()
+        traced = self._parts()[0].origins()
         for step in self._parts()[1:]:
             traced = step.origins() @ traced
         return traced
@@ -136,14 +142,20 @@ class Concat(_Composite):
 
     def sources(self) -> list[Source]:
         """Those of the steps, one after the other."""
-        return [source for step in self._parts() for source in step.sources()]
+        together = []
+        for step in self._parts():
+            together += step.sources()
+        return together
 
     def origins(self) -> Tensor:  # (D', D)
         """Those of the steps, one after the other."""
         return torch.cat([step.origins() for step in self._parts()])
 
     def _fit_transform(self, lists: TrainingLists) -> Tensor:
-        return torch.cat([lists.through(step.fit_lists(lists)).features for step in self._parts()], dim=1)
+        transformed = []
+        for step in self._parts():
+            transformed.append(lists.through(step.fit_lists(lists)).features)
+        return torch.cat(transformed, dim=1)
 
     def _fit(self, lists: TrainingLists) -> None:
         for step in self._parts():
@@ -158,14 +170,14 @@ def _traced(source: Source, before: list[Source]) -> Source:
     if source.feature < 0:
         return source
     origin = before[source.feature]
-    return Source(origin.feature, " of ".join(view for view in (source.view, origin.view) if view))
+    return Source(origin.feature, " of ".join(filter(None, (source.view, origin.view))))
 
 
 _STEPS: tuple[type[Preprocess], ...] = (
     Norm2, Standardize, SignedLog1p, Clip, RemoveConstant, Quantile, Ramps, ListRank, ListMinMax, ListStandardize,
     PCA, Chain, Concat,
 )  # fmt: skip
-STEPS = {step.name: step for step in _STEPS}
+PREPROCESS_STEPS = {step.name: step for step in _STEPS}
 
 
 def build_preprocess(spec: Mapping[str, Any]) -> Preprocess:
@@ -181,11 +193,11 @@ def build_preprocess(spec: Mapping[str, Any]) -> Preprocess:
     if not isinstance(spec, Mapping) or "name" not in spec or set(spec) - {"name", "args"}:
         raise ConfigError(f"a preprocessing `spec` must be a mapping with 'name' and, optionally, 'args', got {spec!r}")
     name, arguments = spec["name"], dict(spec.get("args") or {})
-    check_choice("name", name, STEPS)
+    check_choice("name", name, PREPROCESS_STEPS)
     if "steps" in arguments:
         arguments["steps"] = [build_preprocess(step) for step in arguments["steps"]]
     try:
-        return STEPS[name](**arguments)
+        return PREPROCESS_STEPS[name](**arguments)
     except TypeError as error:
         raise ConfigError(f"preprocessing {name!r} does not take these arguments: {error}") from error
 
@@ -206,11 +218,13 @@ def all_views(*, max_knots: int = 1024, ramps: int = 6, limit: float = 5.0) -> C
     Treated as those of `list_rank_features`. D features become at most (3 + ``ramps``)·D; without ramps 3·D.
     """
     check_whole("ramps", ramps, zero=True)
-    views = [Quantile(max_knots=max_knots), ListRank(), Chain([ListStandardize(), Clip(limit)])]
+    views: list[Preprocess] = [Quantile(max_knots=max_knots), ListRank(), Chain([ListStandardize(), Clip(limit)])]
+    if ramps:
+        views.append(Ramps(ramps))
     return Chain(
         [
             RemoveConstant(),
-            Concat([*views, Ramps(ramps)] if ramps else views),
+            Concat(views),
             RemoveConstant(tolerance=1e-6),
             Standardize(),
             Clip(limit),

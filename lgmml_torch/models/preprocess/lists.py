@@ -57,12 +57,16 @@ class TrainingLists:
     @property
     def num_documents(self) -> int:
         """Of all processes."""
-        return len(self.features) if self.spread is None else int(self.spread.offsets[-1])
+        if self.spread is None:
+            return len(self.features)
+        return int(self.spread.offsets[-1])
 
     @property
     def num_features(self) -> int:
         """Number of columns, after the steps so far."""
-        return self.steps[-1].num_features_out if self.steps else self.features.shape[1]
+        if self.steps:
+            return self.steps[-1].num_features_out
+        return self.features.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -153,7 +157,7 @@ class TrainingLists:
             return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
         _ = self.ranges  # for what is not finite
         rank, size = distributed.rank(), distributed.world_size()
-        together = 2 * COLUMN_VALUES // self.spread.most  # columns that whoever has most documents takes out at once
+        together = 2 * COLUMN_VALUES // self.spread.most  # columns that the process with most documents reads at once
         width = min(COLUMN_VALUES // self.num_documents, together // size, math.ceil(self.num_features / size))
         width = max(1, width)  # columns that each process looks at
         found: list[Found] = []
@@ -164,7 +168,8 @@ class TrainingLists:
                 whole = self.spread.collect(here[:, number * width : (number + 1) * width], number)
                 if number == rank:
                     mine = [call(column.numpy()) for column in whole.mT.contiguous().cpu()]
-            found += [one for each in self.spread.all_gather(mine) for one in each]
+            for part in self.spread.all_gather(mine):
+                found += part
         return found
 
     def _columns(self, start: int, stop: int) -> Tensor:  # (n, D')
@@ -184,4 +189,6 @@ class TrainingLists:
         return self._all_reduce(total, "sum")
 
     def _all_reduce(self, values: Tensor, operation: str) -> Tensor:
-        return values if self.spread is None else self.spread.all_reduce(values, operation)
+        if self.spread is None:
+            return values
+        return self.spread.all_reduce(values, operation)

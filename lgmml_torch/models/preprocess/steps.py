@@ -124,11 +124,15 @@ class RemoveConstant(Preprocess):
     @property
     def num_features_out(self) -> int:
         """Number of features kept."""
-        return len(self.kept) if self.fitted else self.num_features_in
+        if not self.fitted:
+            return self.num_features_in
+        return len(self.kept)
 
     def sources(self) -> list[Source]:
         """The features kept."""
-        return [Source(column, self.view) for column in self.kept.tolist()] if self.fitted else super().sources()
+        if not self.fitted:
+            return super().sources()
+        return [Source(column, self.view) for column in self.kept.tolist()]
 
     def arguments(self) -> dict[str, Any]:
         """The tolerance."""
@@ -148,7 +152,9 @@ class RemoveConstant(Preprocess):
         self.kept = kept
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
-        return features if len(self.kept) == features.shape[1] else features.index_select(1, self.kept)
+        if len(self.kept) == features.shape[1]:
+            return features
+        return features.index_select(1, self.kept)
 
 
 class Quantile(Preprocess):
@@ -187,11 +193,14 @@ class Quantile(Preprocess):
 
     def _fit(self, lists: TrainingLists) -> None:
         columns = lists.per_column(lambda column: mid_rank_knots(column, self.max_knots))
-        levels = [level for _, level in columns]
-        if self.output == "normal":
-            clipped = [torch.from_numpy(np.clip(level, self.tail, 1 - self.tail)) for level in levels]
-            levels = [torch.special.ndtri(level).numpy() for level in clipped]
-        self.knots = pad_knots([knots for knots, _ in columns], lists.dtype).to(lists.device)
+        knots, levels = [], []
+        for column, level in columns:
+            if self.output == "normal":
+                clipped = torch.from_numpy(np.clip(level, self.tail, 1 - self.tail))
+                level = torch.special.ndtri(clipped).numpy()
+            knots.append(column)
+            levels.append(level)
+        self.knots = pad_knots(knots, lists.dtype).to(lists.device)
         self.levels = pad_knots(levels, lists.dtype).to(lists.device)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
@@ -226,14 +235,19 @@ class Ramps(Preprocess):
     @property
     def num_features_out(self) -> int:
         """Number of ramps."""
-        return len(self.origin) if self.fitted else self.num_features_in
+        if not self.fitted:
+            return self.num_features_in
+        return len(self.origin)
 
     def sources(self) -> list[Source]:
         """Ramps of a feature are counted from 1."""
         if not self.fitted:
             return super().sources()
         columns = self.origin.tolist()
-        return [Source(column, f"ramp {place + 1 - columns.index(column)}") for place, column in enumerate(columns)]
+        ramps = []
+        for place, column in enumerate(columns):
+            ramps.append(Source(column, f"ramp {place + 1 - columns.index(column)}"))
+        return ramps
 
     def arguments(self) -> dict[str, Any]:
         """The number of ramps."""
@@ -246,7 +260,8 @@ class Ramps(Preprocess):
         if not int(counts.sum()):
             raise LGMMLError(f"`features` must have a feature that varies, got {len(knots)} that do not")
         self.origin = torch.arange(len(knots)).repeat_interleave(counts).to(lists.device)
-        low, high = (np.concatenate([knot[part] for knot in knots]) for part in (slice(-1), slice(1, None)))
+        low = np.concatenate([knot[:-1] for knot in knots])
+        high = np.concatenate([knot[1:] for knot in knots])
         self.low = torch.from_numpy(low).to(lists.features)
         self.span = torch.from_numpy(high - low).to(lists.features)
 
@@ -344,7 +359,9 @@ class PCA(Preprocess):
     @property
     def num_features_out(self) -> int:
         """Number of components."""
-        return self.directions.shape[1] if self.fitted else self.num_features_in
+        if not self.fitted:
+            return self.num_features_in
+        return self.directions.shape[1]
 
     def sources(self) -> list[Source]:
         """Components, each of several features."""
@@ -374,7 +391,7 @@ class PCA(Preprocess):
         if isinstance(self.components, float):
             below = variances.cumsum(0) < self.components * variances.sum()
             return min(int(below.sum()) + 1, len(variances))
-        return len(variances) if self.components is None else self.components
+        return self.components or len(variances)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return (features - self.mean.to(features.dtype)) @ self.directions.to(features.dtype)
