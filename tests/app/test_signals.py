@@ -170,7 +170,7 @@ def test_scoring_leaves_no_half_output(
     width = LGMML.load(model).num_features
     lines = [f"1 qid:{q} " + " ".join(f"{j}:0.5" for j in range(1, width + 1)) for q in range(4)]
     Path("lists.txt").write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr(score, "write_text", before(score.write_text, number, call=3))
+    monkeypatch.setattr(score, "_write_text", before(score._write_text, number, call=3))
     words = ["score", str(model), "lists.txt", "-o", "scores.txt", "--batch-documents", "1"]
     assert lgmml(words) == CODES[signal.Signals(number)][0]
     assert capsys.readouterr().err == f"lgmml: stopped by {CODES[signal.Signals(number)][1]}\n"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data, output, shards_at
-from lgmml_torch.data.source import Batch, Source
+from lgmml_torch.data.source import Batch, DataSource
 from lgmml_torch.data.trec import run_lines
 from lgmml_torch.files import npy_bytes
 from lgmml_torch.models.ranker import LGMML
@@ -62,16 +62,16 @@ def run(args: Namespace) -> None:
                 stream.write("".join(run_lines(batch, scores, args.tag)).encode())
         elif form == "text" and lists.in_order:
             for _, scores in scored:
-                write_text(stream, scores)
+                _write_text(stream, scores)
         else:
             scores = _in_file_order(scored, lists.num_rows)
             if form == "text":
-                write_text(stream, scores)
+                _write_text(stream, scores)
             else:
                 stream.write(npy_bytes(scores))
 
 
-def score_batches(model: LGMML, lists: Source, args: Namespace) -> Iterator[Scored]:
+def score_batches(model: LGMML, lists: DataSource, args: Namespace) -> Iterator[Scored]:
     """Each batch with its scores, in the order of its rows in the file."""
     for batch in lists.batches(args.batch_documents):
         scores = model.score_in_caller_order(
@@ -94,6 +94,6 @@ def _in_file_order(scored: Iterator[Scored], rows: int) -> NDArray[Any]:
     return out
 
 
-def write_text(stream: IO[bytes], scores: NDArray[Any]) -> None:
+def _write_text(stream: IO[bytes], scores: NDArray[Any]) -> None:
     """One score per line, with as few digits as give back the same number."""
     stream.write("".join(f"{score!s}\n" for score in scores).encode())
