@@ -283,7 +283,8 @@ class Spread:
             size = 0
             for one in arrays:
                 parts = one if isinstance(one, tuple) else (one,)
-                size += sum([part.nbytes for part in parts])
+                for part in parts:
+                    size += part.nbytes
             self.traffic.add(size)
         return all_gather(arrays)
 

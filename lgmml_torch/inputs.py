@@ -103,14 +103,17 @@ def warn_if_flattened(
         low, high = np.fmin.reduce(features, axis=0), np.fmax.reduce(features, axis=0)
         step = np.spacing(np.maximum(np.abs(low), np.abs(high)))
         narrow = np.flatnonzero((step > 0) & (high.astype(np.float64) - low < STEPS * step.astype(np.float64)))
-    flat = [place for place in narrow.tolist() if _is_flattened(_original(X, place), features[:, place])]
+    called = list(map(str, range(1, features.shape[1] + 1)))
+    if names is not None:
+        called = list(map(repr, names))
+    flat = []
+    for place in narrow.tolist():
+        if _is_flattened(_original(X, place), features[:, place]):
+            flat.append(called[place])
     if flat:
-        called = [str(place + 1) for place in flat[:5]]
-        if names is not None:
-            called = [repr(names[place]) for place in flat[:5]]
         plural = "s" if len(flat) > 1 else ""
         warnings.warn(
-            f"float32 cannot tell all values of feature{plural} {', '.join(called)} apart: take "
+            f"float32 cannot tell all values of feature{plural} {', '.join(flat[:5])} apart: take "
             '`precision="float64"` (of a reader, `dtype=torch.float64`), or subtract what all values have in common',
             DataWarning,
             stacklevel=3,

@@ -138,7 +138,9 @@ class Cache:
         """Remove all entries and return the number of bytes this freed."""
         freed = 0
         for path in (*self.folder.glob("*.lgc"), *self.folder.glob("*.source")):
-            freed += sum(file.stat().st_size for file in (path, *path.glob("*")) if file.is_file())
+            for file in (path, *path.glob("*")):
+                if file.is_file():
+                    freed += file.stat().st_size
             _remove(path)
         return freed
 

@@ -68,7 +68,7 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
         DataError: for a name that comes twice, a query column that is not there, or other features than asked for.
     """
     columns = options.columns
-    place = {name: position for position, name in enumerate(header)}
+    place = dict(zip(header, range(len(header)), strict=True))
     if len(place) < len(header):
         twice = _first_twice(header, place)
         raise DataError(f"{where}: column {twice!r} is named twice")

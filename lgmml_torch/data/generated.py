@@ -72,9 +72,8 @@ class World:
             thresholds=np.zeros(4),
             noise=noise,
         )
-        pilot = [world._latent(rng, _PILOT_DOCUMENTS) for _ in range(_PILOT_LISTS)]
-        seen = np.concatenate([noisy for _, _, noisy in pilot])
-        world.thresholds[:] = np.quantile(seen, np.cumsum(LABEL_SHARES)[:-1])
+        pilot = [world._latent(rng, _PILOT_DOCUMENTS)[2] for _ in range(_PILOT_LISTS)]
+        world.thresholds[:] = np.quantile(np.concatenate(pilot), np.cumsum(LABEL_SHARES)[:-1])
         return world
 
     def make_list(self, rng: np.random.Generator, size: int) -> _Lists:

@@ -144,7 +144,9 @@ def read_manifest(folder: PathLike) -> Manifest:
 
 
 def _decoded(content: dict[str, Any]) -> Manifest:
-    values = {entry.name: content[entry.name] for entry in fields(Manifest)}
+    values = {}
+    for entry in fields(Manifest):
+        values[entry.name] = content[entry.name]
     for name in ("feature_names", "labels"):
         if values[name] is not None:
             values[name] = tuple(values[name])
@@ -157,7 +159,9 @@ def _check_counts(manifest: Manifest, file: Path) -> None:
     if not manifest.shards:
         raise DataError(f"{file}: there must be at least one shard, got none")
     for name in ("queries", "documents"):
-        total, told = sum([getattr(shard, name) for shard in manifest.shards]), getattr(manifest, name)
+        total, told = 0, getattr(manifest, name)
+        for shard in manifest.shards:
+            total += getattr(shard, name)
         if total != told:
             raise DataError(f"{file}: the shards must have {told} {name} together, got {total}")
     known: dict[str, str] = {}
