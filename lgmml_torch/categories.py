@@ -51,7 +51,7 @@ class WordColumns:
         if isinstance(asked, str):
             raise DataError(f"`categories` must be a list of names, got the text {asked!r}")
         if isinstance(asked, Mapping):
-            return cls({name: tuple(words) for name, words in asked.items()}, closed=True)
+            return cls(dict(zip(asked, map(tuple, asked.values()), strict=True)), closed=True)
         return cls(dict.fromkeys(asked or ()))
 
     def holds(self, name: object, *, typed: bool) -> bool:
@@ -78,16 +78,19 @@ def word_of(value: object) -> str | None:
     """
     if is_missing(value):
         return None
-    whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
-    word = str(int(value) if whole else value).strip()  # type: ignore[call-overload]
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        value = int(value)
+    word = str(value).strip()
     return None if word.lower() in _GAPS else word
 
 
 def distinct(values: Sequence[object]) -> tuple[list[str | None], NDArray[np.int64]]:
     """The words that occur in a list of values, and for each value the place of its word among them."""
     seen: dict[object, int] = {}
-    places = [seen.setdefault(value, len(seen)) for value in values]
-    return [word_of(value) for value in seen], np.array(places, dtype=np.int64)
+    places = np.empty(len(values), dtype=np.int64)
+    for row, value in enumerate(values):
+        places[row] = seen.setdefault(value, len(seen))
+    return list(map(word_of, seen)), places
 
 
 def found_vocabulary(words: Iterable[str | None], name: object) -> Vocabulary:
@@ -96,7 +99,8 @@ def found_vocabulary(words: Iterable[str | None], name: object) -> Vocabulary:
     Raises:
         DataError: for more than a model file should hold.
     """
-    vocabulary = tuple(sorted({word for word in words if word is not None}))
+    found = set(words) - {None}
+    vocabulary = tuple(sorted(map(str, found)))
     if len(vocabulary) > MOST_WORDS:
         got = f"got {len(vocabulary):,} words; leave it out or group them"
         raise DataError(f"column {name!r} must have at most {MOST_WORDS:,} different words to be a category, {got}")
@@ -113,9 +117,18 @@ def codes_of(
     >>> codes_of(["b", None, "z"], np.array([2, 0, 1]), ("a", "b")).tolist()
     [-1.0, 1.0, nan]
     """
-    code = {word: float(place) for place, word in enumerate(vocabulary)}
-    known = [np.nan if word is None else code.get(word, OTHER) for word in words]
+    code = _codes(vocabulary)
+    code[None] = np.nan
+    known = [code.get(word, OTHER) for word in words]
     return np.array(known, dtype=np.float64)[places]
+
+
+def _codes(vocabulary: Vocabulary) -> dict[str | None, float]:
+    """The code of each word."""
+    code: dict[str | None, float] = {}
+    for place, word in enumerate(vocabulary):
+        code[word] = float(place)
+    return code
 
 
 def _column_values(
@@ -160,7 +173,8 @@ def frame_values(
     columns: WordColumns,
 ) -> tuple[NDArray[Any], Categories | None]:
     """Some columns of a frame side by side, and the vocabularies of the categories among them."""
-    out = np.empty((len(frame), len(positions)), np.float64 if dtype == torch.float64 else np.float32)
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    out = np.empty((len(frame), len(positions)), kind)
     found: list[Vocabulary | None] = []
     with np.errstate(over="ignore"):  # a number too large becomes infinite, which is refused by row and column
         for place, (position, name) in enumerate(zip(positions, names, strict=True)):
@@ -171,7 +185,9 @@ def frame_values(
 
 def gathered(found: Sequence[Vocabulary | None]) -> Categories | None:
     """The vocabularies of all features; None where none is a category."""
-    return tuple(found) if any(words is not None for words in found) else None
+    if set(found) <= {None}:
+        return None
+    return tuple(found)
 
 
 def category_columns(categories: Categories | None) -> list[int]:
@@ -193,8 +209,9 @@ def recoded(features: torch.Tensor, categories: Categories | None, target: Categ
     out = features.clone()
     for column in category_columns(categories):
         old, new = categories[column] or (), target[column] or ()
-        code = {word: float(place) for place, word in enumerate(new)}
-        table = torch.tensor([*(code.get(word, OTHER) for word in old), OTHER], dtype=features.dtype)
+        codes = codes_of([*old, ""], np.arange(len(old) + 1), new)
+        codes[-1] = OTHER
+        table = torch.from_numpy(codes).to(features.dtype)
         out[:, column] = table[features[:, column].long()]  # −1, the other words, is the last entry
     return out
 
@@ -210,10 +227,14 @@ def with_words(
     if not columns.closed:
         return features, categories
     width = features.shape[1]
-    target = gathered([columns.vocabulary(name) for name in names]) if names is not None else None
+    target = None
+    if names is not None:
+        target = gathered(list(map(columns.vocabulary, names)))
     asked, there = category_columns(target), category_columns(categories)
     if asked != there or len(asked) != len(columns.known):
-        got = [names[column] if names is not None else column for column in there]
+        got: Sequence[object] = there
+        if names is not None:
+            got = [names[column] for column in there]
         raise DataError(f"the data must have the categories {list(columns.known)}, got {got} among {width} features")
     return recoded(features, categories, target), target
 
@@ -224,10 +245,15 @@ def united(parts: Sequence[Categories | None]) -> Categories | None:
     Raises:
         DataError: where a feature is a category in some parts and a number in others.
     """
-    kinds = {tuple(category_columns(part)) for part in parts}
+    kinds = set(map(tuple, map(category_columns, parts)))
     if len(kinds) > 1:
         raise DataError(f"`parts` must have the same categories, got them in columns {sorted(kinds)} (from 0)")
     if not any(kinds):
         return None
-    columns = zip(*(part for part in parts if part is not None), strict=True)
-    return tuple(None if column[0] is None else tuple(sorted(set().union(*column))) for column in columns)
+    vocabularies: list[Vocabulary | None] = []
+    for column in zip(*filter(None, parts), strict=True):
+        if column[0] is None:
+            vocabularies.append(None)
+        else:
+            vocabularies.append(tuple(sorted(set().union(*column))))
+    return tuple(vocabularies)

@@ -83,7 +83,9 @@ def sentence(error: Exception) -> str:
     'a.txt: No such file or directory'
     """
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        if not error.filename:
+            return error.strerror
+        return f"{error.filename}: {error.strerror}"
     return str(error).partition("\n")[0] or type(error).__name__
 
 
@@ -115,9 +117,10 @@ def check_unit_interval(name: str, value: float) -> None:
 def check_positive(name: str, value: float, *, zero: bool = False) -> None:
     """Require ``value > 0``, or ``value >= 0`` with ``zero=True``; NaN and infinity fail either way."""
     check_number(name, value)
-    if not (value >= 0 if zero else value > 0):
-        rule = "at least 0" if zero else "positive"
-        raise LGMMLError(f"`{name}` must be {rule}, got {value}")
+    if zero and not value >= 0:
+        raise LGMMLError(f"`{name}` must be at least 0, got {value}")
+    if not zero and not value > 0:
+        raise LGMMLError(f"`{name}` must be positive, got {value}")
     if value == math.inf:
         raise LGMMLError(f"`{name}` must be finite, got {value}")
 
@@ -165,7 +168,9 @@ def check_each(name: str, values: Any, check: Callable[[str, Any], None]) -> Non
 def shortened(value: object, most: int = 80) -> str:
     """A value as a message shows it, cut where it would fill the screen."""
     text = repr(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    if len(text) > most:
+        text = f"{text[: most - 1]}…"
+    return text
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
@@ -178,7 +183,7 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """
     known = list(choices)
     if not isinstance(value, str) or value not in known:
-        listed = ", ".join(repr(choice) for choice in known)
+        listed = ", ".join(map(repr, known))
         hint = did_you_mean(str(value), known)
         raise LGMMLError(f"`{name}` must be one of {listed}, got {shortened(value)}{hint}")
 
@@ -200,7 +205,9 @@ def require(package: str, purpose: str, extra: str) -> Any:
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """A suggestion to append to an error message, empty when nothing is close."""
     close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    if not close:
+        return ""
+    return f"; did you mean {close[0]!r}?"
 
 
 _AT_ONCE = 65_536  # rows that are looked at together
@@ -211,12 +218,14 @@ def check_finite(name: str, x: Tensor) -> None:
     if not x.is_floating_point() or x.numel() == 0:
         return
     rows = x.detach()
-    parts = [rows[i : i + _AT_ONCE] for i in range(0, len(rows), _AT_ONCE)] if x.dim() else [rows]
-    for start, part in enumerate(parts):  # not at once: x may be mapped from a file larger than memory
+    if not x.dim():
+        rows = rows[None]
+    for start in range(0, len(rows), _AT_ONCE):  # not at once: x may be mapped from a file larger than memory
+        part = rows[start : start + _AT_ONCE]
         # One reduction decides the usual case: the sum of |x| * 0 is NaN exactly when an entry is not finite.
         if not (part * 0).sum().isfinite():
-            first, *rest = ((~part.isfinite()).nonzero()[0].tolist()) or (None,)
-            where = () if first is None else (start * _AT_ONCE + first, *rest)
+            first, *rest = (~part.isfinite()).nonzero()[0].tolist()
+            where = (start + first, *rest)[: x.dim()]
             raise LGMMLError(f"`{name}` must be finite, got {x[where].item()} at position {where}")
 
 
@@ -229,8 +238,18 @@ def check_shape(name: str, x: Tensor, shape: Sequence[int | None]) -> None:
     ...
     lgmml_torch.checks.LGMMLError: `labels` must have shape (3,), got (3, 2)
     """
-    if len(shape) != x.dim() or any(want is not None and want != got for want, got in zip(shape, x.shape, strict=True)):
-        wanted = ", ".join("*" if size is None else str(size) for size in shape) + ("," if len(shape) == 1 else "")
+    fits = len(shape) == x.dim()
+    sizes = []
+    for place, size in enumerate(shape):
+        if size is None:
+            sizes.append("*")
+            continue
+        sizes.append(str(size))
+        fits = fits and x.shape[place] == size
+    if not fits:
+        wanted = ", ".join(sizes)
+        if len(shape) == 1:
+            wanted += ","
         raise LGMMLError(f"`{name}` must have shape ({wanted}), got {tuple(x.shape)}")
 
 
@@ -247,7 +266,8 @@ def check_symmetric(name: str, A: Tensor, *, rtol: float = 1e-6) -> None:
     check_square(name, A)
     if A.numel() == 0:
         return
-    A = A if A.is_floating_point() else A.double()
+    if not A.is_floating_point():
+        A = A.double()
     gap = (A - A.mT).abs().amax(dim=(-2, -1))
     scale = A.abs().amax(dim=(-2, -1))
     if bool((gap > rtol * scale).any()):
@@ -310,7 +330,8 @@ def at_least(least: float, *, whole: bool = False) -> Rule:
         check_number(name, value)
         if not value >= least:
             raise LGMMLError(f"`{name}` must be at least {least:g}, got {value}")
-        (check_whole if whole else check_positive)(name, abs(value), zero=True)
+        check = check_whole if whole else check_positive
+        check(name, abs(value), zero=True)
 
     return rule
 

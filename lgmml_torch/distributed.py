@@ -134,7 +134,9 @@ def broadcast_file(path: Path) -> None:
     """Give the file of rank 0 to processes that have none, or another one, under the same name."""
     if world_size() == 1:
         return
-    held = path.read_bytes() if path.is_file() else b""
+    held = b""
+    if path.is_file():
+        held = path.read_bytes()
     digests = all_gather(hashlib.sha256(held).hexdigest())
     if len(set(digests)) == 1:
         return
@@ -241,7 +243,7 @@ class Spread:
 
     def all_ids(self, ids: Sequence[Any]) -> tuple[Any, ...]:
         """The id of every list of the set, of which this process has those of its own lists."""
-        each = [iter(part) for part in all_gather(list(ids))]
+        each = list(map(iter, all_gather(list(ids))))
         return tuple([next(each[owner]) for owner in self.owner.tolist()])
 
     def collect(
@@ -281,7 +283,8 @@ class Spread:
             size = 0
             for one in arrays:
                 parts = one if isinstance(one, tuple) else (one,)
-                size += sum(part.nbytes for part in parts)
+                for part in parts:
+                    size += part.nbytes
             self.traffic.add(size)
         return all_gather(arrays)
 
@@ -313,7 +316,7 @@ class Spread:
         return whole
 
 
-def sample_lists(data: RankingData, documents: int, *, seed: int = 0, folder: Path | None = None) -> RankingData:
+def limit_documents(data: RankingData, documents: int, *, seed: int = 0, folder: Path | None = None) -> RankingData:
     """A random sample of whole lists with at most ``documents`` documents, but at least one list.
 
     The sample does not depend on the number of processes. A list stays on its process; features of shared lists are
@@ -362,7 +365,9 @@ def gather_lists(data: RankingData, folder: Path | None = None) -> RankingData:
         weights = data.of_all_queries(weights)
 
     def gathered(values: Tensor) -> Tensor:
-        return values if values is data.features else data.take(values, rows)
+        if values is data.features:
+            return values
+        return data.take(values, rows)
 
     others = data.of_documents(gathered)
     return data.replace(

@@ -78,7 +78,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_bytes(path: str | os.PathLike[str], *parts: bytes | memoryview) -> None:
     """Write a whole binary file, part after part, atomically."""
-    with replacing(path, size=sum(len(part) for part in parts)) as temporary, temporary.open("wb") as stream:
+    with replacing(path, size=sum(map(len, parts))) as temporary, temporary.open("wb") as stream:
         stream.writelines(parts)
 
 
@@ -96,7 +96,9 @@ def scratch_array(shape: tuple[int, ...], dtype: Any, folder: Path | None = None
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".scratch.") as file:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         file.truncate(max(1, size))
-        return np.memmap(file.name, dtype, "r+", shape=shape) if size else np.zeros(shape, dtype)
+        if not size:
+            return np.zeros(shape, dtype)
+        return np.memmap(file.name, dtype, "r+", shape=shape)
 
 
 @contextmanager
@@ -136,7 +138,9 @@ def _sync(path: Path) -> None:
 
 
 def _no_room(target: Path, error: OSError, size: int | None, written: int) -> str:
-    needs = f"more than {_bytes_text(written)}" if size is None else _bytes_text(size)
+    needs = f"more than {_bytes_text(written)}"
+    if size is not None:
+        needs = _bytes_text(size)
     free = _bytes_text(shutil.disk_usage(target.parent).free)
     return f"no room for {target} ({os.strerror(error.errno or 0)}): it needs {needs}, and {free} are free there"
 

@@ -20,7 +20,7 @@ from lgmml_torch.checks import DataError, DataWarning
 if TYPE_CHECKING:
     import narwhals as nw
 
-POLICIES = ("error", "zero", "query-min", "query-mean")  # what stands in for missing values
+MISSING_POLICIES = ("error", "zero", "query-min", "query-mean")  # what stands in for missing values
 MISSING_HINT = "`missing=` says what to put there (on the command line: --missing; in training: data.missing=)"
 
 
@@ -103,11 +103,17 @@ def warn_if_flattened(
         low, high = np.fmin.reduce(features, axis=0), np.fmax.reduce(features, axis=0)
         step = np.spacing(np.maximum(np.abs(low), np.abs(high)))
         narrow = np.flatnonzero((step > 0) & (high.astype(np.float64) - low < STEPS * step.astype(np.float64)))
-    flat = [place for place in narrow.tolist() if _is_flattened(_original(X, place), features[:, place])]
+    called = list(map(str, range(1, features.shape[1] + 1)))
+    if names is not None:
+        called = list(map(repr, names))
+    flat = []
+    for place in narrow.tolist():
+        if _is_flattened(_original(X, place), features[:, place]):
+            flat.append(called[place])
     if flat:
-        told = ", ".join(str(place + 1) if names is None else repr(names[place]) for place in flat[:5])
+        plural = "s" if len(flat) > 1 else ""
         warnings.warn(
-            f"float32 cannot tell all values of feature{'s' if len(flat) > 1 else ''} {told} apart: take "
+            f"float32 cannot tell all values of feature{plural} {', '.join(flat[:5])} apart: take "
             '`precision="float64"` (of a reader, `dtype=torch.float64`), or subtract what all values have in common',
             DataWarning,
             stacklevel=3,
@@ -125,7 +131,9 @@ def _original(X: Any, column: int) -> NDArray[Any] | None:
         return X[:, column].detach().cpu().numpy()
     if hasattr(X, "toarray"):
         return np.asarray(X[:, [column]].toarray())[:, 0]
-    return np.asarray(X)[:, column] if isinstance(X, np.ndarray) else np.array([row[column] for row in X])
+    if isinstance(X, np.ndarray):
+        return np.asarray(X)[:, column]
+    return np.array([row[column] for row in X])
 
 
 def _is_flattened(given: NDArray[Any] | None, cast: NDArray[Any]) -> bool:
@@ -166,7 +174,9 @@ _LAST_PLACE = 65_535  # where a document may have been shown; a table of biases 
 
 def place_vector(name: str, values: Any, count: int) -> NDArray[np.int64]:
     """Where each row was shown: whole numbers from 0 to `_LAST_PLACE`."""
-    places = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+    places = np.asarray(values)
     check_length(name, len(places), count)
     if places.ndim != 1 or places.dtype.kind not in "iufb":
         raise DataError(f"`{name}` must be a list of whole numbers, got {places.dtype} of shape {places.shape}")
@@ -185,7 +195,9 @@ def first_bad(features: NDArray[Any], *, missing: bool = False) -> tuple[int, in
     with np.errstate(invalid="ignore"):
         rows = np.flatnonzero(~np.isfinite(np.einsum("nd,d->n", features, np.zeros(features.shape[1], features.dtype))))
     for row in rows.tolist():
-        bad = np.isinf(features[row]) if missing else ~np.isfinite(features[row])
+        bad = ~np.isfinite(features[row])
+        if missing:
+            bad = np.isinf(features[row])
         if bad.any():
             return row, int(np.flatnonzero(bad)[0])
     return None
@@ -198,8 +210,11 @@ def check_values(
     if (bad := first_bad(features, missing=missing)) is not None:
         row, column = bad
         value = features[row, column]
-        called = "" if names is None else f" ({names[column]!r})"
-        hint = f"; {MISSING_HINT}" if np.isnan(value) else ""
+        called = hint = ""
+        if names is not None:
+            called = f" ({names[column]!r})"
+        if np.isnan(value):
+            hint = f"; {MISSING_HINT}"
         raise DataError(
             f"`X` must be finite, got {value} at row {row + 1} (from 1), feature {column + 1}{called}{hint}"
         )
@@ -211,10 +226,8 @@ def check_values(
 def query_codes(qid: Any, group: Any, rows: int) -> tuple[NDArray[np.int64], list[Hashable]]:
     """An integer code per row, numbered by first appearance, and the ids behind the codes."""
     if (qid is None) == (group is None):
-        raise DataError(
-            "give either `qid` (one id per row) or `group` (sizes of consecutive queries), got "
-            + ("neither" if qid is None else "both")
-        )
+        got = "neither" if qid is None else "both"
+        raise DataError(f"give either `qid` (one id per row) or `group` (sizes of consecutive queries), got {got}")
     if group is not None:
         return _group_codes(group, rows)
     if isinstance(qid, Tensor):
@@ -241,7 +254,9 @@ def query_codes(qid: Any, group: Any, rows: int) -> tuple[NDArray[np.int64], lis
 
 
 def _group_codes(group: Any, rows: int) -> tuple[NDArray[np.int64], list[Hashable]]:
-    sizes = np.asarray(group.detach().cpu() if isinstance(group, Tensor) else group)
+    if isinstance(group, Tensor):
+        group = group.detach().cpu()
+    sizes = np.asarray(group)
     if sizes.ndim != 1 or not (np.issubdtype(sizes.dtype, np.integer) or (sizes == sizes.astype(np.int64)).all()):
         raise DataError(f"`group` must be a list of whole numbers, got {sizes.dtype} of shape {sizes.shape}")
     if (sizes < 0).any() or sizes.sum() != rows:
@@ -282,8 +297,8 @@ def as_frame(X: Any) -> nw.DataFrame[Any] | None:
             return frame
     except nw.exceptions.DuplicateError:
         names = list(getattr(X, "column_names", X.columns))
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise DataError(f"frame: column {twice!r} is named twice") from None
+        twice = [name for place, name in enumerate(names) if name in names[:place]]
+        raise DataError(f"frame: column {twice[0]!r} is named twice") from None
     return None
 
 
@@ -295,14 +310,17 @@ def is_frame(X: Any) -> bool:
 def frame_columns(X: Any) -> list[Any]:
     """The names of a frame's columns, of whatever type they are; empty for anything else."""
     frame = as_frame(X)
-    return [] if frame is None else list(frame.columns)
+    if frame is None:
+        return []
+    return list(frame.columns)
 
 
 def drop_column(X: Any, position: int) -> tuple[Any, Any]:
     """A frame without one of its columns, and that column."""
     frame = as_frame(X)
     assert frame is not None
-    rest = [place for place in range(len(frame.columns)) if place != position]
+    rest = list(range(len(frame.columns)))
+    rest.remove(position)
     return frame[:, rest].to_native(), frame[:, position].to_native()
 
 
@@ -377,8 +395,8 @@ def canonical_order(
     keys: list[Any] = [fingerprint(features), labels, rank[codes]]
     if doc_ids is not None:
         keys.insert(0, np.asarray(doc_ids, dtype=str))
-    keys = [*(values for values in extras if values is not None), *keys]
-    return np.lexsort(keys).astype(np.int64), rank
+    given = [values for values in extras if values is not None]
+    return np.lexsort([*given, *keys]).astype(np.int64), rank
 
 
 def fingerprint(features: NDArray[Any]) -> NDArray[np.uint64]:

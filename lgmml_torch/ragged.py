@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from lgmml_torch.categories import Asked, Categories, WordColumns, coded_feature
 from lgmml_torch.checks import DataError, check_choice, check_positive
 from lgmml_torch.distributed import Spread
 from lgmml_torch.inputs import (
-    POLICIES,
+    MISSING_POLICIES,
     canonical_order,
     check_length,
     check_values,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
+_Value = TypeVar("_Value")
 _ROWS_AT_ONCE = 4096  # of features that may be more than memory holds
 _PER_DOCUMENT = ("features", "labels", "document_weights", "positions")  # tensors with a row for each document
 
@@ -122,7 +123,7 @@ class RankingData:
         >>> data.in_caller_order(data.features[:, 0]).tolist()
         [1.0, 2.0, 3.0]
         """
-        check_choice("missing", missing, POLICIES)
+        check_choice("missing", missing, MISSING_POLICIES)
         features, words = coded_features(X, dtype, WordColumns.of(categories))
         labels = float_vector("y", y)
         rows = len(features)
@@ -135,11 +136,13 @@ class RankingData:
         codes, qids = query_codes(qid, group, rows)
         if doc_ids is not None:
             check_length("doc_ids", len(doc_ids), rows)
-        weights = None
+        weights = row_weights = places = None
         if query_weights is not None:
             weights = check_weights("query_weights", query_weights, len(qids), per="query")
-        row_weights = None if document_weights is None else check_weights("document_weights", document_weights, rows)
-        places = None if positions is None else place_vector("positions", positions, rows)
+        if document_weights is not None:
+            row_weights = check_weights("document_weights", document_weights, rows)
+        if positions is not None:
+            places = place_vector("positions", positions, rows)
         if missing != "error" and np.isnan(features).any():
             features = features.copy()  # it may be the caller's own
             fill_words(features, words)
@@ -169,19 +172,20 @@ class RankingData:
         order, rank = canonical_order(features, labels, codes, qids, doc_ids, extras)
         sizes = np.bincount(rank[codes], minlength=len(qids))
         by_rank = np.argsort(rank)
-        in_place = bool(np.array_equal(order, np.arange(len(order))))
+        if not np.array_equal(order, np.arange(len(order))):
+            features = features[order]
         return cls(
-            features=torch.from_numpy(features if in_place else features[order]),
+            features=torch.from_numpy(features),
             labels=torch.from_numpy(labels[order]),
             offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)),
-            qids=tuple(qids[i] for i in by_rank),
+            qids=_picked(qids, by_rank),
             order=torch.from_numpy(order),
-            doc_ids=None if doc_ids is None else tuple(doc_ids[i] for i in order),
-            query_weights=None if weights is None else torch.from_numpy(weights[by_rank]),
+            doc_ids=None if doc_ids is None else _picked(doc_ids, order),
+            query_weights=_as_tensor(weights, by_rank),
             feature_names=feature_names,
             categories=categories,
-            document_weights=None if document_weights is None else torch.from_numpy(document_weights[order]),
-            positions=None if positions is None else torch.from_numpy(positions[order]),
+            document_weights=_as_tensor(document_weights, order),
+            positions=_as_tensor(positions, order),
         )
 
     @property
@@ -244,17 +248,19 @@ class RankingData:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Move to a device; ``dtype`` is that of the features."""
         moved = self.of_documents(lambda values: values.to(device=device))
-        return self.replace(
-            **{**moved, "features": self.features.to(device=device, dtype=dtype)},
-            offsets=self.offsets.to(device=device),
-            order=self.order.to(device=device),
-            query_weights=None if self.query_weights is None else self.query_weights.to(device=device),
-        )
+        moved["features"] = self.features.to(device=device, dtype=dtype)
+        if self.query_weights is not None:
+            moved["query_weights"] = self.query_weights.to(device=device)
+        return self.replace(**moved, offsets=self.offsets.to(device=device), order=self.order.to(device=device))
 
     def of_documents(self, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """What there is of every document (features, labels, weights, positions), each changed in the same way."""
-        held = {name: getattr(self, name) for name in _PER_DOCUMENT}
-        return {name: change(values) for name, values in held.items() if values is not None}
+        changed = {}
+        for name in _PER_DOCUMENT:
+            values = getattr(self, name)
+            if values is not None:
+                changed[name] = change(values)
+        return changed
 
     def weighed(self, weights: Any, *, name: str = "weights") -> Self:
         """With one weight for each row, in the caller's order.
@@ -273,7 +279,9 @@ class RankingData:
         low, high = segments.segment_min(rows, self.offsets), segments.segment_max(rows, self.offsets)
         if not bool((high > 0).any()):
             raise DataError(f"`{name}` must be above 0 for some query, got 0 for all")
-        return self.replace(query_weights=high) if bool((low == high).all()) else self.replace(document_weights=rows)
+        if bool((low == high).all()):
+            return self.replace(query_weights=high)
+        return self.replace(document_weights=rows)
 
     def in_caller_order(
         self,
@@ -316,15 +324,12 @@ class RankingData:
         rows, offsets = segments.gather_segments(self.offsets, chosen)
         order = torch.empty_like(rows)
         order[self.order[rows].argsort(stable=True)] = torch.arange(len(rows), device=rows.device)
-        return self.replace(
-            **self.of_documents(lambda values: values[rows]),
-            offsets=offsets,
-            qids=tuple(self.qids[i] for i in chosen.tolist()),
-            order=order,
-            doc_ids=None if self.doc_ids is None else tuple(self.doc_ids[i] for i in rows.tolist()),
-            query_weights=None if self.query_weights is None else self.query_weights[chosen],
-            spread=None,
-        )
+        parts: dict[str, Any] = self.of_documents(lambda values: values[rows])
+        if self.doc_ids is not None:
+            parts["doc_ids"] = _picked(self.doc_ids, rows)
+        if self.query_weights is not None:
+            parts["query_weights"] = self.query_weights[chosen]
+        return self.replace(**parts, offsets=offsets, qids=_picked(self.qids, chosen), order=order, spread=None)
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Self, ...]:
         """Cut into parts by query, never by row, in the given proportions.
@@ -337,8 +342,8 @@ class RankingData:
             check_positive("fractions", fraction)
         shuffled = torch.randperm(self.num_queries, generator=torch.Generator().manual_seed(seed))
         shares = np.cumsum(fractions) / np.sum(fractions) * self.num_queries
-        cuts = [0, *(round(float(share)) for share in shares)]
-        return tuple(self.select(shuffled[a:b].sort().values) for a, b in pairwise(cuts))
+        cuts = [0, *map(round, shares.tolist())]
+        return tuple([self.select(shuffled[a:b].sort().values) for a, b in pairwise(cuts)])
 
     def kfold(self, folds: int, *, seed: int = 0) -> Iterator[tuple[Self, Self]]:
         """Pairs of (rest, held-out fold); every query is held out exactly once."""
@@ -348,10 +353,7 @@ class RankingData:
         fold_of = torch.empty_like(shuffled)
         fold_of[shuffled] = torch.arange(self.num_queries) % folds
         for held in range(folds):
-            yield (
-                self.select((fold_of != held).nonzero()[:, 0]),
-                self.select((fold_of == held).nonzero()[:, 0]),
-            )
+            yield self.select((fold_of != held).nonzero()[:, 0]), self.select((fold_of == held).nonzero()[:, 0])
 
     @classmethod
     def merge(cls, parts: Sequence[RankingData]) -> Self:
@@ -363,39 +365,24 @@ class RankingData:
         """
         if not parts:
             raise DataError("`parts` must hold at least one data set, got none")
-        widths = {part.num_features for part in parts}
-        if len(widths) > 1:
-            raise DataError(f"`parts` must have the same number of features, got {sorted(widths)}")
-        names = {part.feature_names for part in parts}
-        if len(names - {None}) > 1:
-            raise DataError("`parts` must have the same names of features in the same order, got several")
-        seen: set[Hashable] = set()
-        for part in parts:
-            for qid in part.qids:
-                if qid in seen:
-                    raise DataError(f"`parts` must not share queries, got qid {qid!r} twice")
-                seen.add(qid)
-        caller = [part.in_caller_order(part.query_index).tolist() for part in parts]
-        ids = None
-        if all(part.doc_ids is not None for part in parts):
-            ids = [part.doc_ids[row] for part in parts for row in part.order.argsort().tolist() if part.doc_ids]
+        names = _check_alike(parts)
         words = united([part.categories for part in parts])
+        features, qids = [], list[Hashable]()
+        weights: dict[Hashable, float] = {}
+        for part in parts:
+            features.append(recoded(part.in_caller_order(part.features), part.categories, words))
+            qids.extend(_picked(part.qids, part.in_caller_order(part.query_index)))
+            weights.update(zip(part.qids, _or_ones(part.query_weights, part.num_queries).tolist(), strict=True))
         merged = cls.from_arrays(
-            torch.cat([recoded(part.in_caller_order(part.features), part.categories, words) for part in parts]),
+            torch.cat(features),
             torch.cat([part.in_caller_order(part.labels) for part in parts]),
-            qid=[part.qids[q] for part, index in zip(parts, caller, strict=True) for q in index],
-            doc_ids=ids,
+            qid=qids,
             dtype=parts[0].features.dtype,
-            feature_names=parts[0].feature_names if len(names) == 1 else None,
+            feature_names=names,
             **_joined_extras(parts),
         ).replace(categories=words)
-        if all(part.query_weights is None for part in parts):
+        if not _count(parts, "query_weights"):
             return merged
-        weights = {
-            qid: weight
-            for part in parts
-            for qid, weight in zip(part.qids, _or_ones(part.query_weights, part.num_queries).tolist(), strict=True)
-        }
         return merged.replace(query_weights=torch.tensor([weights[qid] for qid in merged.qids]))
 
     def statistics(self) -> dict[str, Any]:
@@ -405,14 +392,13 @@ class RankingData:
         constant = torch.ones(self.num_features, dtype=torch.bool, device=self.features.device)
         for start in range(0, self.num_documents, _ROWS_AT_ONCE):  # whole columns of a mapped file would be read often
             constant &= (self.features[start : start + _ROWS_AT_ONCE] == self.features[0]).all(0)
+        extent = (int(sizes.min()), int(sizes.median()), int(sizes.max())) if len(sizes) else (0, 0, 0)
         return {
             "queries": self.num_queries,
             "documents": self.num_documents,
             "features": self.num_features,
-            "labels": {float(v): int(c) for v, c in zip(values, counts, strict=True)},
-            "documents per query (min, median, max)": (
-                (int(sizes.min()), int(sizes.median()), int(sizes.max())) if len(sizes) else (0, 0, 0)
-            ),
+            "labels": dict(zip(values.tolist(), counts.tolist(), strict=True)),
+            "documents per query (min, median, max)": extent,
             "queries without a relevant document": int(
                 (segments.segment_max(self.labels, self.offsets, empty=0.0) <= 0).sum()
             ),
@@ -425,13 +411,50 @@ def _or_ones(weights: Tensor | None, count: int) -> Tensor:
 
 
 def _joined_extras(parts: Sequence[RankingData]) -> dict[str, Any]:
-    """Document weights and positions of several sets, in the caller's order; those that there are."""
-    found = {}
-    if any(part.document_weights is not None for part in parts):
-        rows = [part.in_caller_order(_or_ones(part.document_weights, part.num_documents)) for part in parts]
-        found["document_weights"] = torch.cat(rows)
-    if all(part.positions is not None for part in parts):
-        found["positions"] = torch.cat(
-            [part.in_caller_order(part.positions) for part in parts if part.positions is not None]
-        )
+    """Document weights, positions and ids of several sets, in the caller's order; those that there are."""
+    weights, places = [], []
+    ids: list[str] = []
+    for part in parts:
+        weights.append(part.in_caller_order(_or_ones(part.document_weights, part.num_documents)))
+        if part.positions is not None:
+            places.append(part.in_caller_order(part.positions))
+        if part.doc_ids is not None:
+            ids.extend(_picked(part.doc_ids, part.order.argsort()))
+    found: dict[str, Any] = {}
+    if _count(parts, "document_weights"):
+        found["document_weights"] = torch.cat(weights)
+    if _count(parts, "positions") == len(parts):
+        found["positions"] = torch.cat(places)
+    if _count(parts, "doc_ids") == len(parts):
+        found["doc_ids"] = ids
     return found
+
+
+def _count(parts: Sequence[RankingData], name: str) -> int:
+    """The number of sets that have an optional attribute."""
+    return sum(getattr(part, name) is not None for part in parts)
+
+
+def _check_alike(parts: Sequence[RankingData]) -> tuple[str, ...] | None:
+    """Require the same features and no query in common; returns the names of the features that all have."""
+    widths = {part.num_features for part in parts}
+    if len(widths) > 1:
+        raise DataError(f"`parts` must have the same number of features, got {sorted(widths)}")
+    names = {part.feature_names for part in parts}
+    if len(names - {None}) > 1:
+        raise DataError("`parts` must have the same names of features in the same order, got several")
+    seen: set[Hashable] = set()
+    for part in parts:
+        for qid in part.qids:
+            if qid in seen:
+                raise DataError(f"`parts` must not share queries, got qid {qid!r} twice")
+            seen.add(qid)
+    return names.pop() if len(names) == 1 else None
+
+
+def _picked(values: Sequence[_Value], places: Tensor | NDArray[np.int64]) -> tuple[_Value, ...]:
+    return tuple([values[place] for place in places.tolist()])
+
+
+def _as_tensor(values: NDArray[Any] | None, rows: NDArray[np.int64]) -> Tensor | None:
+    return None if values is None else torch.from_numpy(values[rows])

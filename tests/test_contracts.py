@@ -24,7 +24,7 @@ from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
 from lgmml_torch.data.catalog import load_file, open_dataset, open_table
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.data.source import Source, open_source
+from lgmml_torch.data.source import DataSource, open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.evaluation.evaluate import evaluate
@@ -308,7 +308,7 @@ def refusal(call: Callable[[], object]) -> str:
 def refusals(file: Path) -> set[str]:
     """What the loader, a whole read and reading list by list say about a file that none of them should take."""
 
-    def read(source: Source, *, whole: bool) -> None:
+    def read(source: DataSource, *, whole: bool) -> None:
         with source:
             source.read() if whole else list(source.batches(1))
 

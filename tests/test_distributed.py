@@ -15,7 +15,7 @@ from torch.multiprocessing import ProcessRaisedException
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.distributed import Spread, gather_lists, pick_lists, sample_lists
+from lgmml_torch.distributed import Spread, gather_lists, limit_documents, pick_lists
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments
 from tests.processes import free_port, in_processes, own_part
@@ -105,7 +105,7 @@ def test_who_waits_in_vain_is_named(rank: str, size: str, monkeypatch: pytest.Mo
 
 
 def sampled(owner: list[int] | None) -> dict[str, Any]:
-    part = sample_lists(own_part(DATA, owner), 120, seed=5)
+    part = limit_documents(own_part(DATA, owner), 120, seed=5)
     assert part.spread is not None
     assert part.sizes.tolist() == part.spread.sizes[part.spread.own].tolist()
     assert part.feature_names == DATA.feature_names
@@ -128,7 +128,7 @@ def both(owner: list[int]) -> dict[str, Any]:
 
 
 def test_samples_and_ties_do_not_depend_on_processes() -> None:
-    expected = sample_lists(DATA, 120, seed=5)
+    expected = limit_documents(DATA, 120, seed=5)
     order = argsort_segments(torch.zeros(40), ties().offsets, tie_order=ties().order)
     assert 0 < expected.num_documents <= 120
     assert order.tolist() != list(range(40))
@@ -136,12 +136,12 @@ def test_samples_and_ties_do_not_depend_on_processes() -> None:
         assert torch.equal(found.pop("ties"), order)
         for name, value in found.items():
             assert torch.equal(value, getattr(expected, name)), name
-    assert sample_lists(DATA, 200) is DATA
-    assert sample_lists(own_part(DATA), 200).num_documents == 200
+    assert limit_documents(DATA, 200) is DATA
+    assert limit_documents(own_part(DATA), 200).num_documents == 200
     few = DATA.select([0, 1, 2])
     for seed in range(6):
-        assert sample_lists(few, 1, seed=seed).num_queries == 1
-        assert sample_lists(own_part(few), 1, seed=seed).num_queries == 1
+        assert limit_documents(few, 1, seed=seed).num_queries == 1
+        assert limit_documents(own_part(few), 1, seed=seed).num_queries == 1
 
 
 def test_lists_of_one_process() -> None:

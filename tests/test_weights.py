@@ -13,7 +13,7 @@ import torch
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.cache import from_arrays, to_arrays
 from lgmml_torch.data.catalog import open_table
-from lgmml_torch.distributed import sample_lists
+from lgmml_torch.distributed import limit_documents
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.fitting.learners import BoostConfig
@@ -208,7 +208,7 @@ class TestTheWay:
             self.check(part)
         for pair in data.kfold(3):
             self.check(pair[1])
-        self.check(sample_lists(data, 12))
+        self.check(limit_documents(data, 12))
         self.check(data.to("cpu"))
         self.check(from_arrays(to_arrays(data)))
         self.check(RankingData.merge(data.split((1, 2))))

@@ -27,7 +27,7 @@ from lgmml_torch.app.commands.score import score_batches
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.manifest import Manifest, Shard, check_content, check_files, digest, read_manifest
-from lgmml_torch.data.shards import COLUMNS, document_keys
+from lgmml_torch.data.shards import SHARD_COLUMNS, document_keys
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_parquet
 from lgmml_torch.files import SUFFIX, sweep
@@ -128,7 +128,7 @@ def _score_shard(work: Work, shard: Shard, model: LGMML) -> int:
         kind="parquet",
         num_features=model.num_features,
         feature_names=model.feature_names,
-        columns=COLUMNS,
+        columns=SHARD_COLUMNS,
         dtype=model.dtype,
     ) as lists:
         found = []

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Categories, WordColumns, coded_features, frame_values, with_words
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.columns import check_names, lay_out
-from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, check_unpacked
+from lgmml_torch.data.columns import check_same_names, lay_out
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, check_unpacked
 from lgmml_torch.inputs import (
     as_frame,
     check_length,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import narwhals as nw
 
 
-class ArraySource(Source):
+class ArraySource(DataSource):
     """A matrix of features with the label, query and id of each row.
 
     Args:
@@ -65,7 +65,9 @@ class ArraySource(Source):
         try:
             self._features, found = coded_features(X, options.dtype, options.categories)
             self.categories = found or categories
-            self._labels = None if y is None else float_vector("y", y)
+            self._labels: NDArray[np.float32] | None = None
+            if y is not None:
+                self._labels = float_vector("y", y)
             self._codes, self._ids = query_codes(qid, group, len(self._features))
             for word, values in (("y", self._labels), ("doc_ids", doc_ids)):
                 if values is not None:
@@ -73,7 +75,9 @@ class ArraySource(Source):
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
         self._doc_ids = doc_ids
-        self._arrange(feature_names(X) if names is None else names)
+        if names is None:
+            names = feature_names(X)
+        self._arrange(names)
         if not len(self._features):
             raise DataError(f"{name}: there are no documents")
 
@@ -83,30 +87,40 @@ class ArraySource(Source):
         if names is not None and len(names) != self._features.shape[1]:
             raise DataError(f"{self.name}: {self._features.shape[1]} features need as many names, got {len(names)}")
         if names is not None and wanted is not None and names != wanted:
-            check_names(names, wanted, self.name, model=self.options.model)
-            place = {name: position for position, name in enumerate(names)}
+            check_same_names(names, wanted, self.name, model=self.options.model)
+            place = dict(zip(names, range(len(names)), strict=True))
             order = [place[name] for name in wanted]
             self._features = np.ascontiguousarray(self._features[:, order])
-            self.categories = None if self.categories is None else tuple(self.categories[column] for column in order)
+            if self.categories is not None:
+                self.categories = tuple([self.categories[column] for column in order])
         self.options.check_width(self._features.shape[1], self.name, "`X` has")
         self.feature_names = names if wanted is None else wanted
 
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         return self._codes, self._ids
 
-    def _read(self, rows: NDArray[np.int64]) -> Rows:
-        labels = None if self._labels is None else self._labels[rows]
-        ids = None if self._doc_ids is None else [self._doc_ids[row] for row in rows.tolist()]
-        return Rows(self._features[rows], labels, ids)
+    def _read(self, rows: NDArray[np.int64]) -> SourceRows:
+        part = SourceRows(self._features[rows], None, _picked(self._doc_ids, rows.tolist()))
+        if self._labels is not None:
+            part.labels = self._labels[rows]
+        return part
 
-    def _whole(self) -> Rows:
-        kept = self.options.missing == "error"  # otherwise gaps are filled in place, and not in the caller's array
-        return Rows(self._features if kept else self._features.copy(), self._labels, self._doc_ids)
+    def _whole(self) -> SourceRows:
+        features = self._features
+        if self.options.missing != "error":  # gaps are filled in place, but not in the caller's array
+            features = features.copy()
+        return SourceRows(features, self._labels, self._doc_ids)
+
+
+def _picked(values: Sequence[str] | None, rows: Sequence[int]) -> list[str] | None:
+    """The values of some rows; None where there are none."""
+    if values is None:
+        return None
+    return [values[row] for row in rows]
 
 
 def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> ArraySource:
     """The lists of a data set that was loaded."""
-    ids = None if data.doc_ids is None else [data.doc_ids[row] for row in data.order.argsort().tolist()]
     features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
     return ArraySource(
         name,
@@ -114,7 +128,7 @@ def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> Ar
         data.in_caller_order(features),
         data.in_caller_order(data.labels),
         qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()],
-        doc_ids=ids,
+        doc_ids=_picked(data.doc_ids, data.order.argsort().tolist()),
         names=data.feature_names,
         categories=words,
     )
@@ -122,12 +136,15 @@ def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> Ar
 
 def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
     """Arrays ``X``, ``qid`` and, optionally, ``y``, ``docid`` and ``feature_names``; the file is read whole."""
-    name = "<stdin>" if str(path) == "-" else str(path)
+    name = str(path)
+    content: Path | BytesIO = Path(path)
     try:
-        content = BytesIO(sys.stdin.buffer.read()) if str(path) == "-" else Path(path)
+        if name == "-":
+            name = "<stdin>"
+            content = BytesIO(sys.stdin.buffer.read())
         _check_zip(name, content)
         with np.load(content, allow_pickle=False) as arrays:
-            found = {key: arrays[key] for key in arrays.files}
+            found = dict(arrays)
     except DataError:
         raise
     except Exception as error:
@@ -136,23 +153,22 @@ def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
         if key not in found:
             there = ", ".join(sorted(found)) or "none"
             raise DataError(f"{name}: there must be an array {key!r}, got {there}{did_you_mean(key, list(found))}")
-    ids, names = found.get("docid"), found.get("feature_names")
-    return ArraySource(
-        name,
-        options,
-        found["X"],
-        found.get("y"),
-        qid=found["qid"],
-        doc_ids=None if ids is None else [str(value) for value in ids.tolist()],
-        names=None if names is None else tuple(str(value) for value in names.tolist()),
-    )
+    texts: dict[str, Any] = {}
+    if "docid" in found:
+        texts["doc_ids"] = list(map(str, found["docid"].tolist()))
+    if "feature_names" in found:
+        texts["names"] = tuple(map(str, found["feature_names"].tolist()))
+    return ArraySource(name, options, found["X"], found.get("y"), qid=found["qid"], **texts)
 
 
 def _check_zip(name: str, content: BytesIO | Path) -> None:
     """Look at the sizes that the archive gives: no array is unpacked beyond its own."""
     with zipfile.ZipFile(content) as archive:
         members = archive.infolist()
-    packed, unpacked = (sum(getattr(member, size) for member in members) for size in ("compress_size", "file_size"))
+    packed = unpacked = 0
+    for member in members:
+        packed += member.compress_size
+        unpacked += member.file_size
     check_unpacked(name, packed, unpacked)
     if isinstance(content, BytesIO):
         content.seek(0)
@@ -162,7 +178,7 @@ class _FrameSource(ArraySource):
     """A frame with a column for the query of each row."""
 
     def __init__(self, frame: nw.DataFrame[Any], options: ReadOptions, *, name: str = "frame") -> None:
-        self._frame, self.header = frame, [str(column) for column in frame.columns]
+        self._frame, self.header = frame, list(map(str, frame.columns))
         plan = lay_out(self.header, options, name, what="the frame")
         labels = ids = None
         try:
@@ -179,16 +195,21 @@ class _FrameSource(ArraySource):
 
     def column(self, name: str) -> list[str]:
         """The text of one column, row by row; empty where it is missing."""
-        values = self._frame[:, self.header.index(name)].to_list()
-        return ["" if is_missing(value) else str(value) for value in values]
+        words = []
+        for value in self._frame[:, self.header.index(name)].to_list():
+            if is_missing(value):
+                words.append("")
+            else:
+                words.append(str(value))
+        return words
 
 
-def open_frame(frame: Any, options: ReadOptions) -> Source:
+def open_frame(frame: Any, options: ReadOptions) -> DataSource:
     """A frame of any library; a table of pyarrow may also have a row per query."""
     known = as_frame(frame)
     assert known is not None
     if known.implementation.is_pyarrow():
-        from lgmml_torch.data.arrow import open_table
+        from lgmml_torch.data.arrow import open_arrow_table
 
-        return open_table(frame, options)
+        return open_arrow_table(frame, options)
     return _FrameSource(known, options)

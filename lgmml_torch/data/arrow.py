@@ -15,15 +15,28 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from io import BytesIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.categories import Vocabulary, codes_of, found_vocabulary, gathered
-from lgmml_torch.checks import DataError, did_you_mean, require
-from lgmml_torch.data.columns import check_names, distinct, inner, is_list, lay_out, no_number, numbers
-from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, check_memory
+from lgmml_torch.checks import DataError, did_you_mean
+from lgmml_torch.data.columns import (
+    Pieces,
+    batch_pieces,
+    batch_sizes,
+    check_same_names,
+    distinct_words,
+    inner,
+    is_list,
+    lay_out,
+    no_number,
+    numbers,
+    require_arrow,
+)  # fmt: skip
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, check_memory
 from lgmml_torch.inputs import is_missing, no_numbers
 
 if TYPE_CHECKING:
@@ -31,12 +44,6 @@ if TYPE_CHECKING:
 
 STEP = 8192  # documents decoded at a time, about
 NAMES = b"feature_names"  # in the metadata: a JSON list
-Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, so many rows at a time
-
-
-def require_arrow(purpose: str = "for Parquet and Arrow files") -> None:
-    """Say which extra brings pyarrow where it is not installed."""
-    require("pyarrow", purpose, "arrow")
 
 
 def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
@@ -72,25 +79,7 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
         )
 
 
-def batch_sizes(reader: pa.RecordBatchFileReader) -> list[int]:
-    """The rows of each batch of an Arrow IPC file."""
-    return [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
-
-
-def batch_pieces(reader: pa.RecordBatchFileReader) -> Pieces:
-    """Reads columns of an Arrow IPC file, see `ArrowSource`."""
-
-    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
-        for group in range(first, reader.num_record_batches):
-            batch = reader.get_batch(group).select(columns)
-            batch.validate(full=True)  # its bytes are used as they are: lengths and places in them may be anything
-            for start in range(0, len(batch), step):
-                yield batch.slice(start, step)
-
-    return pieces
-
-
-def open_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
+def open_arrow_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
     """A table in memory."""
 
     def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
@@ -99,7 +88,7 @@ def open_table(table: pa.Table, options: ReadOptions, name: str = "table") -> Ar
     return ArrowSource(name, "Arrow", options, table.schema, [len(table)], pieces)
 
 
-class ArrowSource(Source):
+class ArrowSource(DataSource):
     """Columns in the types of Arrow.
 
     Args:
@@ -127,10 +116,10 @@ class ArrowSource(Source):
         super().__init__(name, options)
         self._word, self._schema, self._sizes, self._close = word, schema, sizes, close
         self._all_pieces = pieces
-        self._stream: Iterator[Rows] = iter(())
+        self._stream: Iterator[SourceRows] = iter(())
         self._order: list[int] | None = None
         self.header = list(schema.names)
-        self._held, self._held_start = Rows(np.empty((0, 0)), None, None), -1  # the piece decoded last
+        self._held, self._held_start = SourceRows(np.empty((0, 0)), None, None), -1  # the piece decoded last
         try:
             self._arrange()
         except BaseException:
@@ -139,20 +128,13 @@ class ArrowSource(Source):
 
     def close(self) -> None:
         """Let go of the file, and of what was decoded last: the stream refers to this source, which refers to it."""
-        self._stream, self._held, self._held_start = iter(()), Rows(np.empty((0, 0)), None, None), -1
+        self._stream, self._held, self._held_start = iter(()), SourceRows(np.empty((0, 0)), None, None), -1
         self._close()
 
     def _arrange(self) -> None:
         options, header = self.options, list(self._schema.names)
         columns = options.columns
-        rest = [name for name in header if name not in (columns.qid, columns.weight, columns.position, *columns.drop)]
-        lists = [name for name in rest if is_list(self._type(name))]
-        others = [name for name in rest if name not in (columns.label, columns.doc_id)]
-        # One column of lists may be one vector per document, or one list of vectors, or of numbers, per query.
-        single = others[0] if len(others) == 1 and others == lists and len(rest) > 1 else None
-        self._nested = bool(lists) and single is None
-        self._matrix = others[0] if len(others) == 1 and is_list(inner(self._type(others[0]))) else single
-        self._nested = self._nested or (single is not None and is_list(inner(self._type(single))))
+        rest, lists = self._choose_shape()
         if self._matrix is not None:
             self.layout = lay_out(header, ReadOptions(columns=columns), self._head, what=self.what)
             self._arrange_matrix(self._matrix)
@@ -160,31 +142,49 @@ class ArrowSource(Source):
             self.layout = lay_out(header, options, self._head, what=self.what)
             self.feature_names = self.layout.names
             self._read_names, self._width = list(self.layout.names), len(self.layout.names)
-            self.categories = gathered([self._take_column(name) for name in self._read_names])
+            self.categories = gathered(list(map(self._take_column, self._read_names)))
         self.has_labels = self.layout.label is not None
         if self.layout.label is not None:
-            dtype = self._type(columns.label)
-            self._check_type(columns.label, inner(dtype) if self._nested else dtype)
-        flat = [name for name in rest if name not in lists]
-        if self._nested and flat:
-            raise DataError(
-                f"{self.name}: column {flat[0]!r} must hold lists like {lists[0]!r}, got {self._type(flat[0])}"
-            )
+            self._check_type(columns.label, self._entry_type(columns.label))
+        for name in rest:
+            if self._nested and name not in lists:
+                raise DataError(
+                    f"{self.name}: column {name!r} must hold lists like {lists[0]!r}, got {self._type(name)}"
+                )
+
+    def _choose_shape(self) -> tuple[list[str], list[str]]:
+        """Set `_nested` and `_matrix`; returns the columns besides the query's, and those of them that hold lists."""
+        columns = self.options.columns
+        aside = {columns.qid, columns.weight, columns.position, *columns.drop}
+        rest = [name for name in self._schema.names if name not in aside]
+        lists = [name for name in rest if is_list(self._type(name))]
+        others = [name for name in rest if name not in (columns.label, columns.doc_id)]
+        self._nested, self._matrix = bool(lists), None
+        if len(others) == 1:
+            # One column of lists may be one vector per document, or one list of vectors, or of numbers, per query.
+            single = others == lists and len(rest) > 1
+            deep = is_list(inner(self._type(others[0])))
+            if deep or single:
+                self._matrix = others[0]
+            if single:
+                self._nested = deep
+        return rest, lists
 
     def _take_column(self, name: str) -> Vocabulary | None:
         """Check the type of a feature; its vocabulary, by a pass over the column, where it is a category."""
         import pyarrow as pa
 
-        dtype, known = inner(self._type(name)) if self._nested else self._type(name), self.options.categories
+        dtype, known = self._entry_type(name), self.options.categories
         if not known.holds(name, typed=pa.types.is_dictionary(dtype)):
             self._check_type(name, dtype)
             return None
         if (vocabulary := known.vocabulary(name)) is not None:
             return vocabulary
-        columns = (piece.column(0) for piece in self._pieces(0, [name]))
-        parts = (distinct(column.flatten() if self._nested else column)[0] for column in columns)
+        words: set[str | None] = set()
         try:
-            return found_vocabulary({word for part in parts for word in part}, name)
+            for piece in self._pieces(0, [name]):
+                words.update(distinct_words(self._per_document(piece.column(0)))[0])
+            return found_vocabulary(words, name)
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from error
 
@@ -192,31 +192,48 @@ class ArrowSource(Source):
         """All features in one column: their number and, where the metadata gives them, their names."""
         import pyarrow as pa
 
-        vector = inner(self._type(column)) if self._nested else self._type(column)
+        vector = self._entry_type(column)
         self._check_type(column, inner(vector))
-        self._read_names, names = [column], self._known_names()
-        if pa.types.is_fixed_size_list(vector):
-            width = vector.list_size
-        else:
-            found = (piece.column(0) for piece in self._pieces(0, [column]))
-            vectors = (row for values in found for row in (values.flatten() if self._nested else values))
-            width = next((len(row) for row in vectors if row.is_valid), None)
+        self._read_names = [column]
+        text = (self._schema.metadata or {}).get(NAMES)
+        names = None if text is None else tuple(json.loads(text))
+        width = vector.list_size if pa.types.is_fixed_size_list(vector) else self._first_width(column)
         if width == 0:
             raise DataError(f"{self.name}: column {column!r} must hold features, got lists without entries")
         self._width = width or 0  # nothing was found where there are no documents, which is said elsewhere
         wanted = self.options.feature_names
         if names is not None and len(names) == self._width and wanted is not None:
-            check_names(names, wanted, self.name, model=self.options.model)
-            self._order = [names.index(name) for name in wanted]
+            check_same_names(names, wanted, self.name, model=self.options.model)
+            self._order = list(map(names.index, wanted))
         self.options.check_width(self._width, self.name, f"column {column!r} holds")
-        self.feature_names = wanted if wanted is not None else names if len(names or ()) == self._width else None
+        self.feature_names = wanted
+        if wanted is None and names is not None and len(names) == self._width:
+            self.feature_names = names
 
-    def _known_names(self) -> tuple[str, ...] | None:
-        text = (self._schema.metadata or {}).get(NAMES)
-        return None if text is None else tuple(json.loads(text))
+    def _first_width(self, column: str) -> int | None:
+        """The length of the first vector; None where there is none."""
+        for piece in self._pieces(0, [column]):
+            for row in self._per_document(piece.column(0)):
+                if row.is_valid:
+                    return len(row)
+        return None
 
     def _type(self, name: str) -> Any:
         return self._schema.types[self._schema.names.index(name)]  # names may come twice until that is refused
+
+    def _entry_type(self, name: str) -> Any:
+        """The type of the values of a column, one for each document."""
+        return inner(self._type(name)) if self._nested else self._type(name)
+
+    def _per_document(self, column: Any) -> Any:
+        """The values of a column, one for each document."""
+        return column.flatten() if self._nested else column
+
+    @property
+    def _special(self) -> list[str]:
+        """The columns of labels and document ids that there are."""
+        places = (self.layout.label, self.layout.doc_id)
+        return [self._schema.names[place] for place in places if place is not None]
 
     def _check_type(self, name: str, dtype: Any) -> None:
         word = no_number(dtype)
@@ -251,17 +268,18 @@ class ArrowSource(Source):
         """With a row per query: the number of documents of each."""
         import pyarrow.compute as pc
 
-        special = [place for place in (self.layout.label, self.layout.doc_id) if place is not None]
-        column = self._schema.names[special[0]] if special else self._read_names[0]
-        found = [pc.list_value_length(piece.column(0)) for piece in self._pieces(0, [column])]
+        column = [*self._special, *self._read_names][0]
+        found = [np.empty(0, np.int64)]
         row = 0
-        for lengths in found:
+        for piece in self._pieces(0, [column]):
+            lengths = pc.list_value_length(piece.column(0))
             if lengths.null_count:
                 at = row + int(np.flatnonzero(lengths.is_null().to_numpy(zero_copy_only=False))[0])
                 raise DataError(f"{self.place(at)}: the list in column {column!r} is missing")
+            found.append(lengths.to_numpy())
             row += len(lengths)
         self._check_rows(row)
-        return np.concatenate([lengths.to_numpy() for lengths in found] or [np.empty(0)]).astype(np.int64)
+        return np.concatenate(found).astype(np.int64)
 
     def _check_rows(self, found: int) -> None:
         """Damaged files may have other rows than they say."""
@@ -270,21 +288,24 @@ class ArrowSource(Source):
 
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         known: dict[Hashable, int] = {}
-        codes: list[NDArray[np.int64]] = []
+        codes = [np.empty(0, np.int64)]
         row = 0
         for piece in self._pieces(0, [self.options.columns.qid]):
-            coded = piece.column(0) if hasattr(piece.column(0), "dictionary") else piece.column(0).dictionary_encode()
+            coded = piece.column(0)
+            if not hasattr(coded, "dictionary"):
+                coded = coded.dictionary_encode()
             ids = coded.dictionary.to_pylist()
-            if coded.indices.null_count or any(is_missing(value) for value in ids):
-                at = row + next(i for i, value in enumerate(coded.to_pylist()) if is_missing(value))
+            if coded.indices.null_count or any(map(is_missing, ids)):
+                at = row + list(map(is_missing, coded.to_pylist())).index(True)
                 raise DataError(f"{self.place(at)}: column {self.options.columns.qid!r} must not be empty")
             indices = coded.indices.to_numpy()
             order = indices[np.sort(np.unique(indices, return_index=True)[1])]  # by first appearance
             table = np.zeros(len(ids), np.int64)
-            table[order] = [known.setdefault(ids[i], len(known)) for i in order.tolist()]
+            for place in order.tolist():
+                table[place] = known.setdefault(ids[place], len(known))
             codes.append(table[indices])
             row += len(indices)
-        every = np.concatenate(codes) if codes else np.empty(0, np.int64)
+        every = np.concatenate(codes)
         self._check_rows(len(every))
         if self._nested:
             every = np.repeat(every, self._lengths)
@@ -294,34 +315,33 @@ class ArrowSource(Source):
         qids = list(known)
         return np.searchsorted(used, every), [qids[code] for code in used.tolist()]
 
-    def _read(self, rows: NDArray[np.int64]) -> Rows:
+    def _read(self, rows: NDArray[np.int64]) -> SourceRows:
         first, last = int(rows[0]), int(rows[-1]) + 1
         if last - first == len(rows):
-            return self._stretch(first, last)
+            check_memory(self.name, last - first, self._width, np.dtype(self.options.kind).itemsize)
+            return self._filled(np.empty((last - first, self._width), self.options.kind), first, last)
         everything = self._scattered
-        labels = None if everything.labels is None else everything.labels[rows]
-        ids = None if everything.doc_ids is None else [everything.doc_ids[row] for row in rows.tolist()]
-        return Rows(np.array(everything.features[rows]), labels, ids)
+        part = SourceRows(np.array(everything.features[rows]), None, None)
+        if everything.labels is not None:
+            part.labels = everything.labels[rows]
+        if everything.doc_ids is not None:
+            part.doc_ids = [everything.doc_ids[row] for row in rows.tolist()]
+        return part
 
     @cached_property
-    def _scattered(self) -> Rows:
+    def _scattered(self) -> SourceRows:
         """All rows, the features in a temporary file: groups cannot be decoded again for every list."""
         with tempfile.TemporaryFile() as file:  # the map outlives it
             target = np.memmap(file, self.options.kind, "w+", shape=(self.num_rows, self._width))
         return self._filled(target, 0, self.num_rows)
 
-    def _stretch(self, first: int, last: int) -> Rows:
-        """Rows that follow one another."""
-        check_memory(self.name, last - first, self._width, np.dtype(self.options.kind).itemsize)
-        return self._filled(np.empty((last - first, self._width), self.options.kind), first, last)
-
-    def _filled(self, features: NDArray[Any], first: int, last: int) -> Rows:
+    def _filled(self, features: NDArray[Any], first: int, last: int) -> SourceRows:
         """Decode rows into ``features``, going on from the last call where that is on the way."""
         held_end = self._held_start + len(self._held.features)
         group = int(np.searchsorted(self._starts, first, side="right")) - 1
         if self._held_start < 0 or first < self._held_start or self._starts[group] > held_end:
             self._stream = self._decoded(group)
-            self._held, self._held_start = Rows(features[:0], None, None), int(self._starts[group])
+            self._held, self._held_start = SourceRows(features[:0], None, None), int(self._starts[group])
         labels: list[NDArray[np.float32]] = []
         ids: list[str] = []
         done = first
@@ -331,23 +351,28 @@ class ArrowSource(Source):
             if done < end:
                 cut = slice(done - start, min(last, end) - start)
                 features[done - first : min(last, end) - first] = held.features[cut]
-                labels += [] if held.labels is None else [held.labels[cut]]
-                ids += [] if held.doc_ids is None else held.doc_ids[cut]
+                if held.labels is not None:
+                    labels.append(held.labels[cut])
+                if held.doc_ids is not None:
+                    ids.extend(held.doc_ids[cut])
                 done = min(last, end)
             else:
                 if (more := next(self._stream, None)) is None:
                     raise DataError(f"{self.name}: the file is damaged: it has fewer rows than it says")
                 self._held, self._held_start = more, end
-        has_ids = self.layout.doc_id is not None
-        return Rows(features, np.concatenate(labels) if self.has_labels else None, ids if has_ids else None)
+        part = SourceRows(features, None, None)
+        if self.has_labels:
+            part.labels = np.concatenate(labels)
+        if self.layout.doc_id is not None:
+            part.doc_ids = ids
+        return part
 
-    def _decoded(self, group: int) -> Iterator[Rows]:
-        names, plan = self._schema.names, self.layout
-        special = [names[at] for at in (plan.label, plan.doc_id) if at is not None]
+    def _decoded(self, group: int) -> Iterator[SourceRows]:
+        plan, special = self.layout, self._special
         row, document = int(np.cumsum([0, *self._sizes])[group]), int(self._starts[group])
         step = STEP * sum(self._sizes) // max(int(self._starts[-1]), 1)  # a row may be a long list
         for piece in self._pieces(group, [*special, *self._read_names], max(step, 1)):
-            columns = [piece.column(i) for i in range(piece.num_columns)]
+            columns = piece.columns
             if self._nested:
                 columns = self._flattened(columns, [*special, *self._read_names], row)
             row += len(piece)
@@ -355,8 +380,8 @@ class ArrowSource(Source):
             if plan.label is not None:
                 labels = numbers(columns[0]).astype(np.float32)
             if plan.doc_id is not None:
-                ids = ["" if value is None else str(value) for value in columns[len(special) - 1].to_pylist()]
-            yield Rows(self._features(columns[len(special) :], document), labels, ids)
+                ids = list(map(_text, columns[len(special) - 1].to_pylist()))
+            yield SourceRows(self._features(columns[len(special) :], document), labels, ids)
             document += len(columns[0])
 
     def _features(self, columns: list[Any], document: int) -> NDArray[Any]:
@@ -372,7 +397,7 @@ class ArrowSource(Source):
                 if known is None:
                     out[:, position] = numbers(column)
                 else:
-                    out[:, position] = codes_of(*distinct(column), known)
+                    out[:, position] = codes_of(*distinct_words(column), known)
         return out
 
     def _check_widths(self, vectors: Any, document: int) -> None:
@@ -398,13 +423,21 @@ class ArrowSource(Source):
 
     def column(self, name: str) -> list[str]:
         """The text of one column, document by document; empty where it is missing."""
-        values = [value for piece in self._pieces(0, [name]) for value in piece.column(0).to_pylist()]
-        words = ["" if value is None else str(value) for value in values]
+        values: list[Any] = []
+        for piece in self._pieces(0, [name]):
+            values.extend(piece.column(0).to_pylist())
         if not self._nested:
-            return words
+            return list(map(_text, values))
         if is_list(self._type(name)):
-            return ["" if value is None else str(value) for entries in values for value in entries or ()]
-        return [word for word, length in zip(words, self._lengths.tolist(), strict=True) for _ in range(length)]
+            return list(map(_text, chain.from_iterable(filter(None, values))))
+        words: list[str] = []
+        for value, length in zip(values, self._lengths.tolist(), strict=True):
+            words.extend([_text(value)] * length)
+        return words
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _name(path: PathLike) -> str:

@@ -92,15 +92,16 @@ class Cache:
             for name, array in built.items():
                 targets[name][...] = array
 
+        shapes = {name: (array.shape, array.dtype) for name, array in built.items()}
         try:
-            _write(
-                self.path(key), _text(key), {name: (array.shape, array.dtype) for name, array in built.items()}, copy
-            )
+            _write(self.path(key), _text(key), shapes, copy)
         except OSError as error:
             warnings.warn(f"cannot cache in {self.folder}: {error}", DataWarning, stacklevel=2)
             return built
         stored = self.get(key)
-        return built if stored is None else stored
+        if stored is None:
+            return built
+        return stored
 
     def get_or_fill(self, key: Mapping[str, Any], shapes: Shapes, fill: Callable[[Arrays], None]) -> Arrays:
         """As `get_or_build`, for arrays that need not fit into memory: ``fill`` writes into the mapped files.
@@ -137,7 +138,9 @@ class Cache:
         """Remove all entries and return the number of bytes this freed."""
         freed = 0
         for path in (*self.folder.glob("*.lgc"), *self.folder.glob("*.source")):
-            freed += sum(file.stat().st_size for file in (path, *path.glob("*")) if file.is_file())
+            for file in (path, *path.glob("*")):
+                if file.is_file():
+                    freed += file.stat().st_size
             _remove(path)
         return freed
 
@@ -285,7 +288,7 @@ def to_arrays(data: RankingData) -> Arrays:
     if all(isinstance(qid, int) for qid in data.qids):
         arrays["qids"] = np.array(data.qids, dtype=np.int64)
     else:
-        arrays["qid_text"] = _pack([str(qid) for qid in data.qids])
+        arrays["qid_text"] = _pack(list(map(str, data.qids)))
     if data.doc_ids is not None:
         arrays["doc_text"] = _pack(data.doc_ids)
     for name in _DESCRIPTIONS:
@@ -297,7 +300,10 @@ def to_arrays(data: RankingData) -> Arrays:
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
     """The inverse of `to_arrays`; the tensors share the arrays' memory."""
-    parts: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in _TENSORS if name in arrays}
+    parts: dict[str, Any] = {}
+    for name in _TENSORS:
+        if name in arrays:
+            parts[name] = torch.from_numpy(arrays[name])
     if "qids" in arrays:
         parts["qids"] = tuple(arrays["qids"].tolist())
     else:
@@ -306,7 +312,7 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
         parts["doc_ids"] = tuple(_unpack(arrays["doc_text"]))
     for name in _DESCRIPTIONS:
         if name in arrays:
-            parts[name] = tuple(_frozen(value) for value in json.loads(arrays[name].tobytes()))
+            parts[name] = tuple(map(_frozen, json.loads(arrays[name].tobytes())))
     return RankingData(**parts)
 
 

@@ -90,36 +90,38 @@ def open_dataset(
 
 def data_folder(data_dir: PathLike | None = None) -> Path:
     """The folder with the data sets: the argument, or else ``LGMML_DATA``."""
-    chosen = data_dir if data_dir is not None else os.environ.get("LGMML_DATA")
+    source, chosen = "`data_dir`", data_dir
+    if chosen is None:
+        source, chosen = "LGMML_DATA", os.environ.get("LGMML_DATA")
     if not chosen:
         raise DataError("no data folder: pass `data_dir` or set the environment variable LGMML_DATA")
     folder = Path(chosen)
     if not folder.is_dir():
-        source = "`data_dir`" if data_dir is not None else "LGMML_DATA"
         raise DataError(f"{source} must name an existing folder, got {folder}")
     return folder
 
 
 def _locate(name: PathLike, data_dir: PathLike | None) -> tuple[Path, _Entry]:
-    entry = CATALOG.get(str(name))
-    if entry is None and Path(name).is_dir():
-        return Path(name), _Entry("a folder", ())
-    if entry is None and (os.sep in str(name) or isinstance(name, Path)):
-        raise DataError(f"no such folder: {name}")
+    hint, entry = "", CATALOG.get(str(name))
+    if entry is None:
+        if Path(name).is_dir():
+            return Path(name), _Entry("a folder", ())
+        if os.sep in str(name) or isinstance(name, Path):
+            raise DataError(f"no such folder: {name}")
+        hint = f" (known names: {', '.join(CATALOG)}){did_you_mean(str(name), list(CATALOG))}"
+        entry = _Entry("a folder", (str(name),))
     home = data_folder(data_dir)
-    places = [home / place for place in (entry.folders if entry else (str(name),))]
-    for place in places:
-        if place.is_dir():
-            return place, entry or _Entry("a folder", ())
-    hint = "" if entry else f" (known names: {', '.join(CATALOG)}){did_you_mean(str(name), list(CATALOG))}"
-    looked = " or ".join(str(place) for place in places)
+    for folder in entry.folders:
+        if (home / folder).is_dir():
+            return home / folder, entry
+    looked = " or ".join([str(home / folder) for folder in entry.folders])
     raise DataError(f"data set {str(name)!r} not found: looked for {looked}; set `data_dir` or LGMML_DATA{hint}")
 
 
 def _fold(folder: Path, fold: int) -> Path:
     chosen = folder / f"Fold{fold}"
     if not chosen.is_dir():
-        there = ", ".join(sorted(path.name for path in folder.glob("Fold[0-9]*")))
+        there = ", ".join(sorted([path.name for path in folder.glob("Fold[0-9]*")]))
         raise DataError(f"`fold` must be one of those in {folder} ({there}), got {fold}")
     return chosen
 
@@ -173,13 +175,17 @@ def _load_lightgbm(folder: Path, files: dict[str, Path], seed: int, **options: A
 
 def _parts(folder: Path) -> dict[str, Path]:
     """The files of a folder that are called after a part, in whatever format."""
-    suffixes = [suffix for form in FORMATS.values() for suffix in form.suffixes]
-    found = {}
+    found: dict[str, Path] = {}
     for split, names in SPLITS.items():
-        file = next((file for suffix in suffixes if (file := find_file(folder, names, suffix)) is not None), None)
-        if file is not None:
-            found[split] = file
+        for suffix in _suffixes():
+            if split not in found and (file := find_file(folder, names, suffix)) is not None:
+                found[split] = file
     return found
+
+
+def _suffixes() -> list[str]:
+    """The endings of file names of all formats."""
+    return [suffix for form in FORMATS.values() for suffix in form.suffixes]
 
 
 def _load_folder(folder: Path, **options: Any) -> dict[str, RankingData]:
@@ -195,12 +201,16 @@ def _read_names(file: Path) -> tuple[str, ...] | None:
     """One name per line; numbers before the names are left out if they count the lines."""
     if not file.is_file():
         return None
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    pairs = [line.split(None, 1) for line in lines]
-    if all(len(pair) == 2 and pair[0].isdigit() for pair in pairs):
-        numbers = [int(pair[0]) for pair in pairs]
-        if numbers == list(range(numbers[0], numbers[0] + len(numbers))) and numbers[0] in (0, 1):
-            return tuple(pair[1] for pair in pairs)
+    lines = list(filter(None, map(str.strip, file.read_text(encoding="utf-8").splitlines())))
+    numbers, names = [], []
+    for line in lines:
+        words = line.split(None, 1)
+        if len(words) < 2 or not words[0].isdigit():
+            return tuple(lines)
+        numbers.append(int(words[0]))
+        names.append(words[1])
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))) and numbers[0] in (0, 1):
+        return tuple(names)
     return tuple(lines)
 
 
@@ -254,15 +264,16 @@ def load_file(
 
     if kind not in ("csv", "tsv"):  # others are read about as fast as the cache
         return parse()
-    facts = {
+    facts: dict[str, Any] = {
         "kind": kind,
         "columns": [used.qid, used.label, used.doc_id, [*used.drop, *filter(None, (used.weight, used.position))]],
         "num_features": options.num_features,
-        "feature_names": None if names is None else list(names),
+        "feature_names": names,
         "missing": missing,
         "dtype": str(dtype),
-        **({"categories": [dict(words.known), words.closed]} if words.known else {}),
     }
+    if words.known:
+        facts["categories"] = [dict(words.known), words.closed]
     return cached(cache, [Path(path)], facts, parse)
 
 
@@ -286,11 +297,8 @@ def load_parts(
         if known is None:
             known = data.feature_names
         if same_words and data.categories is not None and data.feature_names is not None:
-            words = {
-                name: found
-                for name, found in zip(data.feature_names, data.categories, strict=True)
-                if found is not None
-            }
+            pairs = zip(data.feature_names, data.categories, strict=True)
+            words = {name: found for name, found in pairs if found is not None}
         return data
 
     return load_agreed(load, files, **options)
@@ -334,47 +342,51 @@ def open_table(
         DataError: the file, the place and what is wrong.
     """
     place = Path(path)
-    columns = Columns(qid, label, doc_id, (*drop, *([] if split is None else [split])), weight, position)
+    if split is not None:
+        drop = (*drop, split)
+    columns = Columns(qid, label, doc_id, tuple(drop), weight, position)
     kind = options.get("kind")
     files = [place]
     if place.is_dir():
         if parts := _parts(place):
             found = load_parts(parts, columns=columns, categories=categories, **options)
-            return {
-                name: _with_extras(part, [parts[name]], columns, kind, needed=name == "train")
-                for name, part in found.items()
-            }
-        suffixes = {suffix for form in FORMATS.values() for suffix in form.suffixes}
+            for name, part in found.items():
+                found[name] = _with_extras(part, [parts[name]], columns, kind, needed=name == "train")
+            return found
+        suffixes = _suffixes()
         files = [file for file in sorted(place.iterdir()) if Path(file.name.removesuffix(".gz")).suffix in suffixes]
         if not files:
             raise DataError(f"{place}: no file of a known format in this folder")
-    numbered = {str(number): file for number, file in enumerate(files)}
+    numbered = dict(zip(map(str, range(len(files))), files, strict=True))
     pieces = load_parts(numbered, columns=columns, categories=categories, same_words=False, **options)
     data = RankingData.merge(list(pieces.values())) if len(pieces) > 1 else pieces["0"]
     data = _with_extras(data, files, columns, kind, needed=True)
     if split is not None:
-        words = [word for file in files for word in _column("split", file, split, columns, kind)]
+        words = _columns("split", files, split, columns, kind)
         return _split_by_words(data, words, f"{place}: column {split!r}")
     if len(fractions) != len(SPLITS):
         raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
-    found = _split_queries(data, [float(share) for share in fractions], seed=seed)
+    found = _split_queries(data, list(map(float, fractions)), seed=seed)
     for name, part in found.items():
         if not part.num_queries:
             raise DataError(f"{place}: {data.num_queries} queries are too few to cut: none would be left for {name}")
     return found
 
 
-def _column(asked: str, file: Path, name: str, columns: Columns, kind: str | None, *, needed: bool = True) -> list[str]:
-    """The text of a column, row by row; nothing where it is not there and not needed."""
-    with open_file(file, ReadOptions(columns=columns), kind=kind) as source:
-        header = getattr(source, "header", None)
-        if header is None or name not in header:
-            if not needed:
-                return []
-            hint = did_you_mean(name, header or [])
-            raise DataError(f"{file}: `{asked}` needs a table with a column {name!r}{hint}")
-        words: list[str] = source.column(name)  # type: ignore[attr-defined]
-        return words
+def _columns(
+    asked: str, files: Sequence[Path], name: str, columns: Columns, kind: str | None, *, needed: bool = True
+) -> list[str]:
+    """The text of a column, row by row, file after file; nothing of a file without it, where it is not needed."""
+    words: list[str] = []
+    for file in files:
+        with open_file(file, ReadOptions(columns=columns), kind=kind) as source:
+            header = getattr(source, "header", None) or []
+            if name in header:
+                words.extend(source.column(name))  # type: ignore[attr-defined]
+            elif needed:
+                hint = did_you_mean(name, header)
+                raise DataError(f"{file}: `{asked}` needs a table with a column {name!r}{hint}")
+    return words
 
 
 def _with_extras(
@@ -384,7 +396,7 @@ def _with_extras(
     for asked, name in (("weight", columns.weight), ("position", columns.position)):
         if name is None:
             continue
-        words = [word for file in files for word in _column(asked, file, name, columns, kind, needed=needed)]
+        words = _columns(asked, files, name, columns, kind, needed=needed)
         if not words:
             continue
         values = _numbers(words, name)
@@ -408,26 +420,32 @@ def _numbers(words: Sequence[str], name: str) -> NDArray[np.float64]:
 
 def _split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict[str, RankingData]:
     """Parts by a word for each row, which must be the same for all rows of a query."""
-    known = {alias: split for split, aliases in SPLITS.items() for alias in (split, *aliases)}
-    place = {split: number for number, split in enumerate(SPLITS)}
+    known: dict[str, int] = {}
+    for number, (split, aliases) in enumerate(SPLITS.items()):
+        known.update(dict.fromkeys((split, *aliases), number))
+    numbers = []
     for row, word in enumerate(words):
         if word.strip().lower() not in known:
             raise DataError(f"{where} must say train, valid or test, got {word!r} at row {row + 1} (from 1)")
-    codes = torch.tensor([place[known[word.strip().lower()]] for word in words])[data.order]
+        numbers.append(known[word.strip().lower()])
+    codes = torch.tensor(numbers)[data.order]
     first = codes[data.offsets[:-1]]
     if len(mixed := (codes != first[data.query_index]).nonzero()):
         qid = data.qids[int(data.query_index[mixed[0]])]
         raise DataError(f"{where} must be the same for all rows of a query, got several for query {qid!r}")
-    parts = {split: data.select((first == number).nonzero()[:, 0]) for split, number in place.items()}
-    return {split: part for split, part in parts.items() if part.num_queries}
+    parts = {}
+    for number, split in enumerate(SPLITS):
+        queries = (first == number).nonzero()[:, 0]
+        if len(queries):
+            parts[split] = data.select(queries)
+    return parts
 
 
 def _split_queries(
     data: RankingData, fractions: Sequence[float] = (0.6, 0.2, 0.2), *, seed: int = 0
 ) -> dict[str, RankingData]:
     """Parts ``train``, ``valid`` and ``test``, cut by query."""
-    train, valid, test = data.split(fractions, seed=seed)
-    return {"train": train, "valid": valid, "test": test}
+    return dict(zip(SPLITS, data.split(fractions, seed=seed), strict=True))
 
 
 def generated_splits(

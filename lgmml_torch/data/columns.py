@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.categories import word_of
-from lgmml_torch.checks import DataError, did_you_mean
+from lgmml_torch.checks import DataError, did_you_mean, require
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from lgmml_torch.data.source import ReadOptions
 
+Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, that many rows at a time
 _SHOWN = 6  # names in a message
 
 
@@ -67,19 +68,19 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
         DataError: for a name that comes twice, a query column that is not there, or other features than asked for.
     """
     columns = options.columns
-    place = {name: position for position, name in enumerate(header)}
+    place = dict(zip(header, range(len(header)), strict=True))
     if len(place) < len(header):
-        twice = next(name for position, name in enumerate(header) if place[name] != position)
+        twice = _first_twice(header, place)
         raise DataError(f"{where}: column {twice!r} is named twice")
     for name in (columns.qid, *columns.drop):
         if name not in place:
             hint = did_you_mean(name, list(header)) or f"; there are {_listed(header)}"
             raise DataError(f"{where}: {what} must name a column {name!r}{hint}")
     special = {columns.qid, columns.label, columns.doc_id, columns.weight, columns.position, *columns.drop}
-    found = tuple(name for name in header if name not in special)
+    found = tuple(_without(header, special))
     wanted = options.feature_names
     if wanted is not None:
-        check_names(found, wanted, where, model=options.model)
+        check_same_names(found, wanted, where, model=options.model)
         found = wanted
     options.categories.check_present(found, where)
     options.check_width(len(found), where, f"{what} names")
@@ -89,10 +90,18 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
     return _Layout(place[columns.qid], place.get(columns.label), place.get(columns.doc_id), features, found)
 
 
-def check_names(found: Sequence[str], wanted: Sequence[str], where: str, *, model: bool) -> None:
+def _first_twice(header: Sequence[str], place: dict[str, int]) -> str:
+    """The first name that comes again; ``place`` is the last position of each."""
+    position = 0
+    while place[header[position]] == position:
+        position += 1
+    return header[position]
+
+
+def check_same_names(found: Sequence[str], wanted: Sequence[str], where: str, *, model: bool) -> None:
     """Require the same names, in any order; the error lists those that are missing and those that are unknown."""
-    gone = [name for name in wanted if name not in set(found)]
-    new = [name for name in found if name not in set(wanted)]
+    gone = _without(wanted, set(found))
+    new = _without(found, set(wanted))
     if not gone and not new:
         return
     parts = []
@@ -101,14 +110,46 @@ def check_names(found: Sequence[str], wanted: Sequence[str], where: str, *, mode
     elif gone:
         parts.append(f"columns {_listed(gone)} are missing")
     if new:
-        known = "the model was trained on" if model else "there should be"
+        known = "there should be"
+        if model:
+            known = "the model was trained on"
         parts.append(f"{known} no column {_listed(new)}{did_you_mean(new[0], gone)}")
     raise DataError(f"{where}: {', and '.join(parts)}")
 
 
+def _without(names: Sequence[str], known: Collection[str | None]) -> list[str]:
+    """The names that are not among the known ones."""
+    return [name for name in names if name not in known]
+
+
 def _listed(names: Sequence[str]) -> str:
-    text = ", ".join(repr(name) for name in names[:_SHOWN])
-    return f"{text}, …" if len(names) > _SHOWN else text
+    text = ", ".join(map(repr, names[:_SHOWN]))
+    if len(names) > _SHOWN:
+        text += ", …"
+    return text
+
+
+def require_arrow(purpose: str = "for Parquet and Arrow files") -> None:
+    """Say which extra brings pyarrow where it is not installed."""
+    require("pyarrow", purpose, "arrow")
+
+
+def batch_sizes(reader: pa.RecordBatchFileReader) -> list[int]:
+    """The rows of each batch of an Arrow IPC file."""
+    return [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
+
+
+def batch_pieces(reader: pa.RecordBatchFileReader) -> Pieces:
+    """Reads columns of an Arrow IPC file, see `ArrowSource`."""
+
+    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
+        for group in range(first, reader.num_record_batches):
+            batch = reader.get_batch(group).select(columns)
+            batch.validate(full=True)  # its bytes are used as they are: lengths and places in them may be anything
+            for start in range(0, len(batch), step):
+                yield batch.slice(start, step)
+
+    return pieces
 
 
 def is_list(dtype: pa.DataType) -> bool:
@@ -128,11 +169,14 @@ def no_number(dtype: pa.DataType) -> str | None:
     from pyarrow import types
 
     numeric = (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_null)
-    if any(matches(dtype) for matches in numeric):
-        return None
+    for matches in numeric:
+        if matches(dtype):
+            return None
     if types.is_temporal(dtype):
         return "dates"
-    return "categories" if types.is_dictionary(dtype) else "text"
+    if types.is_dictionary(dtype):
+        return "categories"
+    return "text"
 
 
 def numbers(column: Any) -> NDArray[Any]:
@@ -147,9 +191,10 @@ def numbers(column: Any) -> NDArray[Any]:
     return out
 
 
-def distinct(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:
+def distinct_words(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:
     """The words that occur in a column, and for each row the place of its word among them."""
-    coded = column if hasattr(column, "dictionary") else column.dictionary_encode()
-    used, places = np.unique(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), return_inverse=True)
-    entries = [*coded.dictionary.to_pylist(), None]  # the last is for −1, missing
+    if not hasattr(column, "dictionary"):
+        column = column.dictionary_encode()
+    used, places = np.unique(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), return_inverse=True)
+    entries = [*column.dictionary.to_pylist(), None]  # the last is for −1, missing
     return [word_of(entries[place]) for place in used.tolist()], places.astype(np.int64)

@@ -20,7 +20,7 @@ from lgmml_torch.checks import LGMMLError, check_number, check_positive, check_s
 from lgmml_torch.ragged import RankingData
 
 Floats = NDArray[np.float64]
-Lists = tuple[NDArray[np.float32], NDArray[np.float32], Floats]
+_Lists = tuple[NDArray[np.float32], NDArray[np.float32], Floats]
 
 LABEL_SHARES = (0.55, 0.30, 0.10, 0.03, 0.02)
 _LOCAL_SHARE = 0.75  # of the utility's variance, when there is more than one region
@@ -72,12 +72,11 @@ class World:
             thresholds=np.zeros(4),
             noise=noise,
         )
-        pilot = [world._latent(rng, _PILOT_DOCUMENTS) for _ in range(_PILOT_LISTS)]
-        seen = np.concatenate([noisy for _, _, noisy in pilot])
-        world.thresholds[:] = np.quantile(seen, np.cumsum(LABEL_SHARES)[:-1])
+        pilot = [world._latent(rng, _PILOT_DOCUMENTS)[2] for _ in range(_PILOT_LISTS)]
+        world.thresholds[:] = np.quantile(np.concatenate(pilot), np.cumsum(LABEL_SHARES)[:-1])
         return world
 
-    def make_list(self, rng: np.random.Generator, size: int) -> Lists:
+    def make_list(self, rng: np.random.Generator, size: int) -> _Lists:
         """Features, labels and utility of one list."""
         latent, utility, noisy = self._latent(rng, size)
         labels = np.searchsorted(self.thresholds, noisy).astype(np.float32)
@@ -138,7 +137,7 @@ class _GeneratedList(NamedTuple):
     utility: NDArray[np.float64]  # (n,)
 
 
-class Block(NamedTuple):
+class GeneratedBlock(NamedTuple):
     """Consecutive whole lists; row and list numbers say where they stand in the set."""
 
     features: NDArray[np.float32]  # (n, D)
@@ -238,7 +237,7 @@ class LetorLike:
         rng = np.random.default_rng([self.seed, _LIST, index])
         return _GeneratedList(*self._world.make_list(rng, int(self.sizes[index])))
 
-    def blocks(self, max_rows: int = 65_536) -> Iterator[Block]:
+    def blocks(self, max_rows: int = 65_536) -> Iterator[GeneratedBlock]:
         """All lists in order, in blocks of whole lists with at most ``max_rows`` rows (a longer list stands alone)."""
         check_positive("max_rows", max_rows)
         first = 0
@@ -250,7 +249,7 @@ class LetorLike:
             for index in range(first, last):
                 rows = slice(int(self.offsets[index]) - start, int(self.offsets[index + 1]) - start)
                 features[rows], labels[rows], _ = self.query(index)
-            yield Block(features, labels, first, start, self.sizes[first:last])
+            yield GeneratedBlock(features, labels, first, start, self.sizes[first:last])
             first = last
 
     def fill(self, features: Any, labels: Any, *, max_rows: int = 65_536) -> None:
@@ -260,9 +259,11 @@ class LetorLike:
             check_shape(name, torch.empty(tuple(target.shape), device="meta"), shape)
         for block in self.blocks(max_rows):
             rows = slice(block.first_row, block.first_row + len(block.labels))
-            as_tensors = isinstance(features, torch.Tensor)
-            features[rows] = torch.from_numpy(block.features) if as_tensors else block.features
-            labels[rows] = torch.from_numpy(block.labels) if isinstance(labels, torch.Tensor) else block.labels
+            for target, values in ((features, block.features), (labels, block.labels)):
+                if isinstance(target, torch.Tensor):
+                    target[rows] = torch.from_numpy(values)
+                else:
+                    target[rows] = values
 
 
 def letor_like(

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.data.source import PathLike, ReadOptions, Rows, Source, cached, sizes_file
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, cached, sizes_file
 from lgmml_torch.data.svmlight import Block, Rules, parse, parse_block, parse_lines
-from lgmml_torch.data.text import TextFile, query_ids
+from lgmml_torch.data.text import TextFile, query_ids, read_sizes
 from lgmml_torch.ragged import RankingData
 
 SPLITS = {"train": ("train",), "valid": ("vali", "valid", "validation"), "test": ("test",)}
@@ -51,7 +51,7 @@ class _Places:
         self.numbers.append(number)
 
 
-class LetorSource(Source):
+class LetorSource(DataSource):
     """``label qid:7 1:0.5 …``, or lines without ``qid:`` and a file of sizes; no labels if the first line has none.
 
     Args:
@@ -73,7 +73,9 @@ class LetorSource(Source):
         super().__init__(self.text.name, options)
         self._last_read = -1  # the row up to which `_texts` has read
         self.sizes, self.feature_names = sizes, options.feature_names
-        self._absent = np.nan if options.absent == "missing" else 0.0
+        self._absent = 0.0
+        if options.absent == "missing":
+            self._absent = np.nan
         self._told = False
         self._seen = 0  # features of the rows that were read
         self._counts, self._noted, self._widest = array("i"), bytearray(), 0  # of each document: features, a comment
@@ -84,7 +86,9 @@ class LetorSource(Source):
             raise
         self.has_labels = sizes is not None or not words[:1] or not words[0].startswith(b"qid:")
         width = options.num_features
-        because = f"the model was trained on {width} features" if options.model else "`num_features` says so"
+        because = "`num_features` says so"
+        if options.model:
+            because = f"the model was trained on {width} features"
         missing = options.missing != "error"
         self.rules = Rules(sizes is None, first_index, width, missing, options.kind, self.has_labels, because)
 
@@ -105,7 +109,9 @@ class LetorSource(Source):
         width, seen = self.options.num_features, self._seen
         if self.options.model and width is not None and seen < width and not self._told:
             self._told = True
-            gone = f"feature {width} counts" if seen == width - 1 else f"features {seen + 1} to {width} count"
+            gone = f"features {seen + 1} to {width} count"
+            if seen == width - 1:
+                gone = f"feature {width} counts"
             asked = f"the highest feature index is {seen}, the model was trained on {width} features"
             warnings.warn(f"{self.name}: {asked}: {gone} as 0 everywhere", DataWarning, stacklevel=3)
 
@@ -135,7 +141,8 @@ class LetorSource(Source):
         if not self.in_order or rows[0] < self._last_read:  # going back would decompress all of it again
             self.text.unzip()
         self._last_read = int(rows[-1])
-        starts, ends, numbers = (np.frombuffer(item, np.int64) for item in (places.starts, places.ends, places.numbers))
+        starts, ends = np.frombuffer(places.starts, np.int64), np.frombuffer(places.ends, np.int64)
+        numbers = np.frombuffer(places.numbers, np.int64)
         return self.text.texts(starts[rows], ends[rows]), numbers[rows].tolist()
 
     def place(self, row: int) -> str:
@@ -154,7 +161,7 @@ class LetorSource(Source):
     def _scan(self, block: bytes, line: int, place: int, places: _Places) -> None:
         start, rules = place, self.rules
         at = int(rules.labels)
-        for number, raw in enumerate(block.splitlines(keepends=True) if b"\r" not in block else _lines(block), line):
+        for number, raw in enumerate(_lines(block), line):
             end = start + len(raw)
             text, _, comment = raw.partition(b"#")
             words = text.split(None, 2)
@@ -170,7 +177,7 @@ class LetorSource(Source):
             start = end
         self._complete, self._last_line = block.endswith(b"\n"), line + block.count(b"\n")
 
-    def _read(self, rows: NDArray[np.int64]) -> Rows:
+    def _read(self, rows: NDArray[np.int64]) -> SourceRows:
         texts, numbers = self._texts(rows)
         rules = self.rules
         if rules.num_features is None and self._widest <= Rules().last_index:
@@ -190,12 +197,14 @@ class LetorSource(Source):
         self._seen = max(self._seen, table.width)
         return table.rows()
 
-    def _whole(self) -> Rows:
+    def _whole(self) -> SourceRows:
         """A single pass: every block is parsed straight into the array it stays in."""
         rows, rules, block = _Rows(self.rules, self._absent), self.rules, b""
         line = 1
         for line, _, block in self.text.blocks(BLOCK_BYTES, progress=self.options.progress):
-            expected = None if self.text.zipped else self.text.size / len(block)
+            expected = None
+            if not self.text.zipped:
+                expected = self.text.size / len(block)
             rows.append(parse(block, rules, path=self.name, line=line), expected)
         line += block.count(b"\n")
         if not rows.count:
@@ -203,11 +212,13 @@ class LetorSource(Source):
         if not (rows.width or rules.num_features):
             raise DataError(f"{self.name}:{line}: no line up to here gives a feature")
         if not block.endswith(b"\n"):
-            noted = np.array([bool(word) for word in rows.doc_ids or [""] * rows.count])
+            noted = np.array(list(map(bool, rows.doc_ids or [""] * rows.count)))
             check_last(np.concatenate(rows.given), noted, f"{self.name}:{line}")
         self._seen = rows.width
-        codes = np.concatenate(rows.codes) if rules.qid else None
-        self._queries = self._grouped(rows.count) if codes is None else (codes, query_ids(list(rows.qids)))
+        if rules.qid:
+            self._queries = np.concatenate(rows.codes), query_ids(list(rows.qids))
+        else:
+            self._queries = self._grouped(rows.count)
         return rows.rows()
 
 
@@ -218,9 +229,13 @@ def open_lightgbm(path: PathLike, options: ReadOptions) -> LetorSource:
 
 def _lines(block: bytes) -> list[bytes]:
     """Lines by newline alone: a carriage return inside one is an error that the parser names."""
+    if b"\r" not in block:
+        return block.splitlines(keepends=True)
     lines = [line + b"\n" for line in block.split(b"\n")]
-    lines[-1] = lines[-1][:-1]
-    return lines if lines[-1] else lines[:-1]
+    last = lines.pop()
+    if last != b"\n":
+        lines.append(last[:-1])
+    return lines
 
 
 def check_last(counts: NDArray[Any], noted: NDArray[np.bool_], where: str) -> None:
@@ -252,7 +267,7 @@ class _Rows:
         rows = len(block.labels)
         if not rows:
             return
-        widest = int(block.index.max()) - self.rules.first_index + 1 if len(block.index) else 0
+        widest = int(block.index.max(initial=self.rules.first_index - 1)) - self.rules.first_index + 1
         self._make_room(rows, widest, expected)
         target = self.data[self.count : self.count + rows]
         if (block.counts == target.shape[1]).all():  # increasing indices without a gap
@@ -260,8 +275,8 @@ class _Rows:
         else:
             target[...] = self.absent
             target[np.repeat(np.arange(rows), block.counts), block.index - self.rules.first_index] = block.values
-        known = self.qids
-        self.codes.append(np.array([known.setdefault(qid, len(known)) for qid in block.qids], dtype=np.int64))
+        codes = [self.qids.setdefault(qid, len(self.qids)) for qid in block.qids]
+        self.codes.append(np.array(codes, dtype=np.int64))
         self.labels.append(block.labels)
         self.given.append(block.counts.astype(np.int32))
         if block.comments is not None and self.doc_ids is None:
@@ -286,7 +301,7 @@ class _Rows:
             else:
                 self.data.resize((self.count + rows + self.count // 4, columns), refcheck=False)
 
-    def rows(self) -> Rows:
+    def rows(self) -> SourceRows:
         """What was read; the builder is empty after that."""
         columns = self.rules.num_features or self.width
         data, self.data = self.data, np.empty((0, 0), self.rules.kind)
@@ -294,12 +309,17 @@ class _Rows:
             data.resize((self.count, columns), refcheck=False)
         else:
             data = np.ascontiguousarray(data[: self.count, :columns])
-        return Rows(data, np.concatenate(self.labels) if self.rules.labels else None, self.doc_ids)
+        part = SourceRows(data, None, self.doc_ids)
+        if self.rules.labels:
+            part.labels = np.concatenate(self.labels)
+        return part
 
 
 def _doc_id(comment: bytes) -> str:
     found = _DOC_ID.search(comment)
-    return (found[1] if found else comment).decode("utf-8", "backslashreplace")
+    if found:
+        comment = found[1]
+    return comment.decode("utf-8", "backslashreplace")
 
 
 def load_letor(
@@ -369,8 +389,8 @@ def load_lightgbm(
         DataError: ``file:line: what is wrong``, also if the sizes do not add up to the number of lines.
     """
     options = ReadOptions(num_features, None, missing, absent, dtype, progress=progress)
-    sizes = Path(query) if query is not None else sizes_file(path)
-    return _load(Path(path), options, cache, sizes, first_index=0 if zero_based else 1)
+    sizes = sizes_file(path) if query is None else Path(query)
+    return _load(Path(path), options, cache, sizes, first_index=int(not zero_based))
 
 
 def _load(
@@ -396,7 +416,7 @@ def _load(
         with LetorSource(file, options, sizes=sizes, first_index=first_index) as source:
             return source.read(labelled=True)
 
-    return cached(cache, [file] if sizes is None else [file, sizes], facts, parse_file)
+    return cached(cache, list(filter(None, [file, sizes])), facts, parse_file)
 
 
 def load_letor_splits(folder: PathLike, *, num_features: int | None = None, **options: Any) -> dict[str, RankingData]:
@@ -405,8 +425,10 @@ def load_letor_splits(folder: PathLike, *, num_features: int | None = None, **op
     The files are ``train.txt``, ``vali.txt`` (or ``valid.txt``, ``validation.txt``) and ``test.txt``, or these with
     ``.gz``. Those that are not there are left out, but one must be. ``options`` are those of `load_letor`.
     """
-    files = {split: find_file(folder, names) for split, names in SPLITS.items()}
-    present = {split: file for split, file in files.items() if file is not None}
+    present = {}
+    for split, names in SPLITS.items():
+        if (file := find_file(folder, names)) is not None:
+            present[split] = file
     if not present:
         hint = "pieces of one table are opened with data=table data.path=FOLDER"
         raise DataError(f"no train.txt, vali.txt or test.txt in {Path(folder)}; {hint}")
@@ -417,8 +439,10 @@ def load_agreed(
     load: Callable[..., RankingData], files: dict[str, Path], *, num_features: int | None = None, **options: Any
 ) -> dict[str, RankingData]:
     """Load several files with one number of features: the given one, or the largest found in any of them."""
-    parts = {split: load(file, num_features=num_features, **options) for split, file in files.items()}
-    widest = max(part.num_features for part in parts.values())
+    parts = {}
+    for split, file in files.items():
+        parts[split] = load(file, num_features=num_features, **options)
+    widest = max([part.num_features for part in parts.values()])
     for split, part in parts.items():
         if part.num_features < widest:
             parts[split] = load(files[split], num_features=widest, **options)
@@ -433,19 +457,3 @@ def find_file(folder: PathLike, names: Sequence[str], suffix: str = ".txt") -> P
             if file.is_file():
                 return file
     return None
-
-
-def read_sizes(path: Path) -> NDArray[np.int64]:
-    """The number of documents of each query, one per line."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; it must give the number of documents of each query")
-    sizes = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        word = line.strip()
-        if not word:
-            continue
-        if not re.fullmatch(rb"[0-9]{1,18}", word) or int(word) == 0:
-            got = repr(word[:40].decode("ascii", "backslashreplace"))
-            raise DataError(f"{path}:{number}: the size of a query must be a positive whole number, got {got}")
-        sizes.append(int(word))
-    return np.array(sizes, dtype=np.int64)

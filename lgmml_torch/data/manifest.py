@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.arrow import require_arrow
 from lgmml_torch.data.cache import Cache
+from lgmml_torch.data.columns import require_arrow
 from lgmml_torch.data.source import PathLike
 from lgmml_torch.data.write import save_parquet
 from lgmml_torch.files import write_text
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANIFEST, INDEX, SHARD = "manifest.json", "index.parquet", "shard-{:05d}.parquet"
-FORMAT, VERSION = "lgmml_torch shards", 1
+_FORMAT, _VERSION = "lgmml_torch shards", 1
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class Manifest:
     shards: tuple[Shard, ...]
 
     def __str__(self) -> str:
-        labels = "no labels" if self.labels is None else f"labels {self.labels[0]:g}–{self.labels[1]:g}"
+        labels = "no labels"
+        if self.labels is not None:
+            labels = f"labels {self.labels[0]:g}–{self.labels[1]:g}"
         return (
             f"{self.queries:,} queries, {self.documents:,} documents, {self.features:,} features ({self.dtype}), "
             f"{labels}, {len(self.shards):,} shards"
@@ -96,8 +98,8 @@ class Manifest:
 
         Every process works this out alike. With fewer shards than processes some have none.
         """
-        ends = np.cumsum([shard.documents for shard in self.shards])
-        middles = 2 * ends - [shard.documents for shard in self.shards]  # twice, so that they are whole numbers
+        sizes = np.array([shard.documents for shard in self.shards])
+        middles = 2 * np.cumsum(sizes) - sizes  # twice, so that they are whole numbers
         owners: list[int] = (middles * processes // (2 * self.documents)).tolist()
         return owners
 
@@ -110,7 +112,7 @@ def digest(path: Path) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Say that the folder is complete."""
-    content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    content = {"format": _FORMAT, "version": _VERSION, **asdict(manifest)}
     write_text(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
@@ -125,13 +127,14 @@ def read_manifest(folder: PathLike) -> Manifest:
         content = json.loads(file.read_text(encoding="utf-8"))
         form, version = content["format"], content["version"]
     except (FileNotFoundError, NotADirectoryError):
-        begun = any(Path(folder).glob("*.parquet"))
-        why = "the shards were not written to the end" if begun else "this is no folder of shards"
+        why = "this is no folder of shards"
+        if any(Path(folder).glob("*.parquet")):
+            why = "the shards were not written to the end"
         raise DataError(f"{file}: no such file; {why}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file}: not a manifest of shards: {error!r}") from error
-    if form != FORMAT or version != VERSION:
-        raise DataError(f"{file}: the format must be {FORMAT!r}, version {VERSION}, got {form!r}, version {version}")
+    if form != _FORMAT or version != _VERSION:
+        raise DataError(f"{file}: the format must be {_FORMAT!r}, version {_VERSION}, got {form!r}, version {version}")
     try:
         manifest = _decoded(content)
     except (KeyError, TypeError) as error:
@@ -141,11 +144,14 @@ def read_manifest(folder: PathLike) -> Manifest:
 
 
 def _decoded(content: dict[str, Any]) -> Manifest:
-    values = {entry.name: content[entry.name] for entry in fields(Manifest)}
+    values = {}
+    for entry in fields(Manifest):
+        values[entry.name] = content[entry.name]
     for name in ("feature_names", "labels"):
-        values[name] = None if values[name] is None else tuple(values[name])
+        if values[name] is not None:
+            values[name] = tuple(values[name])
     values["index"] = Shard(**values["index"])
-    values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
+    values["shards"] = tuple([Shard(**shard) for shard in values["shards"]])
     return Manifest(**values)
 
 
@@ -153,7 +159,9 @@ def _check_counts(manifest: Manifest, file: Path) -> None:
     if not manifest.shards:
         raise DataError(f"{file}: there must be at least one shard, got none")
     for name in ("queries", "documents"):
-        total, told = sum(getattr(shard, name) for shard in manifest.shards), getattr(manifest, name)
+        total, told = 0, getattr(manifest, name)
+        for shard in manifest.shards:
+            total += getattr(shard, name)
         if total != told:
             raise DataError(f"{file}: the shards must have {told} {name} together, got {total}")
     known: dict[str, str] = {}
@@ -177,7 +185,7 @@ def check_files(folder: Path, manifest: Manifest, shards: Iterable[Shard]) -> No
         if (size := file.stat().st_size) != shard.bytes:
             how = "cut" if size < shard.bytes else "changed"
             raise DataError(f"{file}: the file is {how}: it has {size} bytes, the manifest says {shard.bytes}")
-    listed = {manifest.index.file, *(shard.file for shard in manifest.shards)}
+    listed = [shard.file for shard in (manifest.index, *manifest.shards)]
     for file in sorted(folder.glob("*.parquet")):
         if file.name not in listed:
             raise DataError(f"{file}: the manifest does not list this file; was a shard written twice?")
@@ -189,11 +197,14 @@ def check_content(folder: Path, shards: Sequence[Shard], store: Cache | None, *,
     Raises:
         DataError: the file that was changed.
     """
-    done = 0
-    with progress_bar("Checking shards", sum(shard.bytes for shard in shards), enabled=progress) as report:
+    done, total = 0, sum([shard.bytes for shard in shards])
+    content: Callable[[Path], str] = digest
+    if store is not None:
+        content = store.content
+    with progress_bar("Checking shards", total, enabled=progress) as report:
         for shard in shards:
             file = folder / shard.file
-            if (digest(file) if store is None else store.content(file)) != shard.sha256:
+            if content(file) != shard.sha256:
                 raise DataError(f"{file}: the file was changed: its content does not match the manifest")
             report(done := done + shard.bytes)
 
@@ -237,7 +248,8 @@ def read_index(folder: Path, manifest: Manifest) -> Index:
     check_content(folder, [manifest.index], None)
     file = folder / manifest.index.file
     table = parquet.read_table(file, use_threads=False).combine_chunks()
-    sizes, shard = (torch.from_numpy(table[name].to_numpy().astype(np.int64)) for name in ("documents", "shard"))
+    sizes = torch.from_numpy(table["documents"].to_numpy().astype(np.int64))
+    shard = torch.from_numpy(table["shard"].to_numpy().astype(np.int64))
     qids = table["qid"].combine_chunks()
     _check_queries(folder, manifest, qids, shard)
     rises = bool((shard.diff() >= 0).all())
@@ -259,8 +271,8 @@ def _check_queries(folder: Path, manifest: Manifest, qids: pa.Array, shard: Tens
     counts = pc.value_counts(qids)
     twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0]
     places = shard[torch.from_numpy(pc.equal(qids, twice).to_numpy(zero_copy_only=False))].tolist()
-    names = [manifest.shards[place].file for place in places]
-    raise split_query(folder, twice.as_py(), names[0], names[1])
+    one, other = manifest.shards[places[0]], manifest.shards[places[1]]
+    raise split_query(folder, twice.as_py(), one.file, other.file)
 
 
 def split_query(folder: Path, qid: Any, one: str, other: str) -> DataError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,9 +21,8 @@ from torch import Tensor
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
-from lgmml_torch.data.arrow import require_arrow
 from lgmml_torch.data.cache import Cache, resolve
-from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.columns import Columns, require_arrow
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.manifest import (
     INDEX,
@@ -38,7 +38,7 @@ from lgmml_torch.data.manifest import (
     split_query,
     write_manifest,
 )
-from lgmml_torch.data.source import PathLike, Source
+from lgmml_torch.data.source import DataSource, PathLike
 from lgmml_torch.data.write import nested_table, save_parquet
 from lgmml_torch.distributed import Spread
 from lgmml_torch.files import SUFFIX
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 VALUES_AT_ONCE = 1 << 21  # features of a shard that are decoded together
 _BUFFER = 1 << 20  # bytes read at a time
 _PLACE = "place"  # the column with a document's place in its list, from 0, in the order of the source
-COLUMNS = Columns(drop=(_PLACE,))
+SHARD_COLUMNS = Columns(drop=(_PLACE,))
 _OWN_NAMES = r"shard-\d+\.parquet|index\.parquet|manifest\.json"
 _OWN = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SUFFIX)}")
 
 
 def write_shards(
-    source: Source | RankingData, folder: PathLike, *, documents: int = 50_000, progress: bool = True
+    source: DataSource | RankingData, folder: PathLike, *, documents: int = 50_000, progress: bool = True
 ) -> Manifest:
     """Write a set as shards; only one of them is in memory at a time.
 
@@ -86,22 +86,27 @@ def write_shards(
     text = _are_text(source.qids)
     labelled = isinstance(source, RankingData) or source.has_labels
     parts: list[_Part] = []
+    written = 0
     clear_folder(home)
     with progress_bar("Writing shards", total, enabled=progress) as report:
         for data in _blocks(source, documents):
-            named = data.replace(qids=tuple(str(qid) for qid in data.qids)) if text else data
-            parts.append(_write_shard(home / SHARD.format(len(parts)), named, labelled=labelled))
-            report(sum(part.shard.documents for part in parts))
+            if text:
+                data = data.replace(qids=tuple(map(str, data.qids)))
+            parts.append(_write_shard(home / SHARD.format(len(parts)), data, labelled=labelled))
+            report(written := written + data.num_documents)
+    shards, ids, sizes, lows, highs, have_ids = zip(*parts, strict=True)
+    labels = (min(lows), max(highs))
+    index = _write_index(home / INDEX, ids, sizes, text=text)
     manifest = Manifest(
-        queries=sum(part.shard.queries for part in parts),
+        queries=index.queries,
         documents=total,
         features=data.num_features,
         dtype=str(data.features.dtype).removeprefix("torch."),
         feature_names=data.feature_names,
-        labels=(min(part.low for part in parts), max(part.high for part in parts)) if labelled else None,
-        doc_ids=any(part.doc_ids for part in parts),
-        index=_write_index(home / INDEX, parts, text=text),
-        shards=tuple(part.shard for part in parts),
+        labels=labels if labelled else None,
+        doc_ids=any(have_ids),
+        index=index,
+        shards=shards,
     )
     write_manifest(home, manifest)
     return manifest
@@ -135,9 +140,11 @@ def check_room(home: Path) -> None:
     Raises:
         DataError: what else it holds.
     """
-    if home.exists() and not home.is_dir():
+    if not home.exists():
+        return
+    if not home.is_dir():
         raise DataError(f"{home}: shards need a folder, this is a file")
-    for path in sorted(home.iterdir()) if home.exists() else ():
+    for path in sorted(home.iterdir()):
         if not _OWN.fullmatch(path.name) or path.is_dir():
             raise DataError(f"{home}: shards need a folder of their own, this one holds {path.name!r}")
 
@@ -162,9 +169,9 @@ def _are_text(qids: Sequence[Hashable]) -> bool:
     return True
 
 
-def _blocks(source: Source | RankingData, documents: int) -> Iterator[RankingData]:
+def _blocks(source: DataSource | RankingData, documents: int) -> Iterator[RankingData]:
     """Some whole lists after the other, in the order of their ids."""
-    if isinstance(source, Source):
+    if isinstance(source, DataSource):
         for batch in source.batches(documents, by_id=True):
             yield batch.data
         return
@@ -181,20 +188,24 @@ def _write_shard(file: Path, data: RankingData, *, labelled: bool) -> _Part:
     table = nested_table(data.replace(order=torch.arange(data.num_documents)))
     offsets = pa.array(data.offsets.numpy(), pa.int32())
     table = table.append_column(_PLACE, pa.ListArray.from_arrays(offsets, pa.array(place.numpy())))
-    save_parquet(table if labelled else table.drop_columns(["label"]), file)
+    if not labelled:
+        table = table.drop_columns(["label"])
+    save_parquet(table, file)
     shard = Shard.of(file, data.num_queries, data.num_documents)
     low, high = float(data.labels.min()), float(data.labels.max())
     return _Part(shard, data.qids, data.sizes, low, high, data.doc_ids is not None)
 
 
-def _write_index(file: Path, parts: Sequence[_Part], *, text: bool) -> Shard:
+def _write_index(file: Path, qids: Sequence[Sequence[Hashable]], sizes: Sequence[Tensor], *, text: bool) -> Shard:
+    """Write the index of a set; both sequences have an entry for each shard."""
     import pyarrow as pa
 
-    names = pa.array([qid for part in parts for qid in part.qids], pa.string() if text else pa.int64())
-    sizes = torch.cat([part.sizes for part in parts])
-    shard = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part.qids) for part in parts]))
-    Index(names, sizes, shard).write(file)
-    return Shard.of(file, len(names), int(sizes.sum()))
+    kind = pa.string() if text else pa.int64()
+    names = pa.array(list(chain.from_iterable(qids)), kind)
+    shard = torch.arange(len(qids)).repeat_interleave(torch.tensor(list(map(len, qids))))
+    whole = torch.cat(list(sizes))
+    Index(names, whole, shard).write(file)
+    return Shard.of(file, len(names), int(whole.sum()))
 
 
 def check_shards(folder: PathLike, *, progress: bool = True) -> Manifest:
@@ -237,25 +248,28 @@ def open_shards(
     Raises:
         DataError: the shard that is missing, cut, changed or written twice, or a query that is in two of them.
     """
-    rank = distributed.rank() if rank is None else rank
+    if rank is None:
+        rank = distributed.rank()
     processes = distributed.world_size() if world_size is None else world_size
     if not 0 <= rank < processes:
         raise LGMMLError(f"`rank` must lie in [0, world_size = {processes}), got {rank}")
     home, manifest = Path(folder), read_manifest(folder)
-    owners = manifest.owners(processes)
-    own = [number for number, owner in enumerate(owners) if owner == rank]
-    check_files(home, manifest, [manifest.shards[number] for number in own])
+    owners = torch.tensor(manifest.owners(processes))
+    own = (owners == rank).nonzero()[:, 0].tolist()
+    shards = [manifest.shards[number] for number in own]
+    check_files(home, manifest, shards)
     index = read_index(home, manifest)
-    spread = Spread(index.sizes, torch.tensor(owners)[index.shard], rank)
+    spread = Spread(index.sizes, owners[index.shard], rank)
     arrays = _load(home, manifest, index, own, resolve(cache), progress=progress)
     qids = index.qids.take(spread.own.numpy()).to_pylist()
+    names = _doc_ids(home, shards) if doc_ids and manifest.doc_ids else None
     return RankingData(
         features=torch.from_numpy(arrays["features"]),
         labels=torch.from_numpy(arrays["labels"]),
         offsets=offsets_from_sizes(index.sizes[spread.own]),
         qids=tuple(qids),
         order=torch.from_numpy(arrays["order"]),
-        doc_ids=_doc_ids(home, [manifest.shards[number] for number in own]) if doc_ids and manifest.doc_ids else None,
+        doc_ids=names,
         feature_names=manifest.feature_names,
         spread=spread,
     )
@@ -267,7 +281,7 @@ def _load(
     """Features, labels and order of some shards, which follow one another."""
     shards = [manifest.shards[number] for number in own]
     check_content(home, shards, store, progress=progress)
-    total = sum(shard.documents for shard in shards)
+    total = sum([shard.documents for shard in shards])
     spec: dict[str, tuple[tuple[int, ...], Any]] = {
         "features": ((total, manifest.features), np.dtype(manifest.dtype)),
         "labels": ((total,), np.float32),
@@ -280,25 +294,28 @@ def _load(
             for number in own:
                 for table, sizes in _pieces(home, manifest, index, number):
                     end = done + int(sizes.sum())
-                    _decode(table, sizes, done, {name: array[done:end] for name, array in targets.items()})
+                    _decode(table, sizes, slice(done, end), targets)
                     report(done := end)
         _give_back()
 
     if store is not None and own:
         key = {"shards": 1, "content": [shard.sha256 for shard in shards]}
         return store.get_or_fill(key, spec, fill)
-    arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in spec.items()}
+    arrays = {}
+    for name, (shape, dtype) in spec.items():
+        arrays[name] = np.zeros(shape, dtype)
     fill(arrays)
     return arrays
 
 
-def _decode(table: pa.Table, sizes: Tensor, start: int, targets: dict[str, NDArray[Any]]) -> None:
-    """Write the documents of some lists to their place; ``start`` is the row of the first."""
-    targets["features"][...] = _flat(_flat(table["features"])).to_numpy().reshape(targets["features"].shape)
+def _decode(table: pa.Table, sizes: Tensor, rows: slice, targets: dict[str, NDArray[Any]]) -> None:
+    """Write the documents of some lists to their rows."""
+    features = targets["features"][rows]
+    features[...] = _flat(_flat(table["features"])).to_numpy().reshape(features.shape)
     if "label" in table.column_names:
-        targets["labels"][...] = _flat(table["label"]).to_numpy()
-    offsets = offsets_from_sizes(sizes) + start
-    targets["order"][...] = offsets[:-1].repeat_interleave(sizes).numpy() + _flat(table[_PLACE]).to_numpy()
+        targets["labels"][rows] = _flat(table["label"]).to_numpy()
+    offsets = offsets_from_sizes(sizes) + rows.start
+    targets["order"][rows] = offsets[:-1].repeat_interleave(sizes).numpy() + _flat(table[_PLACE]).to_numpy()
 
 
 def _pieces(
@@ -335,8 +352,9 @@ def _read(file: Path, columns: list[str] | None = None) -> pa.Table:
 
 def _flat(lists: Any) -> pa.Array:
     """The entries of lists, one after the other."""
-    array = lists.combine_chunks() if hasattr(lists, "chunks") else lists
-    return array.flatten()
+    if hasattr(lists, "chunks"):
+        lists = lists.combine_chunks()
+    return lists.flatten()
 
 
 def _check_lists(home: Path, manifest: Manifest, index: Index, number: int, table: pa.Table, first: int) -> Tensor:
@@ -368,18 +386,23 @@ def document_keys(file: Path) -> dict[str, pa.Array]:
     from pyarrow import parquet
 
     known = parquet.read_schema(file).names
-    table = _read(file, [name for name in (COLUMNS.qid, _PLACE, COLUMNS.doc_id) if name in known])
+    table = _read(file, [name for name in (SHARD_COLUMNS.qid, _PLACE, SHARD_COLUMNS.doc_id) if name in known])
     queries = pc.list_parent_indices(table[_PLACE].combine_chunks())
-    keys = {COLUMNS.qid: table[COLUMNS.qid].combine_chunks().take(queries)}
-    return keys | {name: _flat(table[name]) for name in table.column_names[1:]}
+    keys = {SHARD_COLUMNS.qid: table[SHARD_COLUMNS.qid].combine_chunks().take(queries)}
+    for name in table.column_names[1:]:
+        keys[name] = _flat(table[name])
+    return keys
 
 
 def _doc_ids(home: Path, shards: Sequence[Shard]) -> tuple[str, ...]:
     """The ids of all documents; empty where a shard has none."""
     words: list[str] = []
     for shard in shards:
-        ids = document_keys(home / shard.file).get(COLUMNS.doc_id)
-        words += [""] * shard.documents if ids is None else ids.to_pylist()
+        ids = document_keys(home / shard.file).get(SHARD_COLUMNS.doc_id)
+        if ids is None:
+            words.extend([""] * shard.documents)
+        else:
+            words.extend(ids.to_pylist())
     return tuple(words)
 
 
@@ -389,8 +412,11 @@ def shard_folders(path: PathLike) -> dict[str, Path]:
     if (home / MANIFEST).is_file():
         return {"": home}
     found = {split: home / split for split in SPLITS if (home / split).is_dir()}
-    begun = any(_OWN.fullmatch(file.name) for folder in found.values() for file in folder.iterdir())
-    return found if begun else {}
+    for folder in found.values():
+        for file in folder.iterdir():
+            if _OWN.fullmatch(file.name):
+                return found
+    return {}
 
 
 def open_shard_splits(
@@ -423,7 +449,7 @@ def open_shard_splits(
                 f"{folder}: the parts must have the same features, got {manifest.features} ({manifest.dtype}) here and "
                 f"{like.features} ({like.dtype}) in {first}, or other names; convert them with one number of features"
             )
-    return {
-        split or "train": open_shards(folder, cache=cache, doc_ids=doc_ids, progress=progress)
-        for split, folder in folders.items()
-    }
+    parts = {}
+    for split, folder in folders.items():
+        parts[split or "train"] = open_shards(folder, cache=cache, doc_ids=doc_ids, progress=progress)
+    return parts

@@ -1,8 +1,7 @@
 """One way in for every format, for training and for scoring, whole or list by list.
 
-A `Source` knows the query of each of its rows and gives the rows it is asked for; checks, missing values, batches of
-whole lists and the way into `RankingData` are the same for all of them. `open_source` picks the format, and `FORMATS`
-is the place where one is added.
+A `DataSource` knows the query of each of its rows and reads the rows it is asked for. Checks, missing values, batches
+of whole lists and `RankingData` are the same for all formats. `open_source` picks the format; `FORMATS` lists them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from lgmml_torch.categories import Asked, Categories, WordColumns, fill_words
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache, from_arrays, resolve, to_arrays
 from lgmml_torch.data.columns import Columns
-from lgmml_torch.inputs import MISSING_HINT, POLICIES, canonical_ranks, fill_missing, first_bad, is_frame
+from lgmml_torch.inputs import MISSING_HINT, MISSING_POLICIES, canonical_ranks, fill_missing, first_bad, is_frame
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
@@ -43,15 +42,15 @@ class Format:
         suffixes: endings of file names that mean this kind, in lower case; ``.gz`` may follow them.
     """
 
-    opener: str | Callable[..., Source]
+    opener: str | Callable[..., DataSource]
     suffixes: tuple[str, ...] = ()
 
-    def open(self, path: PathLike, options: ReadOptions) -> Source:
+    def open(self, path: PathLike, options: ReadOptions) -> DataSource:
         """The source a file is."""
         if callable(self.opener):
             return self.opener(path, options)
         module, _, name = self.opener.partition(":")
-        source: Source = getattr(importlib.import_module(module), name)(path, options)
+        source: DataSource = getattr(importlib.import_module(module), name)(path, options)
         return source
 
 
@@ -93,7 +92,7 @@ class ReadOptions:
     categories: WordColumns = field(default_factory=WordColumns)
 
     def __post_init__(self) -> None:
-        check_choice("missing", self.missing, POLICIES)
+        check_choice("missing", self.missing, MISSING_POLICIES)
         check_choice("absent", self.absent, ("zero", "missing"))
         if self.feature_names is not None and self.num_features is None:
             object.__setattr__(self, "num_features", len(self.feature_names))
@@ -105,18 +104,23 @@ class ReadOptions:
     @property
     def kind(self) -> type[np.float32] | type[np.float64]:
         """The numpy type of the features."""
-        return np.float64 if self.dtype == torch.float64 else np.float32
+        if self.dtype == torch.float64:
+            return np.float64
+        return np.float32
 
     def check_width(self, width: int, where: str, what: str) -> None:
         """Require the number of features asked for, if one was; ``what`` they stand in, e.g. ``the header names``."""
         if self.num_features is not None and width != self.num_features:
-            named = "there are names for" if self.feature_names is not None else "`num_features` asks for"
-            asked = "the model was trained on" if self.model else named
+            asked = "`num_features` asks for"
+            if self.feature_names is not None:
+                asked = "there are names for"
+            if self.model:
+                asked = "the model was trained on"
             raise DataError(f"{where}: {asked} {self.num_features} features, but {what} {width}")
 
 
 @dataclass
-class Rows:
+class SourceRows:
     """Rows of a source, in the order asked for."""
 
     features: NDArray[Any]  # (n, D), NaN where missing
@@ -137,7 +141,7 @@ class Batch:
     rows: NDArray[np.int64]
 
 
-class Source(ABC):
+class DataSource(ABC):
     """The lists of one file, frame or set of arrays.
 
     A format gives `_index`, `_read` and, where they differ from the defaults, the attributes.
@@ -163,10 +167,10 @@ class Source(ABC):
         """The query of each row, numbered by first appearance, and the id of each query."""
 
     @abstractmethod
-    def _read(self, rows: NDArray[np.int64]) -> Rows:
+    def _read(self, rows: NDArray[np.int64]) -> SourceRows:
         """The given rows, which ascend."""
 
-    def _whole(self) -> Rows:
+    def _whole(self) -> SourceRows:
         """Every row; a format that can do better than `_index` and `_read` does, and sets ``_queries``."""
         return self._read(np.arange(self.num_rows))
 
@@ -212,13 +216,18 @@ class Source(ABC):
         ``by_id`` goes through the queries in the order of their ids instead, which is that of `read`.
         """
         check_positive("documents", documents)
-        codes = canonical_ranks(self.qids)[self.codes] if by_id else self.codes
-        order = None if (np.diff(codes) >= 0).all() else np.argsort(codes, kind="stable")
+        codes, order = self.codes, None
+        if by_id:
+            codes = canonical_ranks(self.qids)[codes]
+        if (np.diff(codes) < 0).any():
+            order = np.argsort(codes, kind="stable")
         sizes = np.bincount(codes, minlength=len(self.qids))
         offsets = offsets_from_sizes(torch.from_numpy(sizes))
         for first, last in list_blocks(offsets, documents):
             start, stop = int(offsets[first]), int(offsets[last])
-            rows = np.arange(start, stop) if order is None else np.sort(order[start:stop])
+            rows = np.arange(start, stop)
+            if order is not None:
+                rows = np.sort(order[start:stop])
             yield Batch(self._data(self._read(rows), rows), rows)
         self._all_seen()
 
@@ -235,7 +244,9 @@ class Source(ABC):
             if str(known) == qid:
                 rows = np.flatnonzero(self.codes == code)
                 return self._data(self._read(rows), rows)
-        some = ", ".join(str(known) for known in self.qids[:5]) + (", …" if len(self.qids) > 5 else "")
+        some = ", ".join(map(str, self.qids[:5]))
+        if len(self.qids) > 5:
+            some += ", …"
         raise DataError(f"{self.name}: there is no query {qid!r}; there are {some}")
 
     def place(self, row: int) -> str:
@@ -246,9 +257,11 @@ class Source(ABC):
         return f"{self.name}: there are no labels, and training needs them"
 
     def _column(self, column: int) -> str:
-        return f"feature {column + 1}" if self.feature_names is None else f"column {self.feature_names[column]!r}"
+        if self.feature_names is None:
+            return f"feature {column + 1}"
+        return f"column {self.feature_names[column]!r}"
 
-    def _check(self, part: Rows, rows: NDArray[np.int64]) -> None:
+    def _check(self, part: SourceRows, rows: NDArray[np.int64]) -> None:
         if (bad := first_bad(part.features, missing=self.options.missing != "error")) is not None:
             value, where = part.features[bad], f"{self.place(int(rows[bad[0]]))}: {self._column(bad[1])}"
             if np.isnan(value):
@@ -259,7 +272,7 @@ class Source(ABC):
             where = self.place(int(rows[row]))
             raise DataError(f"{where}: the label must be a finite number, got {part.labels[row]}")
 
-    def _data(self, part: Rows, rows: NDArray[np.int64]) -> RankingData:
+    def _data(self, part: SourceRows, rows: NDArray[np.int64]) -> RankingData:
         """Checked, filled and sorted; ``part`` gives up its features, because sorting copies them."""
         self._check(part, rows)
         used, codes = np.unique(self.codes[rows], return_inverse=True)
@@ -267,7 +280,9 @@ class Source(ABC):
         if self.options.missing != "error":
             fill_words(features, self.categories)
             fill_missing(features, codes, self.options.missing)
-        labels = np.zeros(len(rows), np.float32) if part.labels is None else part.labels
+        labels = part.labels
+        if labels is None:
+            labels = np.zeros(len(rows), np.float32)
         qids = [self.qids[code] for code in used.tolist()]
         return RankingData.from_codes(
             features,
@@ -306,7 +321,7 @@ def open_source(
     absent: str = "zero",
     dtype: torch.dtype = torch.float32,
     categories: Asked = None,
-) -> Source:
+) -> DataSource:
     """Open ranking data of any kind, to be read whole or list by list.
 
     Args:
@@ -357,9 +372,10 @@ def open_source(
     return arrays.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
 
 
-def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) -> Source:
+def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) -> DataSource:
     """The source a file is, by ``kind`` or by its name."""
-    kind = kind_of(path) if kind is None else kind
+    if kind is None:
+        kind = kind_of(path)
     check_choice("kind", kind, FORMATS)
     if str(path) != "-" and not Path(path).is_file():
         raise DataError(f"{path}: no such file")
@@ -369,8 +385,14 @@ def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) 
 def kind_of(path: PathLike) -> str:
     """What the name of a file says about its format, and the files beside it."""
     suffix = Path(str(path).lower().removesuffix(".gz")).suffix
-    kind = next((name for name, form in FORMATS.items() if suffix in form.suffixes), "letor")
-    return "lightgbm" if kind == "letor" and sizes_file(path).is_file() else kind
+    kind = "letor"
+    for name, form in FORMATS.items():
+        if suffix in form.suffixes:
+            kind = name
+            break
+    if kind == "letor" and sizes_file(path).is_file():
+        return "lightgbm"
+    return kind
 
 
 def check_unpacked(name: str, packed: int, unpacked: int) -> None:
@@ -406,12 +428,12 @@ def cached(
 ) -> RankingData:
     """What ``parse`` makes of the files, from the cache if they were parsed before with the same ``facts``."""
     store = resolve(cache)
-    if store is None or not all(file.is_file() for file in files):
+    if store is None or not all(map(Path.is_file, files)):
         return parse()
-    key = {"parser": PARSER, "content": [store.content(file) for file in files], **facts}
+    key = {"parser": PARSER, "content": list(map(store.content, files)), **facts}
 
     def build() -> dict[str, NDArray[Any]]:
-        before = [_state(file) for file in files]
+        before = list(map(_state, files))
         arrays = to_arrays(parse())
         for file, state in zip(files, before, strict=True):
             if _state(file) != state:

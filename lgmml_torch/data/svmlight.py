@@ -65,7 +65,9 @@ class Rules:
     @property
     def last_index(self) -> int:
         """The largest feature index allowed."""
-        limit = MAX_FEATURES if self.num_features is None else self.num_features
+        limit = self.num_features
+        if limit is None:
+            limit = MAX_FEATURES
         return limit + self.first_index - 1
 
 
@@ -84,7 +86,9 @@ class Block:
 def parse(block: bytes, rules: Rules, *, path: object, line: int = 1) -> Block:
     """Parse whole lines, fast if they are as they should be; arguments and errors are those of `parse_lines`."""
     found = parse_block(block, rules)
-    return parse_lines(block, rules, path=path, line=line) if found is None else found
+    if found is None:
+        return parse_lines(block, rules, path=path, line=line)
+    return found
 
 
 def parse_block(block: bytes, rules: Rules) -> Block | None:
@@ -92,7 +96,7 @@ def parse_block(block: bytes, rules: Rules) -> Block | None:
     if not rules.labels:
         block = _BEFORE_TEXT.sub(b"0 ", block)
     clean, comments, found = block, None, None
-    if block.endswith(b"\n") and not any(byte in block for byte in (b"#", b"\r", b"\t")):
+    if block.endswith(b"\n") and b"#" not in block and b"\r" not in block and b"\t" not in block:
         found = _tokens(clean, rules.qid)
     if found is None:
         clean, comments = _normalise(block)
@@ -112,7 +116,7 @@ def parse_block(block: bytes, rules: Rules) -> Block | None:
         if not ((ends[first + 1] - name == 3).all() and (data[name[:, None] + np.arange(3)] == list(b"qid")).all()):
             return None
         qids = [clean[a:b] for a, b in zip(starts[first + 2].tolist(), ends[first + 2].tolist(), strict=True)]
-    counts = (np.append(first[1:], len(ends)) - first - (3 if rules.qid else 1)) // 2
+    counts = (np.append(first[1:], len(ends)) - first - (1 + 2 * rules.qid)) // 2
     labels = _decimals(clean, data, starts[first], ends[first], kind=np.float32, missing=False)
     starts, ends = starts[is_feature], ends[is_feature]
     index = _indices(data, starts[0::2], ends[0::2], counts, rules)
@@ -128,11 +132,15 @@ def _normalise(block: bytes) -> tuple[bytes, list[bytes] | None]:
         block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     comments = None
     if b"#" in block:
-        parts = [line.partition(b"#") for line in block.split(b"\n")]
-        kept = [(text, comment) for text, _, comment in parts if text.strip(b" \t")]
-        block = b"\n".join(text for text, _ in kept)
-        found = [comment.strip() for _, comment in kept]
-        comments = found if any(found) else None
+        texts, found = [], []
+        for line in block.split(b"\n"):
+            text, _, comment = line.partition(b"#")
+            if text.strip(b" \t"):
+                texts.append(text)
+                found.append(comment.strip())
+        block = b"\n".join(texts)
+        if any(found):
+            comments = found
     block = block.replace(b"\t", b" ")
     while b"  " in block:
         block = block.replace(b"  ", b" ")
@@ -140,7 +148,9 @@ def _normalise(block: bytes) -> tuple[bytes, list[bytes] | None]:
     while b"\n\n" in block:
         block = block.replace(b"\n\n", b"\n")
     block = block.strip(b" \n")
-    return block + b"\n" if block else b"", comments
+    if block:
+        block += b"\n"
+    return block, comments
 
 
 def _tokens(clean: bytes, qid: bool) -> tuple[NDArray[np.uint8], _Ints, _Ints, _Ints] | None:
@@ -180,7 +190,9 @@ def _indices(data: NDArray[np.uint8], starts: _Ints, ends: _Ints, counts: _Ints,
     rising = np.append(True, index[1:] > index[:-1])
     heads = (np.cumsum(counts) - counts)[counts > 0]
     rising[heads] = index[heads] >= rules.first_index
-    return index if rising.all() and index.max() <= rules.last_index else None
+    if not rising.all() or index.max() > rules.last_index:
+        return None
+    return index
 
 
 def _decimals(
@@ -217,14 +229,18 @@ def _decimals(
         values[token] = value
     with np.errstate(over="ignore"):
         cast = values.astype(kind)
-    return None if np.isinf(cast).any() else cast
+    if np.isinf(cast).any():
+        return None
+    return cast
 
 
 def decimal(text: bytes) -> float | None:
     """``float(text)``, NaN for a missing value, None for anything that is not a plain decimal number."""
     if _NUMBER.fullmatch(text):
         return float(text)
-    return float("nan") if text.lower() in MISSING else None
+    if text.lower() in MISSING:
+        return float("nan")
+    return None
 
 
 _FOREIGN = re.compile(rb"[^\t\x20-\x7e]")
@@ -256,8 +272,8 @@ def parse_lines(block: bytes, rules: Rules, *, path: object, line: int = 1) -> B
             tokens.insert(0, b"0")
         labels.append(_label(tokens[0], where))
         if rules.qid:
-            qids.append(_qid(tokens[1] if len(tokens) > 1 else b"", where))
-        features = tokens[2 if rules.qid else 1 :]
+            qids.append(_qid(b"".join(tokens[1:2]), where))
+        features = tokens[1 + rules.qid :]
         previous = rules.first_index - 1
         for token in features:
             previous = _index(token, previous, where, rules)
@@ -277,8 +293,9 @@ def parse_lines(block: bytes, rules: Rules, *, path: object, line: int = 1) -> B
 
 def shown(text: bytes) -> str:
     """A piece of the file for an error message: printable, and never long."""
-    cut = text if len(text) <= _SHOWN else text[:_SHOWN] + b"..."
-    return repr(cut.decode("ascii", "backslashreplace"))
+    if len(text) > _SHOWN:
+        text = text[:_SHOWN] + b"..."
+    return repr(text.decode("ascii", "backslashreplace"))
 
 
 def _fits(value: float, kind: type[np.float32] | type[np.float64]) -> bool:
@@ -296,7 +313,9 @@ def _label(token: bytes, where: str) -> float:
 def _qid(token: bytes, where: str) -> bytes:
     name, colon, value = token.partition(b":")
     if name != b"qid" or not colon:
-        got = f"got {shown(token)}" if token else "but the line ends"
+        got = "but the line ends"
+        if token:
+            got = f"got {shown(token)}"
         raise DataError(f"{where}: missing qid: `qid:…` must follow the label, {got}")
     if not value or b":" in value:
         raise DataError(f"{where}: `qid:` must be followed by the id of the query, got {shown(token)}")
@@ -319,8 +338,9 @@ def _index(token: bytes, previous: int, where: str, rules: Rules) -> int:
     if index < previous:
         raise DataError(f"{where}: feature indices must increase, got {index} after {previous}")
     if index > rules.last_index:
-        given = rules.num_features is not None
-        hint = rules.because if given else "pass `num_features` if there really are so many"
+        hint = rules.because
+        if rules.num_features is None:
+            hint = "pass `num_features` if there really are so many"
         raise DataError(f"{where}: feature index {index} is beyond the largest allowed, {rules.last_index}; {hint}")
     return index
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.arrow import ArrowSource, batch_pieces, batch_sizes, require_arrow
-from lgmml_torch.data.columns import lay_out
+from lgmml_torch.data.arrow import ArrowSource
+from lgmml_torch.data.columns import batch_pieces, batch_sizes, lay_out, require_arrow
 from lgmml_torch.data.source import PathLike, ReadOptions
 from lgmml_torch.data.svmlight import shown
 from lgmml_torch.data.text import TextFile, query_ids
@@ -21,7 +21,7 @@ from lgmml_torch.data.text import TextFile, query_ids
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BLOCK_BYTES = 1 << 20  # of text that is converted at a time
+_BLOCK_BYTES = 1 << 20  # of text that is converted at a time
 _MISSING = ["", "NULL", "Null", "null", "nan", "NaN", "NAN"]
 _TRUE, _FALSE = ["1", "true", "True", "TRUE"], ["0", "false", "False", "FALSE"]
 _FLAGS = ("true", "false")
@@ -80,7 +80,7 @@ class _CsvSource(ArrowSource):
                 (cells,) = csv.reader([text.decode().rstrip("\r\n")], delimiter=self._delimiter, strict=True)
             except (csv.Error, UnicodeDecodeError) as error:
                 raise DataError(f"{self.name}:{line}: not a line of CSV: {error}") from error
-            return [name.strip() for name in cells], line
+            return list(map(str.strip, cells)), line
         raise DataError(f"{self.name}:1: the file holds no documents")
 
     def _convert(self) -> pa.RecordBatchFileReader:
@@ -89,11 +89,14 @@ class _CsvSource(ArrowSource):
 
         types = self._types()
         number = pa.from_numpy_dtype(self.options.kind)
-        stored = {name: number if kind == pa.float64() else kind for name, kind in types.items()}
+        stored = dict(types)
+        for name, kind in types.items():
+            if kind == pa.float64():
+                stored[name] = number
         schema = pa.schema(stored)
         with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
             with pa.ipc.new_file(file.name, schema) as writer:
-                for line, _, block in self._text.blocks(BLOCK_BYTES, progress=self.options.progress):
+                for line, _, block in self._text.blocks(_BLOCK_BYTES, progress=self.options.progress):
                     table = self._table(block, line, types)
                     writer.write_table(table.cast(schema, safe=False))
             return pa.ipc.open_file(pa.memory_map(file.name))
@@ -106,8 +109,9 @@ class _CsvSource(ArrowSource):
         text = {columns.qid, columns.doc_id, columns.weight, columns.position, *columns.drop}
         types = {}
         for name in self.header:
-            is_text = name in text or self.options.categories.holds(name, typed=False)
-            types[name] = pa.string() if is_text else pa.float64()
+            types[name] = pa.float64()
+            if name in text or self.options.categories.holds(name, typed=False):
+                types[name] = pa.string()
         return types
 
     def _table(self, block: bytes, line: int, types: dict[str, Any]) -> pa.Table:
@@ -177,7 +181,7 @@ class _CsvSource(ArrowSource):
 
     def place(self, row: int) -> str:
         """``file:line``."""
-        for line, _, block in self._text.blocks(BLOCK_BYTES):
+        for line, _, block in self._text.blocks(_BLOCK_BYTES):
             lines = _Lines(block, line, skip=self._header_line)
             if row < len(lines):
                 return f"{self.name}:{lines.number(row)}"
@@ -189,9 +193,11 @@ class _Lines:
     """The lines of a block that are not empty, with their numbers; those up to number ``skip`` are left out."""
 
     def __init__(self, block: bytes, line: int, skip: int) -> None:
-        lines = enumerate(block.split(b"\n"), line)
-        self._rows = [(number, text) for number, text in lines if number > skip and text.strip()]
-        self.text = b"".join(text + b"\n" for _, text in self._rows)
+        self._rows: list[tuple[int, bytes]] = []
+        for number, text in enumerate(block.split(b"\n"), line):
+            if number > skip and text.strip():
+                self._rows.append((number, text))
+        self.text = b"".join([text + b"\n" for _, text in self._rows])
 
     def __len__(self) -> int:
         return len(self._rows)

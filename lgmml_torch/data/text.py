@@ -29,14 +29,12 @@ class TextFile:
     """The bytes of a text file, decompressed; gzip is recognised by its first bytes."""
 
     def __init__(self, path: PathLike) -> None:
-        self.name = "<stdin>" if str(path) == "-" else str(path)
-        if str(path) != "-" and not Path(path).is_file():
-            raise DataError(f"{path}: no such file")
-        # Standard input is read more than once like any other file, so it has to be kept.
-        self._file: IO[bytes] = _spool(sys.stdin.buffer) if str(path) == "-" else Path(path).open("rb")  # noqa: SIM115
+        self.name, self._file = _opened(path)
         self.zipped = self._file.read(2) == b"\x1f\x8b"
         self._file.seek(0)
-        self._stream: IO[bytes] = gzip.GzipFile(fileobj=self._file) if self.zipped else self._file  # type: ignore[assignment]
+        self._stream = self._file
+        if self.zipped:
+            self._stream = gzip.GzipFile(fileobj=self._file)  # type: ignore[assignment]
         self.size = os.fstat(self._file.fileno()).st_size  # compressed, if it is
 
     def close(self) -> None:
@@ -50,7 +48,9 @@ class TextFile:
         self._seek(0)
         with progress_bar(f"Reading {Path(self.name).name}", self.size, enabled=progress) as report:
             while block := self._lines(size):
-                mark = len(_BYTE_ORDER_MARK) if place == 0 and block.startswith(_BYTE_ORDER_MARK) else 0
+                mark = 0
+                if place == 0 and block.startswith(_BYTE_ORDER_MARK):
+                    mark = len(_BYTE_ORDER_MARK)
                 if not block.endswith(b"\n") and len(block) >= size + MOST_LINE:
                     at = line + block.count(b"\n")
                     raise DataError(f"{self.name}:{at}: a line must have at most {MOST_LINE:,} bytes, got a longer one")
@@ -82,8 +82,12 @@ class TextFile:
             first = int(starts[run[0]])
             self._stream.seek(first)
             block = self._stream.read(int(ends[run[-1]]) - first)
-            texts.extend(block[a:b] for a, b in zip(starts[run] - first, ends[run] - first, strict=True))
-        return [text if text.endswith(b"\n") else text + b"\n" for text in texts]
+            for start, end in zip(starts[run] - first, ends[run] - first, strict=True):
+                text = block[start:end]
+                if not text.endswith(b"\n"):
+                    text += b"\n"
+                texts.append(text)
+        return texts
 
     def unzip(self) -> None:
         """Keep a decompressed copy: compressed text cannot be read from the middle."""
@@ -96,9 +100,34 @@ class TextFile:
 
 def query_ids(words: Sequence[bytes]) -> list[Hashable]:
     """Whole numbers if all ids are written as such, so that nothing is lost, otherwise text."""
-    if all(_WHOLE.fullmatch(word) for word in words):
-        return [int(word) for word in words]
+    if all(map(_WHOLE.fullmatch, words)):
+        return list(map(int, words))
     return [word.decode("utf-8", "backslashreplace") for word in words]
+
+
+def read_sizes(path: Path) -> NDArray[np.int64]:
+    """The number of documents of each query, one per line."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; it must give the number of documents of each query")
+    sizes = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        word = line.strip()
+        if not word:
+            continue
+        if not re.fullmatch(rb"[0-9]{1,18}", word) or int(word) == 0:
+            got = repr(word[:40].decode("ascii", "backslashreplace"))
+            raise DataError(f"{path}:{number}: the size of a query must be a positive whole number, got {got}")
+        sizes.append(int(word))
+    return np.array(sizes, dtype=np.int64)
+
+
+def _opened(path: PathLike) -> tuple[str, IO[bytes]]:
+    """The name of a file for messages, and its bytes; ``-`` is standard input."""
+    if str(path) == "-":
+        return "<stdin>", _spool(sys.stdin.buffer)  # it is read more than once, like any other file
+    if not Path(path).is_file():
+        raise DataError(f"{path}: no such file")
+    return str(path), Path(path).open("rb")
 
 
 def _spool(stream: IO[bytes]) -> IO[bytes]:

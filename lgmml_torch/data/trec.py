@@ -71,8 +71,9 @@ def run_lines(batch: Batch, scores: NDArray[Any], tag: str) -> Iterator[str]:
     best = best[queries[best].argsort(stable=True)]
     rank, previous = 0, -1
     for place, query in zip(best.tolist(), queries[best].tolist(), strict=True):
-        rank = rank + 1 if query == previous else 1
-        previous = query
+        if query != previous:
+            rank, previous = 0, query
+        rank += 1
         yield f"{word(batch.data.qids[query])} Q0 {names[place]} {rank} {scores[place]!s} {word(tag)}\n"
 
 
@@ -94,21 +95,26 @@ def write_run(run: Mapping[str, Mapping[str, float]], stream: IO[bytes], *, tag:
     """Write a run, each query's documents best first; equal scores by falling id, the way trec_eval reads them."""
     for qid, scores in run.items():
         ordered = sorted(scores.items(), key=lambda item: (item[1], item[0]), reverse=True)
-        lines = (f"{_checked(qid)} Q0 {_checked(d)} {i + 1} {s!r} {word(tag)}\n" for i, (d, s) in enumerate(ordered))
+        lines = []
+        for place, (name, score) in enumerate(ordered, 1):
+            lines.append(f"{_checked(qid)} Q0 {_checked(name)} {place} {score!r} {word(tag)}\n")
         stream.write("".join(lines).encode())
 
 
 def write_qrels(qrels: Mapping[str, Mapping[str, int]], stream: IO[bytes]) -> None:
     """Write judgements."""
     for qid, labels in qrels.items():
-        stream.write("".join(f"{_checked(qid)} 0 {_checked(d)} {y}\n" for d, y in labels.items()).encode())
+        lines = [f"{_checked(qid)} 0 {_checked(name)} {label}\n" for name, label in labels.items()]
+        stream.write("".join(lines).encode())
 
 
 def document_names(batch: Batch) -> list[str]:
     """A word for each row of a batch, in the order of the file: its id, or else its row in the file, from 1."""
     ids = batch.data.doc_ids
     rows = batch.data.order.argsort().tolist()  # canonical rows in the file's order
-    return [word((ids[row] if ids is not None else "") or batch.rows[i] + 1) for i, row in enumerate(rows)]
+    if ids is None:
+        return list(map(word, batch.rows + 1))
+    return [word(ids[row] or batch.rows[place] + 1) for place, row in enumerate(rows)]
 
 
 def word(value: object) -> str:
@@ -181,9 +187,10 @@ def as_arrays(
     for qid, judged in qrels.items():
         own = run.get(qid, {})
         names = sorted({*own, *judged}, reverse=True)
-        scores += [own.get(name, -math.inf) for name in names]
-        labels += [max(judged.get(name, 0), 0) for name in names]
-        ranked += [name in own for name in names]
+        for name in names:
+            scores.append(own.get(name, -math.inf))
+            labels.append(max(judged.get(name, 0), 0))
+            ranked.append(name in own)
         sizes.append(len(names))
     with np.errstate(over="ignore"):  # beyond single precision is infinite there, too
         single = np.array(scores, dtype=np.float64).astype(np.float32)

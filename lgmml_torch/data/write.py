@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Categories, Vocabulary
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.arrow import NAMES, require_arrow
-from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.arrow import NAMES
+from lgmml_torch.data.columns import Columns, require_arrow
 from lgmml_torch.data.source import PathLike, sizes_file
 from lgmml_torch.files import replacing, write_text
 from lgmml_torch.ragged import RankingData
@@ -40,7 +40,7 @@ def save_letor(data: RankingData, path: PathLike, *, sparse: bool = False) -> No
     Raises:
         DataError: if an id cannot stand in such a line.
     """
-    words = [_query_word(qid) for qid in data.qids]
+    words = list(map(_query_word, data.qids))
     queries = data.in_caller_order(data.query_index).tolist()
     _save(data, path, [f" qid:{words[query]}" for query in queries], sparse)
 
@@ -56,7 +56,7 @@ def save_lightgbm(data: RankingData, path: PathLike, *, sparse: bool = True) -> 
     if len(runs) != data.num_queries:
         raise DataError("the rows of each query must follow one another to be saved with group sizes")
     _save(data, path, [""] * data.num_documents, sparse)
-    write_text(sizes_file(path), "".join(f"{n}\n" for n in sizes.tolist()))
+    write_text(sizes_file(path), "".join([f"{n}\n" for n in sizes.tolist()]))
 
 
 def save_table(data: RankingData, path: PathLike) -> None:
@@ -76,8 +76,10 @@ def save_table(data: RankingData, path: PathLike) -> None:
         MissingDependencyError: pyarrow is needed for files that are not text.
     """
     suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
-    if suffix in (".csv", ".tsv"):
-        _save_csv(data, path, "," if suffix == ".csv" else "\t")
+    if suffix == ".csv":
+        _save_csv(data, path, ",")
+    elif suffix == ".tsv":
+        _save_csv(data, path, "\t")
     elif suffix in (".parquet", ".arrow", ".feather") and Path(path).suffix != ".gz":
         _save_arrow(data, path, parquet=suffix == ".parquet")
     else:
@@ -86,8 +88,10 @@ def save_table(data: RankingData, path: PathLike) -> None:
 
 def _save_csv(data: RankingData, path: PathLike, delimiter: str) -> None:
     special = Columns()
-    names = data.feature_names or tuple(f"f{column + 1}" for column in range(data.num_features))
-    ids = [] if data.doc_ids is None else [special.doc_id]
+    names = data.feature_names or [f"f{column + 1}" for column in range(data.num_features)]
+    head = [special.qid, special.label]
+    if data.doc_ids is not None:
+        head.append(special.doc_id)
     for name in (special.qid, special.label, special.doc_id):
         if name in names:
             raise DataError(f"a feature must not be called {name!r} to be saved, that is another column")
@@ -95,12 +99,15 @@ def _save_csv(data: RankingData, path: PathLike, delimiter: str) -> None:
     queries = data.query_index.tolist()
     with _text(path) as text:
         writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-        writer.writerow([special.qid, special.label, *ids, *names])
+        writer.writerow([*head, *names])
         for row in rows:
-            own = [] if data.doc_ids is None else [data.doc_ids[row]]
+            own = []
+            if data.doc_ids is not None:
+                own.append(data.doc_ids[row])
             label = _number(data.labels[row].numpy()[()])
             cells = [str(data.qids[queries[row]]), label, *own, *_cells(data.features[row].numpy(), data.categories)]
-            if any("\n" in cell or "\r" in cell for cell in cells):
+            joined = "".join(cells)
+            if "\n" in joined or "\r" in joined:
                 raise DataError(f"an id must stand on one line to be saved, got {cells[0]!r} or {own}")
             writer.writerow(cells)
 
@@ -108,9 +115,14 @@ def _save_csv(data: RankingData, path: PathLike, delimiter: str) -> None:
 def _cells(values: NDArray[Any], categories: Categories | None) -> list[str]:
     """The features of a row as text."""
     if categories is None:
-        return [_number(value) for value in values]
-    pairs = zip(values, categories, strict=True)
-    return [_number(value) if words is None else _word(words, int(value)) or "" for value, words in pairs]
+        return list(map(_number, values))
+    cells = []
+    for value, words in zip(values, categories, strict=True):
+        if words is None:
+            cells.append(_number(value))
+        else:
+            cells.append(_word(words, int(value)) or "")
+    return cells
 
 
 def _word(words: Vocabulary, code: int) -> str | None:
@@ -148,16 +160,12 @@ def nested_table(data: RankingData) -> pa.Table:
     place[seen] = torch.arange(len(seen))
     rows = rows[place[first].argsort(stable=True)]
     offsets = pa.array(np.concatenate([[0], np.cumsum(data.sizes[seen].numpy())]), pa.int32())
-    qids = [data.qids[query] for query in seen]
-    whole = all(isinstance(qid, int) for qid in qids)
     columns = {
-        "qid": pa.array(qids if whole else [str(qid) for qid in qids], pa.int64() if whole else pa.string()),
+        "qid": _id_array([data.qids[query] for query in seen]),
         "label": pa.ListArray.from_arrays(offsets, pa.array(data.labels[rows].numpy())),
-        **{
-            name: pa.ListArray.from_arrays(offsets, values)
-            for name, values in _feature_arrays(data.features[rows].numpy(), data).items()
-        },
     }
+    for name, values in _feature_arrays(data.features[rows].numpy(), data).items():
+        columns[name] = pa.ListArray.from_arrays(offsets, values)
     if data.doc_ids is not None:
         words = pa.array([data.doc_ids[row] for row in rows.tolist()], pa.string())
         columns["docid"] = pa.ListArray.from_arrays(offsets, words)
@@ -165,6 +173,16 @@ def nested_table(data: RankingData) -> pa.Table:
     if data.feature_names is not None and data.categories is None:
         table = table.replace_schema_metadata({NAMES: json.dumps(data.feature_names)})
     return table
+
+
+def _id_array(qids: Sequence[Hashable]) -> pa.Array:
+    """Query ids as whole numbers if all of them are, otherwise as text."""
+    import pyarrow as pa
+
+    for qid in qids:
+        if not isinstance(qid, int):
+            return pa.array(list(map(str, qids)), pa.string())
+    return pa.array(qids, pa.int64())
 
 
 def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]:
@@ -189,7 +207,9 @@ def _text(path: PathLike) -> Iterator[io.TextIOWrapper]:
     file = Path(path)
     with replacing(file) as temporary, temporary.open("wb") as raw:
         # No time stamp inside: the same data gives the same file.
-        stream = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if file.suffix == ".gz" else raw
+        stream: Any = raw
+        if file.suffix == ".gz":
+            stream = gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
         with stream, io.TextIOWrapper(stream, encoding="utf-8", newline="") as text:
             yield text
 
@@ -206,16 +226,22 @@ def _lines(data: RankingData, queries: list[str], sparse: bool) -> Iterator[str]
     names = [f"{column + 1}:" for column in range(data.num_features)]
     for query, row in zip(queries, rows, strict=True):
         values = data.features[row].numpy()
-        columns = np.flatnonzero(values) if sparse else range(data.num_features)
-        features = "".join(f" {names[column]}{_number(values[column])}" for column in columns)
-        comment = "" if data.doc_ids is None else _comment(data.doc_ids[row])
+        columns: Iterable[int] = range(data.num_features)
+        if sparse:
+            columns = np.flatnonzero(values)
+        features = "".join([f" {names[column]}{_number(values[column])}" for column in columns])
+        comment = ""
+        if data.doc_ids is not None:
+            comment = _comment(data.doc_ids[row])
         yield f"{_number(data.labels[row].numpy()[()])}{query}{features}{comment}\n"
 
 
 def _number(value: Any) -> str:
     """The shortest text whose float64 rounds to the same number; whole numbers without a point."""
     if abs(value) < 1e15 and value == np.trunc(value):
-        return str(int(value)) if value or not np.signbit(value) else "-0"
+        if not value and np.signbit(value):
+            return "-0"
+        return str(int(value))
     text = str(value)
     # Shortest for float32 means read as float32; by way of float64 it could in principle be rounded twice.
     return text if type(value)(float(text)) == value else repr(float(value))
@@ -223,7 +249,7 @@ def _number(value: Any) -> str:
 
 def _query_word(qid: object) -> str:
     word = str(qid)
-    if not word or not word.isascii() or not word.isprintable() or any(mark in word for mark in " :#"):
+    if not word or not word.isascii() or not word.isprintable() or set(word) & set(" :#"):
         raise DataError(f"a query id must be printable ASCII without blanks, ':' and '#' to be saved, got {qid!r}")
     return word
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.cache import Arrays, Cache
-from lgmml_torch.distributed import sample_lists
+from lgmml_torch.distributed import limit_documents
 from lgmml_torch.files import scratch_array
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.lists import TrainingLists
@@ -61,7 +61,7 @@ class Views:
 
 def sample_of(data: RankingData, seed: int, folder: Path | None = None) -> RankingData:
     """The lists themselves, or a sample of about `SAMPLE_VALUES` values; the same for any number of processes."""
-    return sample_lists(data, SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
+    return limit_documents(data, SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
 
 
 def fit_preprocess(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.arrow import require_arrow
+from lgmml_torch.data.columns import require_arrow
 from lgmml_torch.files import replacing, write_text
 from research.moby.build import Part
 from research.moby.families import SHARES

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.data.generated import LetorLike
 from lgmml_torch.data.shards import write_shards
-from lgmml_torch.data.source import ReadOptions, Rows, Source
+from lgmml_torch.data.source import DataSource, ReadOptions, SourceRows
 from lgmml_torch.data.write import save_table
 from lgmml_torch.models.ranker import LGMML
 from research.speed.harness import GIB, parse, print_table, save_result
@@ -64,7 +64,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(x.isnan().equal(y.isnan()) and x.nan_to_num().equal(y.nan_to_num()) for x, y in pairs)
 
 
-class GeneratedLists(Source):
+class GeneratedLists(DataSource):
     """Some lists of a generated set, made when they are asked for."""
 
     def __init__(self, lists: LetorLike, first: int, last: int) -> None:
@@ -75,14 +75,16 @@ class GeneratedLists(Source):
         sizes = self.lists.sizes[self.first : self.last]
         return np.repeat(np.arange(len(sizes)), sizes), range(self.first, self.last)
 
-    def _read(self, rows: NDArray[np.int64]) -> Rows:
+    def _read(self, rows: NDArray[np.int64]) -> SourceRows:
         queries, starts = np.unique(self.codes[rows], return_index=True)
         made = [self.lists.query(self.first + int(query)) for query in queries]
         begin = np.concatenate([[0], np.cumsum(self.lists.sizes[self.first : self.last])])
         parts = [rows[start:stop] for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True)]
         taken = [part - begin[query] for query, part in zip(queries, parts, strict=True)]
         features = np.concatenate([one.features[part] for one, part in zip(made, taken, strict=True)])
-        return Rows(features, np.concatenate([one.labels[part] for one, part in zip(made, taken, strict=True)]), None)
+        return SourceRows(
+            features, np.concatenate([one.labels[part] for one, part in zip(made, taken, strict=True)]), None
+        )
 
 
 @contextmanager

@@ -20,14 +20,13 @@ from lgmml_torch.data.letor import (
     load_letor,
     load_letor_splits,
     load_lightgbm,
-    read_sizes,
 )
-from lgmml_torch.data.source import ReadOptions, Source, open_source
-from lgmml_torch.data.text import TextFile, query_ids
+from lgmml_torch.data.source import DataSource, ReadOptions, open_source
+from lgmml_torch.data.text import TextFile, query_ids, read_sizes
 from tests.data.test_source import in_order
 
 
-def both_ways(source: Source, documents: int = 1) -> tuple[list[Any], list[Any]]:
+def both_ways(source: DataSource, documents: int = 1) -> tuple[list[Any], list[Any]]:
     """Features, label, query and id of every row: read whole, and list by list."""
     X, y, queries, ids = in_order(source.read())
     whole = list(zip(X.tolist(), y.tolist(), queries, ids or [""] * len(X), strict=True))

@@ -606,7 +606,7 @@ def test_shards_are_read_in_pieces(folder: Path, values: int, monkeypatch: pytes
 
 
 def test_a_shard_is_a_file_like_others(folder: Path) -> None:
-    with open_source(folder / SHARD.format(0), columns=shards.COLUMNS) as source:
+    with open_source(folder / SHARD.format(0), columns=shards.SHARD_COLUMNS) as source:
         found = source.read(labelled=True)
     assert found.num_features == FEATURES
     assert torch.equal(found.features, small_data(shuffled=True).select(range(found.num_queries)).features)
@@ -615,7 +615,7 @@ def test_a_shard_is_a_file_like_others(folder: Path) -> None:
 def test_a_folder_of_others_is_refused_before_anything_is_read(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("")
-    with open_source(folder / SHARD.format(0), columns=shards.COLUMNS) as source:
+    with open_source(folder / SHARD.format(0), columns=shards.SHARD_COLUMNS) as source:
         with pytest.raises(DataError, match=r"shards need a folder of their own, this one holds 'mine.txt'"):
             write_shards(source, tmp_path / "notes")
         assert "_queries" not in vars(source)  # nobody has asked whose rows they are

@@ -20,7 +20,7 @@ from scipy import sparse
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.letor import load_letor
-from lgmml_torch.data.source import FORMATS, Format, ReadOptions, Rows, Source, kind_of, open_source
+from lgmml_torch.data.source import FORMATS, DataSource, Format, ReadOptions, SourceRows, kind_of, open_source
 from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
 from lgmml_torch.ragged import RankingData
 from tests.doors import FEATURES, small_data
@@ -101,7 +101,7 @@ def offered(data: RankingData, folder: Path, kind: str) -> tuple[Any, dict[str, 
     return make(X), {"y": y, "qid": qid, "doc_ids": ids}
 
 
-def gathered(source: Source, documents: int) -> tuple[np.ndarray, np.ndarray, list[Any], list[Any]]:
+def gathered(source: DataSource, documents: int) -> tuple[np.ndarray, np.ndarray, list[Any], list[Any]]:
     """Features, labels, query and id of every row of the source, from all batches."""
     features = np.full((source.num_rows, FEATURES), np.nan, np.float32)
     labels, qids = np.full(source.num_rows, np.nan), [None] * source.num_rows
@@ -214,11 +214,11 @@ def test_one_query(tmp_path: Path) -> None:
                     source.only("99")
 
 
-def read_whole(source: Source) -> None:
+def read_whole(source: DataSource) -> None:
     source.read()
 
 
-def read_lists(source: Source) -> None:
+def read_lists(source: DataSource) -> None:
     list(source.batches(2))
 
 
@@ -299,7 +299,7 @@ def test_absent_features_are_the_same_either_way(tmp_path: Path, way: Any) -> No
         way(source)
 
 
-def gathered_2d(source: Source) -> list[list[float]]:
+def gathered_2d(source: DataSource) -> list[list[float]]:
     rows: dict[int, list[float]] = {}
     for batch in source.batches(1):
         rows |= dict(zip(batch.rows.tolist(), in_order(batch.data)[0].tolist(), strict=True))
@@ -397,7 +397,7 @@ def test_what_a_name_says(tmp_path: Path) -> None:
     assert kind_of(tmp_path / "odd.name") == kind_of(tmp_path / "odd.name.gz") == "lightgbm"
 
 
-class ToySource(Source):
+class ToySource(DataSource):
     """``qid label values…``, nothing checked: as little as a format can be."""
 
     def __init__(self, path: Path, options: ReadOptions) -> None:
@@ -409,9 +409,9 @@ class ToySource(Source):
         codes = [known.setdefault(words[0], len(known)) for words in self.lines]
         return np.array(codes), list(known)
 
-    def _read(self, rows: NDArray[np.int64]) -> Rows:
+    def _read(self, rows: NDArray[np.int64]) -> SourceRows:
         values = np.array([self.lines[row][1:] for row in rows], dtype=np.float32)
-        return Rows(values[:, 1:], values[:, 0], None)
+        return SourceRows(values[:, 1:], values[:, 0], None)
 
 
 def test_a_new_format_is_two_methods_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.catalog import load_file, open_dataset
 from lgmml_torch.data.letor import LetorSource, load_letor
 from lgmml_torch.data.source import (
+    DataSource,
     ReadOptions,
-    Source,
     cached,
     check_memory,
     check_unpacked,
@@ -58,7 +58,7 @@ def test_the_number_of_features_is_checked_by_who_asks(options: ReadOptions, ask
             options.check_width(width, "file", "`X` has")
 
 
-def arrays(qid: list[Any], **options: Any) -> Source:
+def arrays(qid: list[Any], **options: Any) -> DataSource:
     X = np.arange(2.0 * len(qid)).reshape(-1, 2)
     return open_source(X, y=np.arange(len(qid)), qid=qid, **options)
 
@@ -100,7 +100,7 @@ def test_labels_are_checked_and_zero_where_there_are_none() -> None:
     with pytest.raises(DataError, match=r"row 2 \(from 1\): the label must be a finite number, got nan"):
         open_source(np.eye(3), y=[0, np.nan, np.nan], qid=[1, 1, 1]).read()
     assert open_source(np.eye(2), qid=[1, 1]).read().labels.tolist() == [0, 0]
-    assert Source.has_labels
+    assert DataSource.has_labels
 
 
 def test_values_that_are_infinite_are_refused_even_where_gaps_are_filled() -> None:

@@ -15,7 +15,7 @@ import torch
 from lgmml_torch.checks import DataError, MissingDependencyError
 from lgmml_torch.data import table
 from lgmml_torch.data.catalog import load_file
-from lgmml_torch.data.columns import Columns, check_names, lay_out
+from lgmml_torch.data.columns import Columns, check_same_names, lay_out
 from lgmml_torch.data.source import ReadOptions, open_source
 from tests.data.test_letor import assert_same
 from tests.data.test_source import in_order, write
@@ -77,7 +77,7 @@ def test_columns_cells_and_missing_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [1, 20, 1 << 20])
 def test_true_and_false_are_numbers(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "BLOCK_BYTES", block)
+    monkeypatch.setattr(table, "_BLOCK_BYTES", block)
     (tmp_path / "a.csv").write_text("qid,label,x,f\n1,0,2,true\n1,1,3,False\n1,true,,NULL\n1,0,4,TRUE\n")
     with open_source(tmp_path / "a.csv", missing="zero") as source:
         X, y, *_ = in_order(source.read())
@@ -124,7 +124,7 @@ def test_any_text_gives_the_numbers_and_ids_that_python_reads(tmp_path: Path) ->
 
 @pytest.mark.parametrize("block", [1, 64, 1 << 20])
 def test_blocks_of_any_size(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "BLOCK_BYTES", block)
+    monkeypatch.setattr(table, "_BLOCK_BYTES", block)
     data = small_data(shuffled=True)
     file = write(data, tmp_path, "csv")
     file.write_bytes(b"\xef\xbb\xbf\n" + file.read_bytes().replace(b"\n", b"\r\n\r\n"))
@@ -204,7 +204,7 @@ def test_which_columns_are_features() -> None:
 
 
 def test_names_that_are_missing_or_unknown() -> None:
-    check_names("ab", "ba", "f", model=True)
+    check_same_names("ab", "ba", "f", model=True)
     for found, wanted, model, message in (
         ("a", "ab", True, "column 'b' is missing"),
         ("a", "abc", True, "columns 'b', 'c' are missing"),
@@ -212,9 +212,9 @@ def test_names_that_are_missing_or_unknown() -> None:
         ("ac", "ab", True, "column 'b' is missing, and the model was trained on no column 'c'"),
     ):
         with pytest.raises(DataError, match=rf"^f: {message}$"):
-            check_names(found, wanted, "f", model=model)
+            check_same_names(found, wanted, "f", model=model)
     with pytest.raises(DataError, match=r"no column 'prices'; did you mean 'price'\?"):
-        check_names(["prices"], ["price"], "f", model=True)
+        check_same_names(["prices"], ["price"], "f", model=True)
 
 
 def test_text_tables_are_cached(tmp_path: Path) -> None:

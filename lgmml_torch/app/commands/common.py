@@ -14,7 +14,7 @@ import torch
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive
 from lgmml_torch.data.catalog import CATALOG, open_dataset
 from lgmml_torch.data.columns import Columns
-from lgmml_torch.data.source import Source, open_source
+from lgmml_torch.data.source import DataSource, open_source
 from lgmml_torch.files import replacing
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
@@ -130,7 +130,7 @@ def is_set(name: str) -> bool:
     return name in CATALOG or (name != "-" and Path(name).is_dir())
 
 
-def open_data(args: Namespace, model: LGMML | None, *, num_features: int | None = None) -> Source:
+def open_data(args: Namespace, model: LGMML | None, *, num_features: int | None = None) -> DataSource:
     """The lists to rank, from a file, a folder or a data set known by name; as wide as ``model`` needs them, or so."""
     name = args.data
     reading: dict[str, Any] = {"num_features": num_features, "feature_names": None}

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data, output
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data.source import Source
+from lgmml_torch.data.source import DataSource
 from lgmml_torch.data.trec import qrels_lines, read_qrels, read_run
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate, evaluate_run
 from lgmml_torch.evaluation.tables import print_evaluations
@@ -106,7 +106,7 @@ def _of_model(args: Namespace, rules: dict[str, Any]) -> Evaluation:
             )
 
 
-def parts(lists: Source, documents: int, qrels: IO[bytes] | None) -> Iterator[RankingData]:
+def parts(lists: DataSource, documents: int, qrels: IO[bytes] | None) -> Iterator[RankingData]:
     """Whole lists, some at a time, whose labels are written on the way."""
     for batch in lists.batches(documents):
         if qrels is not None:

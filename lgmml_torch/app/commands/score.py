@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data, output, shards_at
-from lgmml_torch.data.source import Batch, Source
+from lgmml_torch.data.source import Batch, DataSource
 from lgmml_torch.data.trec import run_lines
 from lgmml_torch.files import npy_bytes
 from lgmml_torch.models.ranker import LGMML
@@ -71,7 +71,7 @@ def run(args: Namespace) -> None:
                 stream.write(npy_bytes(scores))
 
 
-def score_batches(model: LGMML, lists: Source, args: Namespace) -> Iterator[Scored]:
+def score_batches(model: LGMML, lists: DataSource, args: Namespace) -> Iterator[Scored]:
     """Each batch with its scores, in the order of its rows in the file."""
     for batch in lists.batches(args.batch_documents):
         scores = model.score_in_caller_order(
