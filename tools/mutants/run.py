@@ -79,19 +79,18 @@ def copy_tree(root: Path, place: Path) -> Path:
     return place
 
 
-def covering(mutant: Mutant, tests: Tests, source: str) -> list[str]:
-    """Tests of the files that run the line; where it is no line of a function's body, of the function, or of the file.
+def covering(mutant: Mutant, tests: Tests, source: str) -> dict[str, bool]:
+    """Tests of the files that run the line, and whether a test runs it itself.
 
-    All tests of a file: what they share is made once, and the map gives it to the test that came first.
+    Where it is no line of a function's body, those that run the function, or the file. All tests of a file: what they
+    share is made once, and the map gives it to the test that came first.
     """
     for lines in _places(ast.parse(source), mutant.line):
-        files = set[str]()
-        for name, test in tests.items():
-            if not lines.isdisjoint(test["lines"].get(mutant.path, ())):
-                files.add(name.split("::")[0])
+        direct = {name for name, test in tests.items() if not lines.isdisjoint(test["lines"].get(mutant.path, ()))}
+        files = {name.split("::")[0] for name in direct}
         if files:
-            return [name for name in tests if name.split("::")[0] in files]
-    return []
+            return {name: name in direct for name in tests if name.split("::")[0] in files}
+    return {}
 
 
 def _places(tree: ast.Module, line: int) -> Iterator[set[int]]:
@@ -112,10 +111,10 @@ def _last(node: ast.stmt) -> int:
     return node.end_lineno or node.lineno
 
 
-def choose(mutant: Mutant, names: list[str], tests: Tests, budget: float) -> dict[str, int]:
-    """The tests to run, by their place in the order: of the package first, cheap ones first, as many as fit."""
+def choose(mutant: Mutant, names: dict[str, bool], tests: Tests, budget: float) -> dict[str, int]:
+    """The tests to run, by their place in the order: those that run the line first, cheap ones first, within a budget."""
     own = (f"tests/{mutant.package}/", f"lgmml_torch/{mutant.package}/")
-    ranked = sorted(names, key=lambda name: (not name.startswith(own), tests[name]["cpu"], name))
+    ranked = sorted(names, key=lambda name: (not name.startswith(own), not names[name], tests[name]["cpu"], name))
     kept, spent = list[str](), 0.0
     for name in ranked:
         spent += tests[name]["cpu"] + 0.01
