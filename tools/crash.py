@@ -46,7 +46,7 @@ from omegaconf import DictConfig
 
 from lgmml_torch.app import cli
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.start import meet
+from lgmml_torch.app.start import join_processes
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import DataWarning, NoSpaceError
 from lgmml_torch.data.generated import letor_like
@@ -150,7 +150,7 @@ class Order:
         if self.processes > 1:
             numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.processes, "MASTER_PORT": port}
             os.environ |= {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
-            meet()
+            join_processes()
         train(composed(self.words))
         return 0
 

@@ -50,7 +50,7 @@ def set_threads(asked: int | None) -> None:
         torch.set_num_threads(max(1, min(torch.get_num_threads(), joblib.cpu_count())))
 
 
-def meet() -> None:
+def join_processes() -> None:
     """Join the other processes of the run, if there are any; only the first one reports."""
     from lgmml_torch import distributed
 
@@ -81,7 +81,7 @@ def _train(watch: Watch) -> None:
     try:
         check_command(sys.argv[1:])
         if "RANK" in os.environ:  # torchrun or Ray has started several processes
-            meet()
+            join_processes()
     except ConfigError as error:
         fail(error)
 

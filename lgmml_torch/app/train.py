@@ -132,7 +132,7 @@ def _checked(cfg: DictConfig) -> DictConfig:
     check_settings(cfg)
     recipe_of(cfg)
     check_trainer(cfg)
-    cfg = found_resume(cfg)
+    cfg = resolve_resume(cfg)
     check_start_files(cfg)
     return cfg
 
@@ -162,7 +162,7 @@ def _prepared_parts(
         return prepare(splits, recipe, bank_curve(loggers), folder, start)
 
 
-def found_resume(cfg: DictConfig) -> DictConfig:
+def resolve_resume(cfg: DictConfig) -> DictConfig:
     """The configuration with the checkpoint that ``resume=auto`` means, the same for all processes, or none.
 
     It is that of the run's own folder, or of the newest run before it that was asked for alike and did not finish.

@@ -112,7 +112,7 @@ def _last(node: ast.stmt) -> int:
 
 
 def choose(mutant: Mutant, names: dict[str, bool], tests: Tests, budget: float) -> dict[str, int]:
-    """The tests to run, by their place in the order: those that run the line first, cheap ones first, as many as fit."""
+    """The tests to run, by their place in the order: those that run the line first, cheap ones first."""
     own = (f"tests/{mutant.package}/", f"lgmml_torch/{mutant.package}/")
     ranked = sorted(names, key=lambda name: (not name.startswith(own), not names[name], tests[name]["cpu"], name))
     kept, spent = list[str](), 0.0
