@@ -137,7 +137,7 @@ class _GeneratedList(NamedTuple):
     utility: NDArray[np.float64]  # (n,)
 
 
-class GeneratedBlock(NamedTuple):
+class _GeneratedBlock(NamedTuple):
     """Consecutive whole lists; row and list numbers say where they stand in the set."""
 
     features: NDArray[np.float32]  # (n, D)
@@ -237,7 +237,7 @@ class LetorLike:
         rng = np.random.default_rng([self.seed, _LIST, index])
         return _GeneratedList(*self._world.make_list(rng, int(self.sizes[index])))
 
-    def blocks(self, max_rows: int = 65_536) -> Iterator[GeneratedBlock]:
+    def blocks(self, max_rows: int = 65_536) -> Iterator[_GeneratedBlock]:
         """All lists in order, in blocks of whole lists with at most ``max_rows`` rows (a longer list stands alone)."""
         check_positive("max_rows", max_rows)
         first = 0
@@ -249,7 +249,7 @@ class LetorLike:
             for index in range(first, last):
                 rows = slice(int(self.offsets[index]) - start, int(self.offsets[index + 1]) - start)
                 features[rows], labels[rows], _ = self.query(index)
-            yield GeneratedBlock(features, labels, first, start, self.sizes[first:last])
+            yield _GeneratedBlock(features, labels, first, start, self.sizes[first:last])
             first = last
 
     def fill(self, features: Any, labels: Any, *, max_rows: int = 65_536) -> None:

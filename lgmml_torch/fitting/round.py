@@ -86,7 +86,7 @@ def make_problem(
     """Check and reorder the data, and compute what every round needs."""
     _check_data(data, valid)
     if start is not None:
-        check_start(start, data, config)
+        _check_start(start, data, config)
     if valid is not None and not _any_relevant(valid):
         warnings.warn(
             "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=2
@@ -114,7 +114,7 @@ def make_problem(
     )
 
 
-def check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
+def _check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
     """Require a bank that rounds can be added to.
 
     Raises:
