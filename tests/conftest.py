@@ -24,6 +24,15 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread, as forked processes have: the number of threads changes the last bits, too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with the research data sets; the test skips without it, and fails where CI demands it."""

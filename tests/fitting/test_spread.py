@@ -15,6 +15,8 @@ from lgmml_torch.ragged import RankingData
 from tests.fitting.test_boosted import make
 from tests.processes import in_processes, own_part
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SETTINGS: dict[str, Any] = {"rounds": 7, "candidates": 6, "evaluate_every": 3, "cap": 150, "phi_cap": 250}
 OWNERS = [None, [0] * 20 + [2] * 4]  # in turn; and one process of three without a list
 

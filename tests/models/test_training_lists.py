@@ -34,6 +34,8 @@ from lgmml_torch.ragged import RankingData
 from tests.processes import in_processes, own_part
 from tests.reference.preprocess import exact_moments
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def column_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return TrainingLists(x, torch.tensor([0, len(x)])).moments

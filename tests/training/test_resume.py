@@ -19,6 +19,8 @@ from lgmml_torch.training.stages import make_module
 from tests.processes import Ended, forked
 from tests.training import tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -27,6 +27,8 @@ from tests.processes import in_processes, own_part
 from tests.training.tiny import recipe as tiny_recipe
 from tests.training.tiny import trained_recipe
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EPOCHS = 3
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 UNEVEN = {"train": [2] * 14 + [0], "valid": [1] * 6, "test": [0] * 9}  # some processes have no list
