@@ -40,6 +40,8 @@ def figures(cell: Any) -> int:
 def test_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = pytest.importorskip("nbclient")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for variable in ("HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # the user's own may not be writable
+        monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     notebook = nbformat.read(FOLDER / name, as_version=4)
     for cell in notebook.cells:

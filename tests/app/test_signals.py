@@ -188,7 +188,8 @@ def test_signals_are_watched_before_anything_is_imported(number: int, tmp_path: 
     )  # fmt: skip
     code, name = CODES[signal.Signals(number)]
     assert done.returncode == code
-    told = f"stopped by {name}; nothing has been trained yet, go on with: python {home / 'train.py'} data=mq2008\n"
+    program = shlex.quote(str(home / "train.py"))
+    told = f"stopped by {name}; nothing has been trained yet, go on with: python {program} data=mq2008\n"
     assert done.stderr == told
 
 
