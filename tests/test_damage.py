@@ -81,7 +81,7 @@ def test_flipped_bytes_and_cuts_are_noticed(kind: str, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     masks = generator.integers(1, 256, len(good)).tolist()
     assert len(good) < 2500
-    for place in generator.choice(len(good), 200, replace=False).tolist():
+    for place in range(len(good)):
         noticed(kept, good[:place] + bytes([good[place] ^ masks[place]]) + good[place + 1 :])
         assert noticed(kept, good[:place])
     start = good.index(np.random.default_rng(20).normal(size=20).astype(np.float32).tobytes())
@@ -91,11 +91,11 @@ def test_flipped_bytes_and_cuts_are_noticed(kind: str, tmp_path: Path) -> None:
 
 def damages(good: bytes, generator: np.random.Generator) -> Iterator[bytes]:
     """Bits flipped, pages that change places, a page that stands twice or is lost, or is full of zeros."""
-    for _ in range(40):
+    for _ in range(150):
         place = int(generator.integers(len(good)))
         yield good[:place] + bytes([good[place] ^ 1 << int(generator.integers(8))]) + good[place + 1 :]
     pages = [good[start : start + PAGE] for start in range(0, len(good), PAGE)]
-    for _ in range(10):
+    for _ in range(60):
         a, b = (int(n) for n in generator.choice(len(pages) - 1, 2, replace=False))
         for new in (pages[b], b"\0" * PAGE):
             changed = list(pages)
