@@ -20,6 +20,8 @@ from tools.mutants.run import Outcome, copy_tree, try_all
 PACKAGES = ("functional", "fitting", "models", "training", "data")
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
+# Tests of pages, notebooks and the release: slow, and they notice little else.
+NOT_OF_CODE = ("test_docs", "test_notebooks", "test_site", "test_release", "test_budget", "test_layers")
 BUDGET = 40.0  # processor seconds of tests for a change that none of them notices
 
 
@@ -53,6 +55,13 @@ def choose_sample(packages: list[str], count: int, seed: int) -> tuple[list[Muta
                 kept.append(mutant)
         chosen += kept
     return chosen, skipped
+
+
+def suite(root: Path, packages: list[str]) -> list[str]:
+    """Test files that may notice a change: tests and doctests of the packages, and tests of what is above them."""
+    own = [f"{top}/{package}" for package in packages for top in ("tests", "lgmml_torch")]
+    doors = [file.relative_to(root).as_posix() for file in sorted((root / "tests").glob("test_*.py"))]
+    return [*own, *(file for file in doors if Path(file).stem not in NOT_OF_CODE), "tests/evaluation", "tests/app"]
 
 
 def table(outcomes: list[Outcome], skipped: Counter[str]) -> str:
@@ -91,9 +100,8 @@ def run(options: argparse.Namespace) -> None:
     random.Random(options.seed).shuffle(mutants)
     with tempfile.TemporaryDirectory() as place:
         trees = [copy_tree(ROOT, Path(place) / f"tree{job}") for job in range(options.jobs)]
-        # Each package's own tests and doctests: what others notice in passing does not count.
-        where = [f"{top}/{package}" for package in options.package for top in ("tests", "lgmml_torch")]
-        tests = make_map(trees[0], where, options.output.absolute() / "map.json", options.jobs)
+        files = suite(trees[0], options.package)
+        tests = make_map(trees[0], files, options.output.absolute() / "map.json", options.jobs)
         print(f"{len(tests)} tests, {len(mutants)} changes, {time.monotonic() - start:.0f} s so far", flush=True)
 
         def tell(outcome: Outcome) -> None:

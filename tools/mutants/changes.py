@@ -151,9 +151,12 @@ Change = tuple[str, "ast.expr | ast.stmt", str]
 
 
 def _changes(tree: ast.Module) -> Iterator[Change]:
+    axes = {node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("dim", "axis")}
     for node in _walk(tree):
         for rule in RULES:
-            yield from rule(node)
+            for change in rule(node):
+                if change[0] != "sign" or node not in axes:  # dim=1 and dim=-1 are two names of one axis
+                    yield change
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:

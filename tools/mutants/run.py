@@ -377,11 +377,10 @@ def try_all(
 def _next_job(
     waiting: list[Mutant], tree: Path, tests: Tests, budget: float, tell: Callable[[Outcome], None]
 ) -> Job | None:
-    """The next change that any test of its package can notice; of the others it is told that they survive."""
+    """The next change whose line a test runs; of the others it is told that they survive."""
     while waiting:
         mutant = waiting.pop()
-        own = {name: test for name, test in tests.items() if name.split("/")[1] == mutant.package}
-        order = choose(mutant, covering(mutant, own, (tree / mutant.path).read_text()), tests, budget)
+        order = choose(mutant, covering(mutant, tests, (tree / mutant.path).read_text()), tests, budget)
         if order:
             return Job(mutant, tuple(order), {name: CPU_EXTRA + CPU_FACTOR * tests[name]["cpu"] for name in order})
         tell(Outcome(mutant, "survived", 0, 0.0))
