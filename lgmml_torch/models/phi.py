@@ -91,6 +91,7 @@ class Phi(nn.Module):
             raise LGMMLError(f"`deviations` needs `mode` 'shared', got {mode!r}")
         self.mode, self.deviations, self.neighbours, self.hidden = mode, deviations, neighbours, hidden
         self.num_queries, self.num_metrics, self.sparse = num_queries, num_metrics, sparse
+        self._solution: Tensor | None = None
         self.policy = policy or (AUTO if mode == "per_query" else POLICIES[mode][0])
         self.table = _embedding(num_queries if mode == "per_query" else 1, num_metrics, sparse)
         self.deviation = _embedding(num_queries, num_metrics, sparse) if deviations else None
@@ -235,12 +236,25 @@ class Phi(nn.Module):
 
         It is solved in closed form, in float64: W = (ZᵀZ + c·I)⁻¹ Zᵀ(Φ − mean Φ).
         """
+        solution = self._solution
+        if solution is None:
+            solution = self._solve()
         mean = self.mean_row()
-        known, new = self._standard(self.summaries).double(), self._standard(summaries).double()
-        ridge = _RIDGE * known.shape[1] * torch.eye(known.shape[1], dtype=known.dtype, device=known.device)
-        solution = torch.linalg.solve(known.T @ known + ridge, known.T @ (self.table.weight - mean).double())
-        rows: Tensor = mean + (new @ solution).to(mean.dtype)
+        rows: Tensor = mean + (self._standard(summaries).double() @ solution).to(mean.dtype)
         return rows.clamp_min(0)
+
+    def _solve(self) -> Tensor:  # (2K, K)
+        known = self._standard(self.summaries).double()
+        ridge = _RIDGE * known.shape[1] * torch.eye(known.shape[1], dtype=known.dtype, device=known.device)
+        gaps = (self.table.weight - self.mean_row()).double()
+        solution: Tensor = torch.linalg.solve(known.T @ known + ridge, known.T @ gaps)
+        return solution
+
+    @torch.no_grad()
+    def keep_regression_(self) -> None:
+        """Solve the regression of per-query rows once, for programs that are exported; rows must not change after."""
+        if self.mode == "per_query":
+            self._solution = self._solve()
 
     def _standard(self, summaries: Tensor) -> Tensor:
         return ((summaries - self.summary_mean) / self.summary_spread).clamp(-5, 5)
