@@ -6,7 +6,7 @@ looped over.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_finite, check_positive, check_shape
+from lgmml_torch.checks import DataError, LGMMLError, check_finite, check_positive, check_shape, check_whole
 from lgmml_torch.functional.distance import local_distances, median_scales
 from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.location import class_scatter, location_distances, location_weights
@@ -29,11 +29,7 @@ _MOST_JUDGED = 1000  # rows that are held out to choose ρ
 
 
 class _MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """What both have: checked rows and pairs, the closed form, and what scikit-learn may expect."""
-
-    t: float
-    lam: float
-    method: str
+    """What both have: checked rows and pairs, and the closed form."""
 
     def __sklearn_tags__(self) -> Any:
         """Labels are needed."""
@@ -49,16 +45,16 @@ class _MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             raise DataError(f"`y` must hold at least two classes, got one class: {classes[0]!r}")
         if counts.max() < 2:
             raise DataError(f"`y` must hold a class of at least two rows, got {len(classes)} classes of one row each")
-        return torch.from_numpy(X), torch.from_numpy(codes)
+        return torch.tensor(X), torch.tensor(codes)
 
     def _rows(self, X: Any) -> Tensor:  # (N, D)
         check_is_fitted(self)
-        return torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False))
+        return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _gaps(self, pairs: Any) -> tuple[Tensor, Tensor]:  # (P, D) twice
         """The first of each pair, and the second less the first."""
         check_is_fitted(self)
-        both = torch.as_tensor(np.asarray(pairs, dtype=np.float64))
+        both = torch.tensor(np.asarray(pairs, dtype=np.float64))
         check_shape("pairs", both, (None, 2, self.n_features_in_))
         check_finite("pairs", both)
         return both[:, 0], both[:, 1] - both[:, 0]
@@ -96,11 +92,7 @@ class GMML(_MetricLearner):
         self.method = method
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Take the geometric mean.
-
-        Args:
-            X: ``(N, D)`` finite numbers.
-            y: ``(N,)`` classes: at least two, one of them with two rows.
+        """Take the geometric mean over the pairs of ``X`` (N, D), with classes ``y`` (N,).
 
         Raises:
             DataError: for labels without similar or without dissimilar pairs.
@@ -123,7 +115,7 @@ class GMML(_MetricLearner):
     def pair_distance(self, pairs: Any) -> NDArray[np.float64]:  # (P,)
         """√((x − z)ᵀM(x − z)) of pairs ``(P, 2, D)``."""
         _, gaps = self._gaps(pairs)
-        return np.linalg.norm(gaps.numpy() @ self.components_.T, axis=1)
+        return np.asarray(np.linalg.norm(gaps.numpy() @ self.components_.T, axis=1))
 
     def get_mahalanobis_matrix(self) -> NDArray[np.float64]:  # (D, D)
         """M."""
@@ -158,8 +150,6 @@ class LocalGMML(_MetricLearner):
         scales_: ``(K,)``, medians of the training rows' distances to the anchors.
         rho_: ρ as given or chosen.
         rows_: ``(N, D)``, the training rows.
-        n_features_in_: number of features.
-        feature_names_in_: their names, when ``X`` was a frame with text as column names.
 
     >>> X, y = np.array([[0.0, 0.0], [0.0, 4.0], [1.0, 0.0], [1.0, 4.0]]), ["a", "a", "b", "b"]
     >>> LocalGMML(rho=1.0).fit(X, y).rank([0.0, 2.0], [[1.0, 2.0], [0.0, 3.0]])  # a step in feature 1 counts less
@@ -172,7 +162,7 @@ class LocalGMML(_MetricLearner):
         *,
         t: float = 0.5,
         lam: float = 0.1,
-        rho: float | str = "auto",
+        rho: float | Literal["auto"] = "auto",
         method: str = "cholesky",
         random_state: Any = None,
     ) -> None:
@@ -184,28 +174,14 @@ class LocalGMML(_MetricLearner):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the metric of each region, and choose ρ when it is ``"auto"``.
-
-        Args:
-            X: ``(N, D)`` finite numbers.
-            y: ``(N,)`` classes: at least two, one of them with two rows.
-
-        Raises:
-            DataError: for labels without similar or without dissimilar pairs.
-            LGMMLError: for a parameter outside its range.
-            NotSPDError: for a region whose pairs are all of equal rows.
-        """
+        """Fit the metric of each region, and choose ρ when it is ``"auto"``; data and errors as in `GMML.fit`."""
         if self.n_regions is not None:
-            check_positive("n_regions", self.n_regions)
-        if isinstance(self.rho, str):
-            check_choice("rho", self.rho, ("auto",))
-        else:
+            check_whole("n_regions", self.n_regions)
+        if self.rho != "auto":
             check_positive("rho", self.rho, zero=True)
         rows, classes = self._labelled(X, y)
         random = check_random_state(self.random_state)
-        self.rho_ = self.rho
-        if self.rho == "auto":
-            self.rho_ = self._best_rho(rows, classes, random)
+        self.rho_ = self._best_rho(rows, classes, random) if self.rho == "auto" else float(self.rho)
         anchors, factors, scales = self._regions(rows, classes, random)
         self.anchors_, self.components_, self.scales_ = anchors.numpy(), factors.mT.contiguous().numpy(), scales.numpy()
         self.rows_ = rows.numpy()
@@ -216,17 +192,15 @@ class LocalGMML(_MetricLearner):
         cells = classes
         if self.n_regions is not None:
             most = min(self.n_regions, len(np.unique(rows.numpy(), axis=0)))
-            found = KMeans(most, n_init=4, random_state=random).fit(rows.numpy()).labels_
-            cells = torch.from_numpy(found).long()
-        masks = torch.nn.functional.one_hot(cells).bool().T  # (K, N)
-        masks = masks[masks.any(1)]
+            cells = torch.tensor(KMeans(most, n_init=4, random_state=random).fit_predict(rows.numpy()))
+        masks = [cells == cell for cell in torch.unique(cells)]
         scatters = [class_scatter(rows, classes, mask) for mask in masks]
         factors = self._factor(*map(torch.stack, zip(*scatters, strict=True)))
         anchors = torch.stack([rows[mask].mean(0) for mask in masks])
         return anchors, factors, median_scales(local_distances(rows, anchors, factors))
 
     def _best_rho(self, rows: Tensor, classes: Tensor, random: Any) -> float:
-        order = torch.from_numpy(random.permutation(len(rows)))
+        order = torch.tensor(random.permutation(len(rows)))
         count = min(max(len(rows) // 5, 1), _MOST_JUDGED)
         queries, rest = order[:count], order[count:]
         relevant = classes[queries, None] == classes[rest]
@@ -247,14 +221,14 @@ class LocalGMML(_MetricLearner):
 
     def _located(self, queries: Tensor) -> tuple[Tensor, Tensor]:  # (K, D, D), (Q, K)
         """Factors of the metrics, and their weights at each query."""
-        factors = torch.from_numpy(self.components_).mT
-        dists = local_distances(queries, torch.from_numpy(self.anchors_), factors)
-        return factors, location_weights(dists, torch.from_numpy(self.scales_), self.rho_)
+        factors = torch.tensor(self.components_).mT
+        dists = local_distances(queries, torch.tensor(self.anchors_), factors)
+        return factors, location_weights(dists, torch.tensor(self.scales_), self.rho_)
 
     def transform(self, X: Any) -> NDArray[np.float64]:  # (Q, N)
         """Distances of each row q to all training rows x, √((q − x)ᵀM(q)(q − x))."""
         queries = self._rows(X)
-        return np.asarray(location_distances(queries, torch.from_numpy(self.rows_), *self._located(queries)).sqrt())
+        return np.asarray(location_distances(queries, torch.tensor(self.rows_), *self._located(queries)).sqrt())
 
     def pair_distance(self, pairs: Any) -> NDArray[np.float64]:  # (P,)
         """√((q − x)ᵀM(q)(q − x)) of pairs ``(P, 2, D)``, q the first of each: the order within a pair matters."""
@@ -269,7 +243,7 @@ class LocalGMML(_MetricLearner):
         return np.asarray(torch.einsum("qk,kde->qde", weights, factors @ factors.mT))
 
     def rank(self, query: Any, documents: Any) -> NDArray[np.int64]:  # (N,) or (Q, N)
-        """Row numbers of the documents, nearest to the query first; documents at equal distances keep their order.
+        """Row numbers of the documents, nearest to the query first; equal documents keep their order.
 
         Args:
             query: ``(D,)``, or ``(Q, D)`` for a row of the result each.
@@ -279,8 +253,8 @@ class LocalGMML(_MetricLearner):
         if single:
             query = np.reshape(query, (1, -1))
         queries = self._rows(query)
-        squares = location_distances(queries, self._rows(documents), *self._located(queries))
-        order = squares.argsort(dim=1, stable=True).numpy()
-        if single:
-            return np.asarray(order[0])
-        return np.asarray(order)
+        # A product rounds by the place of a row, so equal rows go into it once.
+        distinct, place = torch.unique(self._rows(documents), dim=0, return_inverse=True)
+        squares = location_distances(queries, distinct, *self._located(queries))[:, place]
+        order = np.asarray(squares.argsort(dim=1, stable=True))
+        return order[0] if single else order

@@ -64,7 +64,10 @@ def test_location_weights_from_all_alike_to_the_nearest() -> None:
 @pytest.mark.parametrize(("Q", "N", "K"), [(4, 9, 3), (40, 9, 3), (1, 9, 20), (0, 5, 2), (3, 0, 2)])
 def test_location_distances_equal_the_written_out_metric(Q: int, N: int, K: int) -> None:
     g = torch.Generator().manual_seed(Q + N)
-    randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
     queries, database, factors = randn(Q, 4) + 100, randn(N, 4) + 100, randn(K, 4, 3)
     weights = torch.softmax(randn(Q, K), dim=1)
     found = location_distances(queries, database, factors, weights)
