@@ -37,9 +37,10 @@ from lgmml_torch.app.rankers import Ranker, open_ranker
 from lgmml_torch.app.report import Outcome, Stopwatch, reported_part, tell_loggers, write_report
 from lgmml_torch.app.start import Interrupted, Watch, fail, say_goodbye, set_threads
 from lgmml_torch.checks import ConfigError, LGMMLError, sentence
-from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, evaluate, evaluate_scores
+from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, evaluate_scores
 from lgmml_torch.evaluation.tables import OWN_LABELS
 from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.combine import combination_weights
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
@@ -113,7 +114,7 @@ def train(
         return None
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
-    evaluations = _evaluate_model(cfg, trained.model, prepared, base)
+    evaluations = _evaluate_model(cfg, trained, prepared, base)
     if not trained.moved and evaluations[0].policy == OWN_PHI:
         evaluations[0] = replace(evaluations[0], policy=f"{evaluations[0].policy}, not trained")
     if not first:
@@ -295,16 +296,16 @@ def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
 
 
 def _evaluate_model(
-    cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBase | None = None
+    cfg: DictConfig, trained: Trained, prepared: Prepared, base: TreeBase | None = None
 ) -> list[Evaluation]:
     """Three kinds of number, kept apart: training queries, unseen ones, and these with Φ fitted to their own labels.
 
     With trees added, unseen queries are also ranked by ours and by the trees alone.
     """
-    splits = prepared.splits
+    splits, model = prepared.splits, trained.model
     options = {"metrics": asked_measures(cfg), "preset": cfg.evaluation.preset, "seed": cfg.seed}
     own = model.phi.mode == "per_query" or model.phi.deviations
-    seen = evaluate(model, splits["train"], split="training queries", known_queries=own, **options)
+    seen = _evaluate_split(trained, "train", "training queries", options, own_rows=own)
     found = [seen]
     policies: Sequence[str] = (model.phi.policy,)
     if cfg.evaluation.all_policies:
@@ -313,7 +314,7 @@ def _evaluate_model(
         found = [_joint(seen)]
     for name in ("valid", "test"):
         if name in splits:
-            found += _evaluate_unseen(model, splits[name], f"{name}: unseen queries", policies, base, options)
+            found += _evaluate_unseen(trained, name, policies, base, options)
     if cfg.evaluation.ideal and "test" in splits:
         data = splits["test"]
         dists = prepared.inputs["test"]
@@ -325,21 +326,34 @@ def _evaluate_model(
     return found
 
 
-def _evaluate_unseen(
-    model: LGMML,
-    data: RankingData,
-    split: str,
-    policies: Sequence[str],
-    base: TreeBase | None,
+def _evaluate_split(
+    trained: Trained,
+    name: str,
+    title: str,
     options: Mapping[str, Any],
+    *,
+    own_rows: bool = False,
+    policy: str | None = None,
+) -> Evaluation:
+    """One split, from the inputs of training."""
+    scores, data = trained.score(name, own_rows=own_rows, policy=policy), trained.module.data_of(name)
+    warn_if_degenerate(scores, data.offsets)
+    weights = policy or trained.model.phi.policy
+    if own_rows:
+        weights = OWN_PHI
+    return evaluate_scores(scores, data, split=title, policy=weights, **options)
+
+
+def _evaluate_unseen(
+    trained: Trained, name: str, policies: Sequence[str], base: TreeBase | None, options: Mapping[str, Any]
 ) -> list[Evaluation]:
     """Unseen queries by each policy; with trees added, also ours and the trees alone."""
     found = []
     for policy in policies:
-        found.append(evaluate(model, data, split=split, policy=policy, **options))
+        found.append(_evaluate_split(trained, name, f"{name}: unseen queries", options, policy=policy))
     if base is None:
         return found
-    return _beside_each_alone(found, model, base, data, options)
+    return _beside_each_alone(found, trained.model, base, trained.module.data_of(name), options)
 
 
 def _joint(evaluation: Evaluation) -> Evaluation:

@@ -155,6 +155,10 @@ class LGMMLModule(pl.LightningModule):
         """The lists of a split, as they were attached."""
         return self._data[split][0]
 
+    def inputs_of(self, split: str) -> Tensor | Views:
+        """The inputs of a split, as they were attached."""
+        return self._data[split][1]
+
     def on_fit_start(self) -> None:
         """Let Φ look at the training lists."""
         if self.model.phi.needs_summaries:
@@ -303,7 +307,9 @@ class LGMMLModule(pl.LightningModule):
         return values
 
     @torch.no_grad()
-    def block_scores(self, split: str, first: int, last: int, *, known: bool = False) -> Tensor:
+    def block_scores(
+        self, split: str, first: int, last: int, *, known: bool = False, policy: str | None = None
+    ) -> Tensor:
         """Scores of the lists first … last − 1 of a split; ``known`` uses each training query's own weights."""
         lists = self.lists(split)
         start, stop = int(lists.offsets[first]), int(lists.offsets[last])
@@ -312,7 +318,7 @@ class LGMMLModule(pl.LightningModule):
         rows = None
         if known:
             rows = self._rows_of_phi(split, first, last).to(kappa.device)
-        scores = score(kappa, self.model.weights(kappa, offsets, rows=rows), offsets)
+        scores = score(kappa, self.model.weights(kappa, offsets, policy=policy, rows=rows), offsets)
         if not bool(scores.isfinite().all()):
             raise DivergedError(
                 f"scores of the {split} lists are not finite at step {self.global_step}; no model is kept"

@@ -92,6 +92,7 @@ def compute_distances(
     model: LGMML,
     data: RankingData,
     *,
+    features: Tensor | None = None,  # (N, D')
     cache: Cache | None = None,
     dtype: torch.dtype | None = None,
     documents_at_once: int = 16_384,
@@ -105,6 +106,7 @@ def compute_distances(
     Args:
         model: its preprocessing and metrics are used, its Φ is not.
         data: raw features.
+        features: the same preprocessed, where they are known already.
         cache: where they are kept, memory-mapped; only in memory when None.
         dtype: to keep them in: the model's (when None), ``torch.float16`` or ``torch.bfloat16``.
         documents_at_once: documents that are preprocessed together.
@@ -118,10 +120,11 @@ def compute_distances(
     if not kept.is_floating_point:
         raise LGMMLError(f"`dtype` must be a floating-point dtype, got {kept}")
     if cache is None:
-        return _fill(model, data, torch.empty(shape, dtype=kept), documents_at_once, progress)
+        return _fill(model, data, features, torch.empty(shape, dtype=kept), documents_at_once, progress)
 
     def fill(arrays: Arrays) -> None:
-        _fill(model, data, torch.from_numpy(arrays["dists"]).view(kept), documents_at_once, progress)
+        out = torch.from_numpy(arrays["dists"]).view(kept)
+        _fill(model, data, features, out, documents_at_once, progress)
 
     # Numpy has no bfloat16; the file holds its bits.
     on_disk = str(kept).removeprefix("torch.")
@@ -146,14 +149,21 @@ def _distance_key(model: LGMML, data: RankingData, dtype: torch.dtype) -> dict[s
 
 
 def _fill(
-    model: LGMML, data: RankingData, out: Tensor, documents_at_once: int, progress: Callable[[int], None] | None
+    model: LGMML,
+    data: RankingData,
+    features: Tensor | None,
+    out: Tensor,
+    documents_at_once: int,
+    progress: Callable[[int], None] | None,
 ) -> Tensor:
     device, dtype = model.device, model.dtype
     for first, last in list_blocks(data.offsets, documents_at_once):
         start, stop = int(data.offsets[first]), int(data.offsets[last])
-        features = data.features[start:stop].to(device=device, dtype=dtype)
-        offsets = (data.offsets[first : last + 1] - start).to(device)
-        prepared = model.preprocess(features, offsets)
+        if features is None:
+            raw = data.features[start:stop].to(device=device, dtype=dtype)
+            prepared = model.preprocess(raw, (data.offsets[first : last + 1] - start).to(device))
+        else:
+            prepared = features[start:stop].to(device=device, dtype=dtype)
         if device.type == "cpu":
             model.metrics(prepared, out=out[start:stop])
         else:

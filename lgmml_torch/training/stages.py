@@ -34,6 +34,7 @@ from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import list_blocks
 from lgmml_torch.training.callbacks import (
     QUIET,
     CheckpointFiles,
@@ -64,6 +65,7 @@ class Prepared:
         bank: fitted, or the start of one that is trained.
         splits: raw lists, with numbers in place of categories.
         inputs: of the splits so far: distances, or preprocessed features where the metrics are trained.
+        preprocessed: features of splits in memory, kept until `inputs` are made of them.
         encoder: turned categories into numbers; None without categories.
     """
 
@@ -71,6 +73,7 @@ class Prepared:
     bank: Bank
     splits: Mapping[str, RankingData]
     inputs: dict[str, Tensor | Views] = field(default_factory=dict)
+    preprocessed: dict[str, Tensor] = field(default_factory=dict)
     encoder: CategoryEncoder | None = None
 
     def model(self, make_phi: MakePhi) -> LGMML:
@@ -129,6 +132,26 @@ class Trained:
         """The ranker."""
         return self.module.model
 
+    def score(self, split: str, *, own_rows: bool = False, policy: str | None = None) -> Tensor:  # (N,)
+        """`LGMML.score` of a split, from the inputs of training: no document is preprocessed again.
+
+        Args:
+            split: its name.
+            own_rows: use the row of Φ of each training query; of the training split only.
+            policy: what queries get otherwise, instead of the model's own policy.
+        """
+        module, model = self.module, self.model
+        data = module.data_of(split)
+        if module.inputs_of(split).dtype != model.dtype:  # distances in half precision
+            return model.score(data, known_queries=own_rows, policy=policy)
+        scores = torch.empty(data.num_documents, dtype=model.dtype)
+        for first, last in list_blocks(data.offsets, 32_768):
+            rows = slice(int(data.offsets[first]), int(data.offsets[last]))
+            scores[rows] = module.block_scores(split, first, last, known=own_rows, policy=policy)
+        if model.base is None:
+            return scores
+        return model.base.add_to(scores, data)
+
     @property
     def position_bias(self) -> dict[int, float] | None:
         """The bias of each position in training; None without positions."""
@@ -184,11 +207,11 @@ def prepare(
         bank = recipe.builder(fitted, seen, seed=recipe.seed, on_round=tell, **further)
     state.done()
     log.info("%d local metrics", bank.metrics.num_metrics)
-    inputs: dict[str, Tensor | Views] = {}
+    known = {}
     for name, part in (("train", fitted), ("valid", seen)):
-        if bank.trained and part is not None and splits[name].spread is None and len(part) == len(splits[name]):
-            inputs[name] = part.features
-    return Prepared(preprocess, bank, dict(splits), inputs, encoder)
+        if part is not None and splits[name].spread is None and len(part) == len(splits[name]):
+            known[name] = part.features
+    return Prepared(preprocess, bank, dict(splits), preprocessed=known, encoder=encoder)
 
 
 def check_positions(train: RankingData, fitted: bool) -> None:
@@ -225,14 +248,17 @@ def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dty
     for name, data in prepared.splits.items():
         if name in prepared.inputs:
             continue
-        if prepared.bank.trained:
+        features = prepared.preprocessed.pop(name, None)
+        if not prepared.bank.trained:
+            with progress_bar(f"distances, {name}", total=data.num_documents) as report:
+                prepared.inputs[name] = compute_distances(
+                    model, data, features=features, cache=cache, dtype=dtype, progress=report
+                )
+        elif features is not None:
+            prepared.inputs[name] = features
+        else:
             views = Views(data.features, prepared.preprocess, model.dtype)
-            prepared.inputs[name] = views
-            if data.spread is None:
-                prepared.inputs[name] = views.of(slice(None), data.offsets)
-            continue
-        with progress_bar(f"distances, {name}", total=data.num_documents) as report:
-            prepared.inputs[name] = compute_distances(model, data, cache=cache, dtype=dtype, progress=report)
+            prepared.inputs[name] = views if data.spread is not None else views.of(slice(None), data.offsets)
 
 
 def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Trained:
