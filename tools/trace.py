@@ -9,8 +9,9 @@ thread. Definitions:
   annotated result names `RankingData`. Documents are those in the results of readers, without readers that these call.
 - Preprocessed are the rows given to `Preprocess.forward` or to `fit_transform` of several steps, without calls from
   inside another one.
-- Scored are the documents given to `LGMML.score`, and in evaluation to `Trained.score`. A call is for the page if a file or folder called page, page_data,
-  charts or look is on the stack, for evaluation if one called evaluation is, else for the rest.
+- Scored are the documents given to `LGMML.score`, and in evaluation to `Trained.score`. A call is for the page if a
+  file or folder called page, page_data, charts or look is on the stack, for evaluation if one called evaluation is,
+  else for the rest.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ from lgmml_torch.training.defaults import (
 )
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.recipe import PhiSettings, Recipe, Surroundings, rehearse
+from lgmml_torch.training.stages import check_precision
 
 log = logging.getLogger(__name__)
 
@@ -381,11 +382,12 @@ def check_trainer(cfg: DictConfig) -> None:
     """Make Lightning's trainer once for nothing: a device that is not there should not cost a fit.
 
     Raises:
-        ConfigError: what Lightning has to say.
+        ConfigError: what Lightning has to say, or a precision that the processor cannot compute in.
     """
     try:
         with quiet_lightning():
-            build(cfg.trainer)(callbacks=_make_callbacks(cfg, validated=True), logger=False, enable_checkpointing=False)
+            callbacks = _make_callbacks(cfg, validated=True)
+            check_precision(build(cfg.trainer)(callbacks=callbacks, logger=False, enable_checkpointing=False))
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise ConfigError(f"`trainer`: {' '.join(str(error).split())}") from error
 

@@ -114,7 +114,7 @@ def tell_loggers(
     figures = final_figures(evaluations, own_policy)
     files = [folder / name for name in _ATTACHED if (folder / name).is_file()]
     for sink in map(sink_of, loggers):
-        sink.outcome(comparable(settings), figures, 0)
+        sink.outcome(comparable(settings), figures)
         sink.attach(files)
         sink.close()
     log.info("model, report and logs are in %s", folder)

@@ -15,7 +15,6 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
 
 from lgmml_torch import distributed
 from lgmml_torch.app.compose import (
@@ -38,7 +37,6 @@ from lgmml_torch.app.report import Outcome, Stopwatch, reported_part, tell_logge
 from lgmml_torch.app.start import Interrupted, Watch, fail, say_goodbye, set_threads
 from lgmml_torch.checks import ConfigError, LGMMLError, sentence
 from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, evaluate_scores
-from lgmml_torch.evaluation.tables import OWN_LABELS
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.combine import combination_weights
@@ -47,10 +45,8 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import StopAtStep, bank_curve, quiet_lightning
-from lgmml_torch.training.ideal import ideal_scores
+from lgmml_torch.training.callbacks import StopAtStep, bank_curve
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.preprocessed import compute_distances
 from lgmml_torch.training.recipe import Recipe
 from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import Prepared, Trained, check_positions, prepare, train_phi
@@ -106,9 +102,6 @@ def train(
         watchers = [*watchers, StopAtStep(watch)]
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
     clock.lap("training" if prepared.bank.trained else "weights")
-    if "test" in splits:
-        with quiet_lightning():
-            trained.trainer.test(trained.module, trained.trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
     first, shared = trained.trainer.is_global_zero, any(part.spread is not None for part in splits.values())
     if not first and not shared:
         return None
@@ -131,6 +124,8 @@ def train(
 def _checked(cfg: DictConfig) -> DictConfig:
     """The configuration with ``resume=auto`` resolved; errors in it are raised before data is read."""
     check_settings(cfg)
+    if cfg.evaluation.ideal:
+        raise ConfigError("`evaluation.ideal` must be false: python -m research.ideal RUN evaluates a run that way")
     recipe_of(cfg)
     check_trainer(cfg)
     cfg = resolve_resume(cfg)
@@ -298,7 +293,7 @@ def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
 def _evaluate_model(
     cfg: DictConfig, trained: Trained, prepared: Prepared, base: TreeBase | None = None
 ) -> list[Evaluation]:
-    """Three kinds of number, kept apart: training queries, unseen ones, and these with Φ fitted to their own labels.
+    """Two kinds of number, kept apart: training queries, and unseen ones.
 
     With trees added, unseen queries are also ranked by ours and by the trees alone.
     """
@@ -315,14 +310,6 @@ def _evaluate_model(
     for name in ("valid", "test"):
         if name in splits:
             found += _evaluate_unseen(trained, name, policies, base, options)
-    if cfg.evaluation.ideal and "test" in splits:
-        data = splits["test"]
-        dists = prepared.inputs["test"]
-        if prepared.bank.trained or not isinstance(dists, Tensor):
-            dists = compute_distances(model, data)
-        start = model.phi.mean_row()[0].detach()
-        scores = ideal_scores(dists, data, start, kernel=model.kernel, seed=cfg.seed)
-        found.append(evaluate_scores(scores, data, split=f"test: {OWN_LABELS}", policy="own labels", **options))
     return found
 
 

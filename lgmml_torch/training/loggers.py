@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_fabric.loggers.logger import rank_zero_experiment
 from pytorch_lightning.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from pytorch_lightning.loggers.logger import DummyLogger
+from pytorch_lightning.loggers.logger import DummyExperiment
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
@@ -39,7 +39,7 @@ class TensorBoard(TensorBoardLogger):
             except OSError as error:
                 self._fail(error)
         if self._experiment is None:
-            return DummyLogger().experiment
+            return _NoEvents()
         return self._experiment
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -65,6 +65,12 @@ class TensorBoard(TensorBoardLogger):
             reason = error.strerror or error
             log.warning("Could not write TensorBoard events (%s); training continues without them.", reason)
         self._failed = True
+
+
+class _NoEvents(DummyExperiment):
+    """A writer that writes nothing."""
+
+    file_writer = None
 
 
 class _SafeEvents:
@@ -165,14 +171,10 @@ class Sink:
     def histogram(self, tag: str, values: Tensor, step: int) -> None:
         """Show how values are distributed."""
 
-    def numbers(self, values: Mapping[str, float], step: int) -> None:
-        """Add to curves."""
-        self.logger.log_metrics(dict(values), step=step)
-
-    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float], step: int) -> None:
+    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float]) -> None:
         """The settings of a run with what came of it, to compare runs by."""
         self.logger.log_hyperparams(dict(settings))
-        self.logger.log_metrics(dict(figures), step=step)
+        self.logger.log_metrics(dict(figures), step=0)
 
     def attach(self, files: Sequence[Path]) -> None:
         """Keep files with the run."""
@@ -195,9 +197,15 @@ class _TensorBoardSink(Sink):
         """In the histograms and distributions tabs."""
         self.logger.experiment.add_histogram(tag, values, step)
 
-    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float], step: int) -> None:
-        """In the hparams tab."""
-        self.logger.log_hyperparams(dict(settings), dict(figures), step)
+    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float]) -> None:
+        """In the hparams tab, both as columns: as metrics, each figure would be a curve of one point."""
+        from torch.utils.tensorboard.summary import hparams
+
+        self.logger.log_hyperparams(dict(settings))
+        events = self.logger.experiment.file_writer
+        if events is not None:  # None where events cannot be written
+            for summary in hparams({**settings, **figures}, {}):
+                events.add_summary(summary)
 
     def attach(self, files: Sequence[Path]) -> None:
         """Markdown is shown in the text tab; there is no place for other files."""
@@ -217,7 +225,7 @@ class _WandbSink(Sink):
 
         self.logger.log_image(tag, [wandb.Image(figure)], step=step)
 
-    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float], step: int) -> None:
+    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float]) -> None:
         """In the table of runs."""
         self.logger.log_hyperparams(dict(settings))
         self.logger.experiment.summary.update(dict(figures))

@@ -22,9 +22,9 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION, check_archive, check_header
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids
-from lgmml_torch.training.batches import TrainingBatch, mixed_seed
+from lgmml_torch.training.batches import mixed_seed
 from lgmml_torch.training.callbacks import Horizon, StepSize
-from lgmml_torch.training.losses import Loss, LossValue, Warp, build_loss
+from lgmml_torch.training.losses import Loss, LossValue, TrainingBatch, Warp, build_loss
 from lgmml_torch.training.preprocessed import Views
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

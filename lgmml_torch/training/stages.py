@@ -35,6 +35,7 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
+from lgmml_torch.training.batches import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.callbacks import (
     QUIET,
     CheckpointFiles,
@@ -43,7 +44,6 @@ from lgmml_torch.training.callbacks import (
     in_order,
     quiet_lightning,
 )
-from lgmml_torch.training.datamodule import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.module import (
     LGMMLModule,
 )
@@ -54,6 +54,7 @@ from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_star
 log = logging.getLogger(__name__)
 
 _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
+_TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,8 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
         **settings.loader,
     )
     measure = Measure.of(recipe.measure)
-    keeper = KeepCheckpoints(around.folder, monitor=f"val/{measure.name}", every_n_steps=around.every_n_steps)
+    monitor = f"val/{measure.name}"
+    keeper = KeepCheckpoints(around.folder, monitor=monitor, every_n_steps=around.every_n_steps, seed=recipe.seed)
     keep, around = _what_validation_sees(module, settings.keep, around)
     start = _trained_tensors(module)
     if around.resume is not None:
@@ -355,6 +357,25 @@ def _make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: b
     trainer.strategy.checkpoint_io = CheckpointFiles()
     distributed.leave_at_exit()  # Lightning does so for NCCL only
     return trainer
+
+
+def check_precision(trainer: pl.Trainer) -> None:
+    """Try a product and its gradient in the precision of a trainer.
+
+    Raises:
+        ConfigError: the processor cannot compute it.
+    """
+    device = trainer.strategy.root_device
+    values = torch.ones((_TRIED, _TRIED), device=device, requires_grad=True)
+    try:
+        with trainer.precision_plugin.forward_context():
+            total = (values @ values).sum()
+        total.backward()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"`trainer.precision` must be one that {device} can compute in, got {trainer.precision!r} ({error}); "
+            "use 32-true"
+        ) from error
 
 
 class _Ranks(TorchElasticEnvironment):

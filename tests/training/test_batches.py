@@ -12,8 +12,8 @@ from lgmml_torch.distributed import Spread
 from lgmml_torch.functional.warp import negative_table
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max
-from lgmml_torch.training.batches import TrainingBatch, TrainingBatches, mixed_seed
-from lgmml_torch.training.datamodule import BatchLoader, ListBlocks, RankingDataModule
+from lgmml_torch.training.batches import BatchLoader, RankingDataModule, TrainingBatches, evaluation_blocks, mixed_seed
+from lgmml_torch.training.losses import TrainingBatch
 
 # More workers than this machine may have cores: that is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -157,7 +157,7 @@ def test_every_list_is_evaluated_exactly_once(world_size: int) -> None:
     seen = [
         q
         for rank in range(world_size)
-        for block in ListBlocks(offsets, documents=9, rank=rank, world_size=world_size)
+        for block in evaluation_blocks(offsets, documents=9, rank=rank, world_size=world_size)
         for q in range(*block.tolist())
     ]
     assert sorted(seen) == list(range(20))

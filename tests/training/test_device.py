@@ -21,10 +21,9 @@ from lgmml_torch.estimator_inputs import ACCELERATORS
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
+from lgmml_torch.training.batches import RankingDataModule, TrainingBatches
 from lgmml_torch.training.callbacks import Story
-from lgmml_torch.training.datamodule import RankingDataModule
-from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, Warp
+from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, TrainingBatch, Warp
 from lgmml_torch.training.module import LGMMLModule, OptimizerFactory
 from lgmml_torch.training.preprocessed import compute_distances
 from lgmml_torch.training.recipe import Surroundings
