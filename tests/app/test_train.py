@@ -86,7 +86,7 @@ def test_training_and_unseen_queries_stay_apart(default_run: RunResult, tmp_path
     assert kinds == ["training queries", "valid: unseen queries", "test: unseen queries"]
     fitted = evaluate_ideal(default_run.folder)  # to the labels of each list
     assert fitted.means["ndcg@10"] >= default_run.evaluations[2].means["ndcg@10"]
-    with pytest.raises(ConfigError, match="`evaluation.ideal` must be false: python -m research.ideal"):
+    with pytest.raises(ConfigError, match=r"`evaluation\.ideal` must be false: python -m research\.ideal"):
         run(tmp_path, "evaluation.ideal=true")
     for evaluation in default_run.evaluations:
         assert evaluation.seed == 0

@@ -35,7 +35,7 @@ def read(folder: Path) -> EventAccumulator:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("run")
-    loggers = (TensorBoard(folder, name="board", version=""), CSVLogger(folder, name="csv", version=""))
+    loggers = (TensorBoard(folder, name="board", version="", default_hp_metric=False), CSVLogger(folder, name="csv", version=""))
     around = Surroundings(folder, {"max_epochs": 2, "accelerator": "cpu"}, (Story(),), loggers)
     trained = train_phi(tiny.prepared(), tiny.recipe(), around)
     (folder / "report.md").write_text("# Results")
