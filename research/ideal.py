@@ -162,7 +162,11 @@ def evaluate_ideal(run: Path) -> Evaluation:
     return evaluate_scores(scores, data, split="test", policy="own labels", **options)
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the folder of a run")
     print(evaluate_ideal(parser.parse_args().run).markdown())
+
+
+if __name__ == "__main__":
+    main()

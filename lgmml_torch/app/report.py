@@ -29,7 +29,7 @@ from lgmml_torch.files import write_text
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import KeepCheckpoints
-from lgmml_torch.training.loggers import sink_of
+from lgmml_torch.training.loggers import output_of
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +113,10 @@ def tell_loggers(
     """
     figures = final_figures(evaluations, own_policy)
     files = [folder / name for name in _ATTACHED if (folder / name).is_file()]
-    for sink in map(sink_of, loggers):
-        sink.outcome(comparable(settings), figures)
-        sink.attach(files)
-        sink.close()
+    for output in map(output_of, loggers):
+        output.outcome(comparable(settings), figures)
+        output.attach(files)
+        output.close()
     log.info("model, report and logs are in %s", folder)
 
 
@@ -166,7 +166,7 @@ def report_content(found: Outcome, settings: Any) -> dict[str, Any]:
 
 def statistics(data: RankingData) -> dict[str, Any]:
     """`RankingData.statistics` with the most frequent labels only: fractions may all be different."""
-    if data.spread is not None:  # of all processes what each of them knows; labels stay with their lists
+    if data.shared_lists is not None:  # of all processes what each of them knows; labels stay with their lists
         sizes = data.all_sizes
         spans = (int(sizes.min()), int(sizes.median()), int(sizes.max()))
         counts = {"queries": len(sizes), "documents": int(sizes.sum()), "features": data.num_features}

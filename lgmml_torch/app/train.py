@@ -26,7 +26,7 @@ from lgmml_torch.app.compose import (
     load_base,
     load_splits,
     make_loggers,
-    make_surroundings,
+    make_trainer_settings,
     named,
     recipe_of,
     settle,
@@ -102,7 +102,7 @@ def train(
         watchers = [*watchers, StopAtStep(watch)]
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
     clock.lap("training" if prepared.bank.trained else "weights")
-    first, shared = trained.trainer.is_global_zero, any(part.spread is not None for part in splits.values())
+    first, shared = trained.trainer.is_global_zero, any(part.shared_lists is not None for part in splits.values())
     if not first and not shared:
         return None
     if base is not None:
@@ -267,7 +267,7 @@ def train_best_phi(
         if not only:
             place = place / f"candidate-{number}"
             watching = make_loggers(cfg, version=f"candidate-{number}")
-        around = make_surroundings(cfg, place, watching, validated="valid" in prepared.splits, watchers=watchers)
+        around = make_trainer_settings(cfg, place, watching, validated="valid" in prepared.splits, watchers=watchers)
         trained = train_phi(prepared, recipe, around)
         if only:
             return trained

@@ -25,6 +25,7 @@ from torch import Tensor, multiprocessing
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lgmml_torch.checks import ConfigError, DataError, LoaderError, check_choice, check_whole
+from lgmml_torch.distributed import query_numbers
 from lgmml_torch.functional.warp import Among, Draws, negative_table, sample_list_draws, sample_triplets
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, list_blocks, segment_max
@@ -78,9 +79,9 @@ class TrainingBatches(Dataset[TrainingBatch]):
         self.document_weights = _or_ones(data.document_weights, data.num_documents)
         self.batching, self.batch_size, self.max_draws, self.seed = batching, batch_size, max_draws, seed
         self.draws = draws
-        self.spread = data.spread
+        self.shared_lists, self.query_numbers = data.shared_lists, query_numbers(data)
         self.sizes = data.all_sizes
-        if self.spread is not None and batching == "triplets":
+        if self.shared_lists is not None and batching == "triplets":
             raise ConfigError("`batching` must be 'lists' for data that processes share, got 'triplets'")
         self.num_positives = data.of_all_queries(self.table.positive_offsets.diff())
         most = segment_max(self.table.count.double(), data.offsets, empty=0.0).long()
@@ -115,8 +116,8 @@ class TrainingBatches(Dataset[TrainingBatch]):
 
     def _own(self, lists: Tensor) -> Tensor:
         """Whether each list of a batch belongs to this rank."""
-        if self.spread is not None:
-            return self.spread.owner[lists] == self.spread.rank
+        if self.shared_lists is not None:
+            return self.shared_lists.owner[lists] == self.shared_lists.rank
         rank, world_size = self.share
         return torch.arange(len(lists)) % world_size == rank
 
@@ -150,9 +151,7 @@ class TrainingBatches(Dataset[TrainingBatch]):
     def _lists(self, chosen: Tensor, generator: torch.Generator) -> TrainingBatch:
         own = self._own(chosen)
         queries = chosen[own]
-        lists = queries
-        if self.spread is not None:
-            lists = torch.searchsorted(self.spread.own, queries)
+        lists = torch.searchsorted(self.query_numbers, queries)
         counts = self.num_positives[chosen] * self.draws
         drawn, most = lists[:0], 0
         if self.draws and len(chosen):
@@ -270,7 +269,7 @@ class RankingDataModule(pl.LightningDataModule):
     def _lists(self, name: str) -> DataLoader[Tensor]:
         data = self.split(name)
         rank, world_size = 0, 1
-        if data.spread is None:  # otherwise this rank has its own lists only
+        if data.shared_lists is None:  # otherwise this rank has its own lists only
             rank, world_size = self._ranks()
         blocks = evaluation_blocks(data.offsets, rank=rank, world_size=world_size)
         return DataLoader(blocks, batch_size=None)  # type: ignore[arg-type]  # a list is a data set, too

@@ -1,7 +1,7 @@
 """Lightning's loggers with small changes, and what each of them can show beyond numbers.
 
-Training writes to a logger through a `Sink`: figures, histograms, files, settings with the final results. A sink leaves
-out what its logger cannot show. A logger of another kind needs an entry in `SINKS`.
+Training writes to a logger through a `LoggerOutput`: figures, histograms, files, settings with the final results. It
+leaves out what its logger cannot show. A logger of another kind needs an entry in `LOGGER_OUTPUTS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_fabric.loggers.logger import rank_zero_experiment
 from pytorch_lightning.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from pytorch_lightning.loggers.logger import DummyExperiment
+from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
@@ -39,7 +39,7 @@ class TensorBoard(TensorBoardLogger):
             except OSError as error:
                 self._fail(error)
         if self._experiment is None:
-            return _NoEvents()
+            return DummyLogger().experiment
         return self._experiment
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -65,12 +65,6 @@ class TensorBoard(TensorBoardLogger):
             reason = error.strerror or error
             log.warning("Could not write TensorBoard events (%s); training continues without them.", reason)
         self._failed = True
-
-
-class _NoEvents(DummyExperiment):
-    """A writer that writes nothing."""
-
-    file_writer = None
 
 
 class _SafeEvents:
@@ -157,7 +151,7 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_/. -]+", "_", name.replace("@", "_at_"))
 
 
-class Sink:
+class LoggerOutput:
     """A logger that takes numbers and settings, and nothing else: CSV, or one that is not known here."""
 
     shows_pictures = False
@@ -184,7 +178,7 @@ class Sink:
         self.logger.save()
 
 
-class _TensorBoardSink(Sink):
+class _TensorBoardOutput(LoggerOutput):
     """Pictures, histograms, and reports as text."""
 
     shows_pictures = True
@@ -199,13 +193,14 @@ class _TensorBoardSink(Sink):
 
     def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float]) -> None:
         """In the hparams tab, both as columns: as metrics, each figure would be a curve of one point."""
+        from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
         self.logger.log_hyperparams(dict(settings))
-        events = self.logger.experiment.file_writer
-        if events is not None:  # None where events cannot be written
-            for summary in hparams({**settings, **figures}, {}):
-                events.add_summary(summary)
+        writer = self.logger.experiment
+        if isinstance(writer, SummaryWriter):
+            for summary in hparams({**settings, **figures}, {}):  # type: ignore[no-untyped-call]
+                writer.file_writer.add_summary(summary)
 
     def attach(self, files: Sequence[Path]) -> None:
         """Markdown is shown in the text tab; there is no place for other files."""
@@ -214,7 +209,7 @@ class _TensorBoardSink(Sink):
                 self.logger.experiment.add_text(file.stem, file.read_text(encoding="utf-8"))
 
 
-class _WandbSink(Sink):
+class _WandbOutput(LoggerOutput):
     """Pictures and files."""
 
     shows_pictures = True
@@ -240,7 +235,7 @@ class _WandbSink(Sink):
         self.logger.experiment.finish()
 
 
-class _MLflowSink(Sink):
+class _MLflowOutput(LoggerOutput):
     """Pictures and files."""
 
     shows_pictures = True
@@ -259,16 +254,16 @@ class _MLflowSink(Sink):
         self.logger.finalize("success")
 
 
-SINKS: dict[type[Logger], type[Sink]] = {
-    TensorBoardLogger: _TensorBoardSink,
-    WandbLogger: _WandbSink,
-    MLFlowLogger: _MLflowSink,
+LOGGER_OUTPUTS: dict[type[Logger], type[LoggerOutput]] = {
+    TensorBoardLogger: _TensorBoardOutput,
+    WandbLogger: _WandbOutput,
+    MLFlowLogger: _MLflowOutput,
 }
 
 
-def sink_of(logger: Logger) -> Sink:
-    """The sink of a logger."""
-    for kind, sink in SINKS.items():
+def output_of(logger: Logger) -> LoggerOutput:
+    """The output of a logger."""
+    for kind, output in LOGGER_OUTPUTS.items():
         if isinstance(logger, kind):
-            return sink(logger)
-    return Sink(logger)
+            return output(logger)
+    return LoggerOutput(logger)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import DivergedError, LGMMLError, check_number, check_positive
+from lgmml_torch.distributed import query_numbers
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.losses import bias_of
 from lgmml_torch.functional.ranking.custom import Measure
@@ -317,19 +318,13 @@ class LGMMLModule(pl.LightningModule):
         kappa = kernel(self._distances(lists.part(slice(start, stop), offsets)), self.model.kernel)
         rows = None
         if known:
-            rows = self._rows_of_phi(split, first, last).to(kappa.device)
+            rows = query_numbers(self.data_of(split))[first:last].to(kappa.device)
         scores = score(kappa, self.model.weights(kappa, offsets, policy=policy, rows=rows), offsets)
         if not bool(scores.isfinite().all()):
             raise DivergedError(
                 f"scores of the {split} lists are not finite at step {self.global_step}; no model is kept"
             )
         return tie_equal_rows(scores, self._data[split][0].features[start:stop], offsets)
-
-    def _rows_of_phi(self, split: str, first: int, last: int) -> Tensor:  # (B,)
-        spread = self.data_of(split).spread
-        if spread is None:
-            return torch.arange(first, last)
-        return spread.own[first:last]
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and the step-size rule counted in single updates."""

@@ -68,20 +68,20 @@ def fit_preprocess(
     preprocess: Preprocess, sample: RankingData, data: RankingData, folder: Path | None = None
 ) -> RankingData:
     """Fit a preprocessing on a sample, that of all processes where they share it, and apply it to ``data``."""
-    if data is sample and sample.spread is None:
+    if data is sample and sample.shared_lists is None:
         return sample.replace(features=preprocess.fit_transform(sample.features, sample.offsets))
-    preprocess.fit_lists(TrainingLists(sample.features, sample.offsets, sample.spread))
+    preprocess.fit_lists(TrainingLists(sample.features, sample.offsets, sample.shared_lists))
     return preprocessed(preprocess, data, folder)
 
 
 def preprocessed(preprocess: Preprocess, data: RankingData, folder: Path | None = None) -> RankingData:
     """The lists with preprocessed features; features of shards, which may exceed memory, go to a file."""
-    if data.spread is None:
+    if data.shared_lists is None:
         return data.replace(features=preprocess(data.features, data.offsets))
     kind = preprocess(data.features[:0], data.offsets[:1])
     features = torch.from_numpy(scratch_array((data.num_documents, kind.shape[1]), kind.numpy().dtype, folder))
     done = 0
-    for block in TrainingLists(data.features, data.offsets, data.spread, steps=(preprocess,)).blocks():
+    for block in TrainingLists(data.features, data.offsets, data.shared_lists, steps=(preprocess,)).blocks():
         features[done : done + len(block)] = block
         done += len(block)
     return data.replace(features=features)

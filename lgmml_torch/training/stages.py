@@ -1,6 +1,6 @@
 """The stages of training, which `train.py` and `LGMMLRanker` both call: `prepare`, then `train_phi`.
 
-A `Recipe` has the settings of what is fitted. `Surroundings` has the output folder, trainer, callbacks, loggers and
+A `Recipe` has the settings of what is fitted. `TrainerSettings` has the output folder, trainer, callbacks, loggers and
 cache. `rehearse` checks a recipe before any time is spent on it.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.distributed import gather_lists
+from lgmml_torch.distributed import all_qids, gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
 from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.ranking.custom import Measure
@@ -40,7 +40,7 @@ from lgmml_torch.training.callbacks import (
     QUIET,
     CheckpointFiles,
     KeepCheckpoints,
-    Story,
+    LogModel,
     in_order,
     quiet_lightning,
 )
@@ -48,7 +48,7 @@ from lgmml_torch.training.module import (
     LGMMLModule,
 )
 from lgmml_torch.training.preprocessed import Views, compute_distances, fit_preprocess, preprocessed, sample_of
-from lgmml_torch.training.recipe import MakePhi, Recipe, Surroundings, rehearse
+from lgmml_torch.training.recipe import MakePhi, Recipe, TrainerSettings, rehearse
 from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_start, take_kept
 
 log = logging.getLogger(__name__)
@@ -85,14 +85,14 @@ class Prepared:
         """
         train, metrics = self.splits["train"], self.bank.metrics
         queries, qids = len(train.all_sizes), train.qids
-        if train.spread is not None and distributed.world_size() > 1:
+        if train.shared_lists is not None and distributed.world_size() > 1:
             row = _row_bytes(make_phi(1, metrics.num_metrics))
             if row * queries > _LARGEST_PHI:
                 raise ConfigError(
                     f"Φ of {queries:,} queries takes {row * queries / 2**30:.1f} GiB on every process, more than "
                     f"{_LARGEST_PHI / 2**30:g} GiB; use phi=shared"
                 )
-            qids = train.spread.all_ids(qids) if row else ()
+            qids = all_qids(train) if row else ()
         start = {}
         if self.bank.phi is not None:
             start["init"] = self.bank.phi
@@ -210,7 +210,7 @@ def prepare(
     log.info("%d local metrics", bank.metrics.num_metrics)
     known = {}
     for name, part in (("train", fitted), ("valid", seen)):
-        if part is not None and splits[name].spread is None and len(part) == len(splits[name]):
+        if part is not None and splits[name].shared_lists is None and len(part) == len(splits[name]):
             known[name] = part.features
     return Prepared(preprocess, bank, dict(splits), preprocessed=known, encoder=encoder)
 
@@ -237,7 +237,7 @@ def _through(
         fitted = preprocessed(preprocess, wanted, folder)
     if not everywhere:
         fitted = gather_lists(fitted, folder)
-    if valid is None or (trains and valid.spread is not None):
+    if valid is None or (trains and valid.shared_lists is not None):
         return fitted, None
     if not everywhere:
         valid = gather_lists(sample_of(valid, recipe.seed, folder), folder)
@@ -259,10 +259,10 @@ def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dty
             prepared.inputs[name] = features
         else:
             views = Views(data.features, prepared.preprocess, model.dtype)
-            prepared.inputs[name] = views if data.spread is not None else views.of(slice(None), data.offsets)
+            prepared.inputs[name] = views if data.shared_lists is not None else views.of(slice(None), data.offsets)
 
 
-def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Trained:
+def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Trained:
     """Train Φ in Lightning; the result has the weights that validation kept."""
     module = make_module(prepared, recipe, around.cache)
     splits, settings = prepared.splits, recipe.phi
@@ -295,12 +295,12 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     module.model.eval()
     kept = keeper.best_epoch if keep == "best" else lightning.current_epoch
     for callback in around.callbacks:
-        if isinstance(callback, Story):
+        if isinstance(callback, LogModel):
             callback.show_kept(lightning, module, kept)
     return Trained(module, keeper, lightning, moved)
 
 
-def _what_validation_sees(module: LGMMLModule, keep: str, around: Surroundings) -> tuple[str, Surroundings]:
+def _what_validation_sees(module: LGMMLModule, keep: str, around: TrainerSettings) -> tuple[str, TrainerSettings]:
     """What to keep, and the callbacks: validation cannot judge weights that new queries do not get."""
     if module.trains_metrics or module.model.phi.policy != "ones" or keep == "last":
         return keep, around
@@ -342,7 +342,7 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
     return module
 
 
-def _make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
+def _make_trainer(around: TrainerSettings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
     """Lightning's trainer."""
     make: Callable[..., pl.Trainer] = pl.Trainer
     settings = _process_settings()
@@ -369,8 +369,7 @@ def check_precision(trainer: pl.Trainer) -> None:
     values = torch.ones((_TRIED, _TRIED), device=device, requires_grad=True)
     try:
         with trainer.precision_plugin.forward_context():
-            total = (values @ values).sum()
-        total.backward()
+            torch.autograd.grad((values @ values).sum(), values)
     except RuntimeError as error:
         raise ConfigError(
             f"`trainer.precision` must be one that {device} can compute in, got {trainer.precision!r} ({error}); "

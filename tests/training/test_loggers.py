@@ -16,9 +16,9 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor
 
 from lgmml_torch.checks import MissingDependencyError
-from lgmml_torch.training.callbacks import Story
-from lgmml_torch.training.loggers import MLflow, TensorBoard, Wandb, plain_name, sink_of
-from lgmml_torch.training.recipe import Surroundings
+from lgmml_torch.training.callbacks import LogModel
+from lgmml_torch.training.loggers import MLflow, TensorBoard, Wandb, output_of, plain_name
+from lgmml_torch.training.recipe import TrainerSettings
 from lgmml_torch.training.stages import Trained, train_phi
 from tests.full_disk import room_for
 from tests.training import tiny
@@ -35,16 +35,19 @@ def read(folder: Path) -> EventAccumulator:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("run")
-    loggers = (TensorBoard(folder, name="board", version="", default_hp_metric=False), CSVLogger(folder, name="csv", version=""))
-    around = Surroundings(folder, {"max_epochs": 2, "accelerator": "cpu"}, (Story(),), loggers)
+    loggers = (
+        TensorBoard(folder, name="board", version="", default_hp_metric=False),
+        CSVLogger(folder, name="csv", version=""),
+    )
+    around = TrainerSettings(folder, {"max_epochs": 2, "accelerator": "cpu"}, (LogModel(),), loggers)
     trained = train_phi(tiny.prepared(), tiny.recipe(), around)
     (folder / "report.md").write_text("# Results")
     (folder / "model.bin").write_bytes(b"x")
     for logger in loggers:
-        sink = sink_of(logger)
-        sink.outcome({"lr": 0.1}, {"final/ndcg": 0.5})
-        sink.attach([folder / "report.md", folder / "model.bin"])
-        sink.close()
+        output = output_of(logger)
+        output.outcome({"lr": 0.1}, {"final/ndcg": 0.5})
+        output.attach([folder / "report.md", folder / "model.bin"])
+        output.close()
     return trained, folder
 
 
@@ -133,8 +136,8 @@ def test_wandb_and_mlflow_without_a_server(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("mlflow")
     logger = MLflow(store=str(tmp_path / "a" / "b"), experiment_name="e")
     logger.log_metrics({"val/ndcg@10": 0.5, "epoch": 1.0}, 3)
-    sink_of(logger).attach([Path(__file__)])
-    sink_of(logger).close()
+    output_of(logger).attach([Path(__file__)])
+    output_of(logger).close()
     client: Any = logger.experiment
     run = client.get_run(logger.run_id)
     assert (run.data.metrics, run.info.status) == ({"val/ndcg_at_10": 0.5}, "FINISHED")
