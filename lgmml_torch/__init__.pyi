@@ -44,7 +44,7 @@ from lgmml_torch.models.preprocess.compose import build_preprocess as build_prep
 from lgmml_torch.models.preprocess.compose import list_rank_features as list_rank_features
 from lgmml_torch.models.ranker import LGMML as LGMML
 from lgmml_torch.ragged import RankingData as RankingData
-from lgmml_torch.training.datamodule import RankingDataModule as RankingDataModule
+from lgmml_torch.training.batches import RankingDataModule as RankingDataModule
 from lgmml_torch.training.module import LGMMLModule as LGMMLModule
 
 __version__: str

@@ -140,7 +140,7 @@ def _fit_model(
     # Lightning takes its time to import.
     from lgmml_torch.training.callbacks import LogEpochs
     from lgmml_torch.training.defaults import GRADIENT_CLIP, Sizes, choose_defaults, make_recipe
-    from lgmml_torch.training.recipe import Surroundings
+    from lgmml_torch.training.recipe import TrainerSettings
     from lgmml_torch.training.stages import train_phi
 
     kind = None
@@ -161,7 +161,7 @@ def _fit_model(
         watching.append(LogEpochs())
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = folder
-        trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer, watching))
+        trained = train_phi(prepared, recipe, TrainerSettings(Path(folder), trainer, watching))
     return trained, prepared.bank
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from lgmml_torch import segments
 from lgmml_torch.categories import Asked, Categories, WordColumns, coded_features, fill_words, recoded, united
 from lgmml_torch.checks import DataError, check_choice, check_positive
-from lgmml_torch.distributed import Spread
+from lgmml_torch.distributed import SharedLists
 from lgmml_torch.inputs import (
     MISSING_POLICIES,
     canonical_order,
@@ -61,7 +61,7 @@ class RankingData:
         doc_ids: an id for each document, or None.
         query_weights: ``(Q,)`` or None.
         feature_names: a name for each feature, or None.
-        spread: where these are the lists of one process of several: which of the set's lists they are. None: all.
+        shared_lists: where these are the lists of one process of several: which of the set's lists they are. None: all.
         categories: for each feature the words its codes stand for, None for numbers; None where all are numbers.
         document_weights: ``(N,)`` how often the relevance of each document counts, or None.
         positions: ``(N,)`` where each document was shown when its clicks were logged, or None.
@@ -75,7 +75,7 @@ class RankingData:
     doc_ids: tuple[str, ...] | None = field(default=None, repr=False)
     query_weights: Tensor | None = field(default=None, repr=False)
     feature_names: tuple[str, ...] | None = field(default=None, repr=False)
-    spread: Spread | None = field(default=None, repr=False)
+    shared_lists: SharedLists | None = field(default=None, repr=False)
     categories: Categories | None = field(default=None, repr=False)
     document_weights: Tensor | None = field(default=None, repr=False)
     positions: Tensor | None = field(default=None, repr=False)
@@ -211,12 +211,12 @@ class RankingData:
     @property
     def all_sizes(self) -> Tensor:
         """``(Q,)`` documents per query of the whole set, where processes share it."""
-        return self.sizes if self.spread is None else self.spread.sizes
+        return self.sizes if self.shared_lists is None else self.shared_lists.sizes
 
     @property
     def all_offsets(self) -> Tensor:
         """``(Q+1,)`` offsets of the whole set, where processes share it."""
-        return self.offsets if self.spread is None else self.spread.offsets
+        return self.offsets if self.shared_lists is None else self.shared_lists.offsets
 
     @property
     def query_index(self) -> Tensor:
@@ -299,21 +299,21 @@ class RankingData:
         rows: Tensor,  # (M,)
     ) -> Tensor:  # (M, ...)
         """Values of some documents of the whole set, by their rows in it, on every process that shares it."""
-        return values[rows.to(values.device)] if self.spread is None else self.spread.take(values, rows)
+        return values[rows.to(values.device)] if self.shared_lists is None else self.shared_lists.take(values, rows)
 
     def here(
         self,
         rows: Tensor,  # (M,)
     ) -> Tensor:  # (m,)
         """Of some rows of the whole set those that are here, as rows of this data, in the order given."""
-        return rows if self.spread is None else self.spread.here(rows)
+        return rows if self.shared_lists is None else self.shared_lists.here(rows)
 
     def of_all_queries(
         self,
         values: Tensor,  # (q, ...)
     ) -> Tensor:  # (Q, ...)
         """One value for each query of the whole set, on every process that shares it."""
-        return values if self.spread is None else self.spread.per_query(values)
+        return values if self.shared_lists is None else self.shared_lists.per_query(values)
 
     def select(self, queries: Sequence[int] | Tensor) -> Self:
         """The chosen queries (indices, not ids), in the order chosen; the caller's order is kept among their rows."""
@@ -329,7 +329,7 @@ class RankingData:
             parts["doc_ids"] = _picked(self.doc_ids, rows)
         if self.query_weights is not None:
             parts["query_weights"] = self.query_weights[chosen]
-        return self.replace(**parts, offsets=offsets, qids=_picked(self.qids, chosen), order=order, spread=None)
+        return self.replace(**parts, offsets=offsets, qids=_picked(self.qids, chosen), order=order, shared_lists=None)
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Self, ...]:
         """Cut into parts by query, never by row, in the given proportions.

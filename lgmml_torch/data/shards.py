@@ -40,7 +40,7 @@ from lgmml_torch.data.manifest import (
 )
 from lgmml_torch.data.source import DataSource, PathLike
 from lgmml_torch.data.write import nested_table, save_parquet
-from lgmml_torch.distributed import Spread
+from lgmml_torch.distributed import SharedLists
 from lgmml_torch.files import SUFFIX
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
@@ -233,7 +233,7 @@ def open_shards(
     doc_ids: bool = False,
     progress: bool = True,
 ) -> RankingData:
-    """The lists of one process; by their numbers in the set, and who has the others, see `RankingData.spread`.
+    """The lists of one process; by their numbers in the set, and who has the others, see `RankingData.shared_lists`.
 
     Its shards are decoded once, one at a time, into a file of the cache, which is memory-mapped.
 
@@ -259,19 +259,19 @@ def open_shards(
     shards = [manifest.shards[number] for number in own]
     check_files(home, manifest, shards)
     index = read_index(home, manifest)
-    spread = Spread(index.sizes, owners[index.shard], rank)
+    shared = SharedLists(index.sizes, owners[index.shard], rank)
     arrays = _load(home, manifest, index, own, resolve(cache), progress=progress)
-    qids = index.qids.take(spread.own.numpy()).to_pylist()
+    qids = index.qids.take(shared.own.numpy()).to_pylist()
     names = _doc_ids(home, shards) if doc_ids and manifest.doc_ids else None
     return RankingData(
         features=torch.from_numpy(arrays["features"]),
         labels=torch.from_numpy(arrays["labels"]),
-        offsets=offsets_from_sizes(index.sizes[spread.own]),
+        offsets=offsets_from_sizes(index.sizes[shared.own]),
         qids=tuple(qids),
         order=torch.from_numpy(arrays["order"]),
         doc_ids=names,
         feature_names=manifest.feature_names,
-        spread=spread,
+        shared_lists=shared,
     )
 
 

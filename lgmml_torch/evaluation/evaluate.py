@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, DataWarning, check_shape
 from lgmml_torch.data.trec import as_arrays
+from lgmml_torch.distributed import all_qids
 from lgmml_torch.evaluation.tables import evaluation_markdown, evaluation_table
 from lgmml_torch.functional.ranking.custom import Function, Measure, measures_of
 from lgmml_torch.functional.ranking.measures import rank_data, rank_metrics
@@ -153,7 +154,7 @@ def evaluate(
         scores = model.score(part, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)
         warn_if_degenerate(scores, part.offsets.cpu())
         found.append(_of_all(rank_data(scores, part, **rules), part))
-        qids.append(_all_qids(part))
+        qids.append(all_qids(part))
         documents += int(part.all_sizes.sum())
     weights = policy or model.phi.policy
     if known_queries:
@@ -182,7 +183,7 @@ def evaluate_scores(
     check_shape("scores", scores, (data.num_documents,))
     rules: dict[str, Any] = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
     found, documents = _of_all(rank_data(scores, data, **rules), data), int(data.all_sizes.sum())
-    return _summarise([found], _all_qids(data), documents, rules, split, policy, seed)
+    return _summarise([found], all_qids(data), documents, rules, split, policy, seed)
 
 
 def _of_all(values: dict[str, Tensor], data: RankingData) -> dict[str, Tensor]:
@@ -191,13 +192,6 @@ def _of_all(values: dict[str, Tensor], data: RankingData) -> dict[str, Tensor]:
     for name, column in values.items():
         found[name] = data.of_all_queries(column.cpu())
     return found
-
-
-def _all_qids(data: RankingData) -> tuple[Hashable, ...]:
-    """The ids of all queries, where processes share them."""
-    if data.spread is None:
-        return data.qids
-    return data.spread.all_ids(data.qids)
 
 
 def _summarise(

@@ -173,7 +173,7 @@ def shuffled(data: RankingData, seed: int) -> RankingData:
 
 def first_prior(data: RankingData, config: BoostConfig, seed: int) -> Tensor:
     """The prior on features from the gradients at scores of zero."""
-    if data.spread is not None:
+    if data.shared_lists is not None:
         raise ConfigError(f"`prior_power` must be 0 where processes share the data, got {config.prior_power}")
     zero = data.features.new_zeros(data.num_documents)
     gradients, _ = lambda_gradients(

@@ -117,7 +117,7 @@ def _strength(data: RankingData, shape: Shape, pool: int, lam: float, generator:
     """Each feature times its covariance with the labels, list by list, over its deviation."""
     labels = data.labels.double()
     means = segment_sum(labels, data.offsets) / data.sizes
-    lists = TrainingLists(data.features, data.offsets, data.spread)
+    lists = TrainingLists(data.features, data.offsets, data.shared_lists)
     strength = lists.weighted_sum(labels - means[data.query_index]).abs() / lists.moments[1].clamp_min(_LEAST_DEVIATION)
     return _weighted(strength / strength.max().clamp_min(torch.finfo(torch.float64).tiny), shape, generator)
 
@@ -153,7 +153,7 @@ def _ratio(data: RankingData, shape: Shape, pool: int, lam: float, generator: to
     labels = data.take(data.labels, torch.arange(int(offsets[-1])))
     regions = sample_regions(labels, offsets, shape[0], pool=pool, generator=generator)
     features = data.features
-    if data.spread is not None:
+    if data.shared_lists is not None:
         rows = torch.unique(torch.cat([regions.positives, regions.negatives]))
         features = data.take(features, rows)
         positives = torch.searchsorted(rows, regions.positives)

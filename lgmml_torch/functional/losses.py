@@ -186,7 +186,7 @@ def num_positions(data: RankingData) -> int:
     last = -1
     if data.positions is not None and data.num_documents:
         last = int(data.positions.max())
-    if data.spread is not None:
+    if data.shared_lists is not None:
         last = max(all_gather(last))
     return 1 + last
 

@@ -116,7 +116,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TrainerSettings:
     """Output folder, trainer, callbacks, loggers and cache of training.
 
     Attributes:
