@@ -24,8 +24,7 @@ from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
 from lgmml_torch.fitting.learners import BoostConfig, Learners
 from lgmml_torch.fitting.round import Problem, draw_bag, find_learners, make_problem, round_generator
 from lgmml_torch.functional.losses import position_curve, position_step
-from lgmml_torch.functional.ranking.custom import Measure
-from lgmml_torch.functional.ranking.measures import ndcg, rank_metrics
+from lgmml_torch.functional.ranking.measures import Measure, ndcg, rank_metrics
 from lgmml_torch.ragged import RankingData
 
 IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is nothing left to fit
