@@ -16,7 +16,7 @@ from lgmml_torch.fitting.boosted import BoostedBuilder, BoostState, RoundInfo
 from lgmml_torch.functional.losses import position_curve
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import segment_ids, segment_sum
+from lgmml_torch.segments import centre_segments
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +128,7 @@ def score_spread(
     >>> score_spread(torch.tensor([1.0, 3.0, 7.0, 9.0]), torch.tensor([0, 2, 4]))
     1.0
     """
-    means = segment_sum(scores.double(), offsets) / offsets.diff().clamp_min(1)
-    spread = float((scores.double() - means[segment_ids(offsets)]).square().mean().sqrt())
+    spread = float(centre_segments(scores.double(), offsets).square().mean().sqrt())
     if not spread > 0:
         raise DataError("a member of the bag scores all documents of every training list alike; more rounds may help")
     return spread

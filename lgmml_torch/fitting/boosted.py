@@ -313,9 +313,9 @@ def check_scores(state: BoostState, config: BoostConfig) -> None:
     Raises:
         DivergedError: the round, and what usually helps.
     """
-    total = state.learners.phi.sum()  # bounds the score of a κ that is bounded by 1
-    finite = bool(state.scores.isfinite().all()) and bool(state.valid_scores.isfinite().all())
-    if not (finite and bool(total.isfinite())):
+    phi = state.learners.phi
+    totals = phi.cumsum(dim=0)  # the last bounds the score of a κ that is bounded by 1
+    if not bool(torch.cat([totals, state.scores.to(phi), state.valid_scores.to(phi)]).isfinite().all()):
         raise DivergedError(
             f"scores are not finite any more in round {state.round} of boosting; no metrics are kept. "
             f"A smaller `shrinkage` (now {config.shrinkage:g}) or a larger `ridge` (now {config.ridge:g}) usually helps"

@@ -149,8 +149,6 @@ def quadratic_filler(
         return filler
     good, bad = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
     plain = _factor_filler(anchors[bad], factors[bad])
-    if len(good) == 0:
-        return plain
     filler.keep(good)
 
     def fill(rows: Tensor, tile: Tensor) -> None:

@@ -208,11 +208,11 @@ def _rank_columns(
     # The list is the major key: sorting leaves every list in its place, so positions and boundaries still agree.
     starts, ends = offsets[lists].long(), offsets[lists + 1].long()
     ties = _runs(keys)
-    counts = torch.zeros_like(keys).scatter_add(1, ties, torch.ones_like(keys))
-    twice_mid = (2 * counts.cumsum(1) - counts).gather(1, ties)
+    counts = torch.zeros_like(keys).scatter_add(dim=1, index=ties, src=torch.ones_like(keys))
+    twice_mid = (2 * counts.cumsum(dim=1) - counts).gather(dim=1, index=ties)
     # Whole numbers up to the one division: equal lists give equal bits wherever they stand.
     percentile = (twice_mid - (starts + ends)).to(values.dtype) / (2 * (ends - starts)).to(values.dtype)
-    ranks = torch.zeros_like(values).scatter(1, order, percentile)
+    ranks = torch.zeros_like(values).scatter(dim=1, index=order, src=percentile)
     return torch.where(values.isnan(), values, ranks)
 
 
@@ -227,7 +227,7 @@ def _list_keys(
         bits = values.view(torch.int32)
         return (lists << 32) + (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     ordered, order = values.sort(dim=1)
-    dense = torch.zeros_like(order).scatter(1, order, _runs(ordered))
+    dense = torch.zeros_like(order).scatter(dim=1, index=order, src=_runs(ordered))
     return lists * values.shape[1] + dense
 
 
@@ -235,7 +235,7 @@ def _runs(
     ordered: Tensor,  # (D, N)
 ) -> Tensor:  # (D, N)
     """Number of the run of equal entries each entry of a sorted row is in, from 0."""
-    fresh = (ordered != ordered.roll(1, dims=1)).long().cumsum(1)
+    fresh = (ordered != ordered.roll(1, dims=1)).long().cumsum(dim=1)
     return fresh - fresh[:, :1]  # the first entry was compared with the last
 
 

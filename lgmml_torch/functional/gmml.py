@@ -359,7 +359,7 @@ def _regularise(
         return S, D
     tau = torch.ones(len(S), dtype=S.dtype, device=S.device)
     if relative:
-        tau = (S.diagonal(dim1=-2, dim2=-1).mean(-1) + D.diagonal(dim1=-2, dim2=-1).mean(-1)) / 2
+        tau = (S.diagonal(dim1=-2, dim2=-1).mean(dim=-1) + D.diagonal(dim1=-2, dim2=-1).mean(dim=-1)) / 2
         if bool((tau <= 0).any()):
             first = int((tau <= 0).nonzero()[0])
             raise NotSPDError(

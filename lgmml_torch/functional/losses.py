@@ -131,8 +131,8 @@ def _sums_over_pairs(
         p = head_f[lists].sub_(f[rows, None]).mul_(gap.sign_()).neg_().sigmoid_()
         lam = weight * p  # signed: positive when the higher place has the higher label
         h = weight.mul_(gap).mul_(torch.sub(1, p).mul_(p).add_(floor))
-        grad[rows] -= lam.sum(1)
-        hess[rows] += h.sum(1)
+        grad[rows] -= lam.sum(dim=1)
+        hess[rows] += h.sum(dim=1)
         head = heads[lists].flatten()
         grad.index_add_(0, head, lam.flatten())
         hess.index_add_(0, head, h.flatten())

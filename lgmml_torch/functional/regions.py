@@ -373,7 +373,7 @@ class _Judge:
         out = self.rows == left_out[:, None]
         # One sort does for all lists: the query leads the key, the distance follows.
         order = (dists.masked_fill_(out, _LEVELS + 1) + self.owner * (_LEVELS + 2)).argsort(dim=1, stable=True)
-        found = self._dcg(self.gains.masked_fill(out, 0.0).gather(1, order), self.place)
+        found = self._dcg(self.gains.masked_fill(out, 0.0).gather(dim=1, index=order), self.place)
         # The ideal order never changes; those behind the one left out only move up by one.
         gone = out[:, self.ideal]
         first = gone.to(torch.uint8).argmax(dim=1) if gone.shape[1] else left_out
@@ -386,7 +386,7 @@ class _Judge:
 
     def _dcg(self, gains: Tensor, place: Tensor) -> Tensor:  # (C, n), (C, n) or (n,) -> (C, Q)
         terms = gains * self.discounts[place]
-        return terms.new_zeros((len(terms), self.num_queries)).index_add(1, self.owner, terms)
+        return terms.new_zeros((len(terms), self.num_queries)).index_add(dim=1, index=self.owner, source=terms)
 
 
 def _check(features: Tensor, labels: Tensor, offsets: Tensor, regions: Regions, factors: Tensor, k: int) -> None:

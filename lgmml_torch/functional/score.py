@@ -18,7 +18,7 @@ from lgmml_torch.checks import (
     check_shape,
 )
 from lgmml_torch.inputs import fingerprint
-from lgmml_torch.segments import argsort_segments, segment_ids, segment_max, segment_min, segment_sum
+from lgmml_torch.segments import argsort_segments, segment_ids, segment_max, segment_min, segment_std, segment_sum
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "paper": lambda d: d * torch.exp(-d),
@@ -248,11 +248,8 @@ def list_summary(
     """
     check_shape("kappa", kappa, (None, None))
     check_offsets(offsets, len(kappa))
-    counts = offsets.diff().clamp_min(1).unsqueeze(1).to(kappa.dtype)
-    mean = segment_sum(kappa, offsets) / counts
-    centred = kappa - mean[segment_ids(offsets)]
-    spread = (segment_sum(centred.square(), offsets) / counts).sqrt()
-    return torch.cat([mean, (spread + floor).log()], dim=1)
+    mean = segment_sum(kappa, offsets) / offsets.diff().clamp_min(1)[:, None]
+    return torch.cat([mean, (segment_std(kappa, offsets) + floor).log()], dim=1)
 
 
 def nearest_mean(
@@ -270,6 +267,6 @@ def nearest_mean(
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
     new = (summaries - mean).div(spread).double()
     old = (known - mean).div(spread).double()
-    gaps = new.square().sum(1, keepdim=True) + old.square().sum(1) - 2 * new @ old.mT
+    gaps = new.square().sum(dim=1, keepdim=True) + old.square().sum(dim=1) - 2 * new @ old.mT
     nearest = gaps.topk(min(neighbours, len(known)), largest=False).indices
     return rows[nearest].mean(dim=1)

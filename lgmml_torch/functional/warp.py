@@ -372,7 +372,7 @@ def warp_loss(
     first, closest = torch.zeros_like(num_negatives), torch.zeros_like(pos_scores)
     if width:
         first = violates.to(torch.uint8).argmax(dim=1)
-        closest = neg_scores.gather(1, first[:, None])[:, 0]
+        closest = neg_scores.gather(dim=1, index=first[:, None])[:, 0]
     draws = torch.where(found, first + 1, allowed)
     rank = torch.where(found, rank_estimate(num_negatives, draws.clamp_min(1)), 0)
     weight = (rank_weight(rank) if table is None else table[rank]).to(pos_scores.dtype)
