@@ -151,6 +151,18 @@ def argsort_segments(
     return order[segment_ids(offsets)[order].argsort(stable=True)]
 
 
+def row_slices(count: int, width: int, entries: int) -> Iterator[slice]:
+    """Consecutive runs of ``count`` rows of ``width`` numbers, at most ``entries`` numbers in a run, at least one row.
+
+    >>> list(row_slices(5, 3, 7))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    check_positive("entries", entries)
+    rows = max(1, entries // max(1, width))
+    for start in range(0, count, rows):
+        yield slice(start, min(start + rows, count))
+
+
 def list_blocks(
     offsets: Tensor,  # (Q+1,)
     documents: int,

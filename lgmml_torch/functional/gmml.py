@@ -29,6 +29,7 @@ from lgmml_torch.functional.spd import METHODS, broadcast_pair, cholesky_jittere
 from lgmml_torch.segments import segment_ids, segment_sum
 
 REDUCTIONS = ("mean", "sum")
+_MAX_BYTES = 536_870_912  # of temporaries
 
 
 class _Side(NamedTuple):
@@ -109,7 +110,7 @@ def pooled_scatter(
     negatives: Tensor,  # (M,)
     negative_offsets: Tensor,  # (K+1,)
     *,
-    max_bytes: int = 2**29,
+    max_bytes: int = _MAX_BYTES,
 ) -> tuple[Tensor, Tensor]:  # (D, D), (D, D) float64
     """One Ssim and one Ddis for all regions: the mean over all their pairs, each pair within its region.
 
@@ -187,8 +188,9 @@ def _region_scatter(
     if reduction == "mean":
         similar = similar.mul_(1 / (n_pos * (n_pos - 1)).clamp_min(1))
         dissimilar = dissimilar.div_(n_pos * n_neg)
-    if not bool(torch.isfinite(similar.sum() + dissimilar.sum())):
-        raise LGMMLError("`features` must have products within the range of float64, got an overflow")
+    for scatter in (similar, dissimilar):
+        if not bool(scatter.isfinite().all()):
+            raise LGMMLError("`features` must have products within the range of float64, got an overflow")
     return similar, dissimilar
 
 
@@ -292,7 +294,7 @@ def gmml_bank(
     prior: Tensor | None = None,  # (D, D) or (K, D, D)
     reduction: str = "mean",
     method: str = "cholesky",
-    max_bytes: int = 2**29,
+    max_bytes: int = _MAX_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:  # (K, D, D)
     """Factors of the GMML metrics of K regions, `gmml` after `scatter_matrices`, in bounded memory.
@@ -387,6 +389,7 @@ def _check_prior(prior: Tensor | None, shape: torch.Size) -> tuple[Tensor, Tenso
 
 def _steps(sides: tuple[_Side, _Side], dim: int, max_bytes: int) -> Iterator[tuple[int, int]]:
     """Runs of consecutive regions whose temporaries fit in ``max_bytes``, at least one region each."""
+    check_positive("max_bytes", max_bytes)
     rows = sides[0].offsets.diff() + sides[1].offsets.diff()
     costs = (8 * dim * (_MATRICES_PER_REGION * dim + _COPIES_PER_ROW * rows)).tolist()
     start = used = 0

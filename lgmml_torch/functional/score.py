@@ -55,7 +55,7 @@ def score(
     offsets: Tensor,  # (Q+1,)
     *,
     kernel: str | None = None,
-    chunk_entries: int = 1 << 20,
+    chunk_entries: int = 1_048_576,
 ) -> Tensor:  # (N,)
     r"""Score every document of every list.
 
@@ -84,10 +84,11 @@ def score(
         )
     owner = None if len(rows) == 1 else segment_ids(offsets)
     # Lists of one length, as triplets are, need no row of Φ for each document: a batched product does.
-    sizes = offsets.diff()
     alike = 0
-    if owner is not None and len(sizes) and bool((sizes == sizes[0]).all()):
-        alike = int(sizes[0])
+    if owner is not None and num:
+        low, high = map(int, offsets.diff().aminmax())
+        if low == high:
+            alike = high
     step = max(1, chunk_entries // max(1, width))
     if alike:
         step = max(1, step // alike) * alike
@@ -164,8 +165,6 @@ def first_equal_rows(
 
 def share_beyond_turning_point(
     dists: Tensor,  # (N, K)
-    *,
-    chunk_rows: int = 8192,
 ) -> float:
     """Share of scaled distances above 1, where the paper's kernel stops rising and starts to fall; NaN of nothing.
 
@@ -174,10 +173,7 @@ def share_beyond_turning_point(
     """
     if dists.numel() == 0:
         return float("nan")
-    beyond = 0
-    for start in range(0, len(dists), chunk_rows):
-        beyond += int((dists[start : start + chunk_rows] > 1).sum())
-    return beyond / dists.numel()
+    return int((dists > 1).sum()) / dists.numel()
 
 
 def flat_share(

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_positive, check_shape, check_unit_interval
+from lgmml_torch.segments import row_slices
 
 # Drawn indices held at a time (32 MiB), whatever the number of queries and resamples.
-_DRAWS = 1 << 22
+_DRAWS = 4_194_304
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,9 @@ def randomisation_test(
     _check_options(0.95, resamples)
     gaps = _counted("a - b", a.detach().double() - b.detach().double()).to(generator.device)
     real = float(gaps.mean().abs()) * (1 - 1e-12)  # the same signs in another order of summation are no less far
-    chunk = max(1, _DRAWS // len(gaps))
     far = 0
-    for start in range(0, resamples, chunk):
-        shape = (min(chunk, resamples - start), len(gaps))
+    for part in row_slices(resamples, len(gaps), _DRAWS):
+        shape = (part.stop - part.start, len(gaps))
         signs = torch.randint(2, shape, generator=generator, device=generator.device).double() * 2 - 1
         far += int(((signs @ gaps / len(gaps)).abs() >= real).sum())
     return (far + 1) / (resamples + 1)
@@ -228,10 +228,9 @@ def resampled_means(
     """Means of as many values drawn with replacement as there are, ``resamples`` times."""
     # Draws are made on the generator's device, so that one seed means one result wherever the values are.
     values = values.to(generator.device)
-    chunk = max(1, _DRAWS // len(values))
     means = []
-    for start in range(0, resamples, chunk):
-        shape = (min(chunk, resamples - start), len(values))
+    for part in row_slices(resamples, len(values), _DRAWS):
+        shape = (part.stop - part.start, len(values))
         draws = torch.randint(len(values), shape, generator=generator, device=generator.device)
         means.append(values[draws].mean(dim=1))
     return torch.cat(means).cpu()

@@ -19,10 +19,10 @@ from lgmml_torch.checks import (
     NumericsWarning,
     check_choice,
     check_finite,
-    check_square,
     check_symmetric,
     check_unit_interval,
 )
+from lgmml_torch.segments import row_slices
 
 # Relative to the mean diagonal entry: from the rounding of float64 up to that of float32 input.
 _FIRST_JITTER = 1e-15
@@ -122,11 +122,7 @@ def stacked_factor(
         return _by_eigh(A, B, t, invert_first, names)
     L = _stacked_cholesky(A, names[0], members)
     F, hard = torch.empty_like(A), torch.zeros(len(A), dtype=torch.bool, device=A.device)
-    step = max(1, len(A))
-    if A.device.type == "cpu":
-        step = max(1, _CACHED_ELEMENTS // A.shape[-1] ** 2)
-    for start in range(0, len(A), step):
-        part = slice(start, start + step)
+    for part in row_slices(len(A), A.shape[-1] ** 2, _CACHED_ELEMENTS):
         F[part], share = _by_cholesky(L[part], B[part], t, invert_first)
         hard[part] = share * max(_ACCURACY, torch.finfo(dtype).eps) <= _EPS
     if bool(hard.any()):
@@ -328,11 +324,8 @@ def broadcast_pair(
     shapes = f"got {tuple(A.shape)} and {tuple(B.shape)}"
     A, B = A.to(torch.float64), B.to(torch.float64)
     for name, X in zip(names, (A, B), strict=True):
-        check_square(name, X)
-        # The usual case, finite and symmetric to the last digit, is settled without a temporary.
-        if not (torch.isfinite(X.sum()) and torch.equal(X, X.mT)):
-            check_finite(name, X)
-            check_symmetric(name, X)
+        check_finite(name, X)
+        check_symmetric(name, X)
     if A.shape[-1] == B.shape[-1] > 0:
         with contextlib.suppress(RuntimeError):
             A, B = torch.broadcast_tensors(A, B)  # type: ignore[no-untyped-call]

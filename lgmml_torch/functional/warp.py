@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_finite, check_positive, check_shape
+from lgmml_torch.functional.ranking.sorting import log_discounts
 from lgmml_torch.functional.regions import check_labels
 from lgmml_torch.segments import (
     argsort_segments,
@@ -287,7 +288,7 @@ def rank_weight_table(max_rank: int, *, device: torch.device | str | None = None
     tensor([0.0000, 1.0000, 1.6309], dtype=torch.float64)
     """
     check_positive("max_rank", max_rank, zero=True)
-    terms = 1 / torch.log2(torch.arange(2, max_rank + 2, dtype=torch.float64, device=device))
+    terms = log_discounts(torch.arange(max_rank, device=device))
     return torch.cat([terms.new_zeros(1), terms.cumsum(0)])
 
 

@@ -137,6 +137,16 @@ def test_pooled_scatter_is_the_mean_over_all_pairs_of_all_regions() -> None:
         assert_close(got[1], want[1])
 
 
+def test_long_regions_are_taken_one_at_a_time() -> None:
+    """Rows count for the memory of a step as matrices do."""
+    X, rows = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)), torch.arange(400)
+    for size, expected in ((2, [(4, 4)]), (100, [(1, 4), (2, 4), (3, 4), (4, 4)])):
+        offsets, steps = torch.arange(5) * size, list[tuple[int, int]]()
+        sides = (rows[: 4 * size], offsets, rows[: 4 * size].flip(0), offsets)
+        gmml_bank(X, *sides, max_bytes=15_000, progress=lambda *step: steps.append(step))  # noqa: B023
+        assert steps == expected
+
+
 def test_gmml_solves_the_riccati_equation() -> None:
     generator = torch.Generator().manual_seed(0)
     S, D = (random_spd(2, 3, dim=8, cond=1e4, generator=generator) for _ in "SD")
@@ -277,6 +287,10 @@ def test_scatter_and_bank_errors() -> None:
         ({"features": torch.zeros(5)}, r"`features` must have shape \(\*, \*\), got \(5,\)"),
         (
             {"features": BASE["features"] * 1e200},
+            "`features` must have products within the range",
+        ),
+        (
+            {"features": BASE["features"] * torch.tensor([1.0, 1e200, 1.0, 1.0, 1.0], dtype=torch.float64)},
             "`features` must have products within the range",
         ),
         ({"positives": torch.zeros(5)}, "`positives` must hold row numbers, got torch.float32"),

@@ -145,3 +145,16 @@ def test_holm_by_its_definition() -> None:
     assert holm([0.5, 0.5]) == [1.0, 1.0]
     with pytest.raises(LGMMLError, match=r"`p_values` must lie in \[0, 1\], got 1\.5"):
         holm([0.1, 1.5])
+
+
+def test_many_resamples_are_drawn_some_at_a_time() -> None:
+    """More draws than are held at once are the draws of one generator all the same."""
+    values = torch.rand(1000, generator=seeded(), dtype=torch.float64)
+    generator, means = seeded(5), []
+    for _ in range(10_000):
+        means.append(values[torch.randint(1000, (1000,), generator=generator)].mean())
+    low, high = torch.quantile(torch.stack(means), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    found = bootstrap_interval(values, generator=seeded(5))
+    assert (found.low, found.high) == pytest.approx((low, high))
+    far = randomisation_test(values, values.flip(0) * 0.999, generator=seeded(5))
+    assert far * 10_001 == pytest.approx(round(far * 10_001))

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.functional.ranking.presets import MetricName, Preset
-from lgmml_torch.segments import segment_sum
+from lgmml_torch.segments import row_slices, segment_sum
 
 # Entries of one padded block: bounds the working memory to some ten tensors of 32 MiB.
-_BLOCK = 1 << 22
+_BLOCK = 4_194_304
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,14 @@ def ranked_blocks(
     widths = torch.frexp(sizes.double()).exponent
     for width in torch.bincount(widths[sizes > 0]).nonzero()[:, 0].tolist():
         members = (widths == width).nonzero()[:, 0]
-        for queries in members.split(max(1, _BLOCK >> width)):
+        for part in row_slices(len(members), 2**width, _BLOCK):
+            queries = members[part]
             rows = _padded_rows(offsets[queries], sizes[queries], len(labels) - 1)
             if tie_order is not None:
                 rows = rows.gather(dim=1, index=_take(tie_order, rows).argsort(dim=1, stable=True))
             if pessimistic:
                 keys = _take(labels, rows).masked_fill(rows == len(labels) - 1, torch.inf)
-                rows = rows.gather(dim=1, index=keys.argsort(dim=1, stable=True))
+                rows = rows.gather(dim=1, index=keys.argsort(dim=1))
             # A stable sort keeps padding behind documents whose own score is the lowest there is.
             best, order = _take(scores, rows).sort(dim=1, descending=True, stable=True)
             given = _take(labels, rows)
@@ -135,7 +136,7 @@ def _grouped(metrics: Sequence[MetricName]) -> tuple[list[MetricName], list[Metr
 def _gain_metrics(
     block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset, levels: int | None
 ) -> dict[MetricName, Tensor]:  # each (B,)
-    summands = _ranked_gains(block, rules) * discounts(_ranks(block.ranked), rules)
+    summands = _ranked_gains(block, rules) * _discounts(_ranks(block.ranked), rules)
     cutoffs = []
     for metric in metrics:
         if metric.kind == "ndcg":
@@ -187,7 +188,7 @@ def _precision_divisor(sizes: Tensor, k: int | None, rules: Preset) -> Tensor | 
     return sizes.clamp(1, k)
 
 
-def gains(
+def _gains(
     labels: Tensor,  # (...)
     rules: Preset,
 ) -> Tensor:  # (...)
@@ -197,13 +198,20 @@ def gains(
     return labels
 
 
-def discounts(
+def log_discounts(
+    places: Tensor,  # (...) from 0
+) -> Tensor:  # (...)
+    """What a gain counts for at each place, ``1 / log2(place + 2)``, in float64."""
+    return 1 / torch.log2(places.double() + 2)
+
+
+def _discounts(
     ranks: Tensor,  # (V,) from 1
     rules: Preset,
 ) -> Tensor:  # (V,)
     """Weight of each rank: ``1/log2(i+1)``, or 1, 1 and then ``1/log2(i)``."""
     if rules.discount == "log":
-        return 1 / torch.log2(ranks + 1)
+        return log_discounts(ranks - 1)
     return 1 / torch.log2(ranks.clamp(min=2.0))
 
 
@@ -219,7 +227,7 @@ def _ranked_gains(block: _RankedBlock, rules: Preset) -> Tensor:  # (B, V)
     The mean of DCG over all orders of a tied group is the group's mean gain times its discounts, so replacing every
     gain by that mean is exact at any cutoff, also one inside the group.
     """
-    values = gains(block.ranked, rules)
+    values = _gains(block.ranked, rules)
     if rules.ties != "averaged":
         return values
     places = torch.arange(block.scores.shape[1], device=block.scores.device)
@@ -230,7 +238,7 @@ def _ranked_gains(block: _RankedBlock, rules: Preset) -> Tensor:  # (B, V)
         return values
     group = (~tied[lists]).cumsum(dim=1)
     group = torch.cat([torch.zeros_like(group[:, :1]), group], dim=1)
-    ranked = gains(block.seen[lists].gather(dim=1, index=block.order[lists]), rules)
+    ranked = _gains(block.seen[lists].gather(dim=1, index=block.order[lists]), rules)
     sums = torch.zeros_like(ranked).scatter_add_(dim=1, index=group, src=ranked)
     counts = torch.zeros_like(ranked).scatter_add_(dim=1, index=group, src=torch.ones_like(ranked))
     group = group[:, : values.shape[1]]
@@ -245,14 +253,14 @@ def _ideal_dcg(
     With few whole labels no second sort is needed. Summation by parts over the grades g gives
     ``sum over g of (gain(g) - gain(g-1)) * C(min(k, documents labelled g or more))``, C the cumulated discounts.
     """
-    weights = discounts(_ranks(block.labels), rules)
+    weights = _discounts(_ranks(block.labels), rules)
     if not cutoffs:
         return {}
     if levels is None or levels >= len(weights):
-        summands = gains(block.labels.sort(dim=1, descending=True).values, rules) * weights
+        summands = _gains(block.labels.sort(dim=1, descending=True).values, rules) * weights
         return {k: summands[:, :k].sum(dim=1) for k in cutoffs}
     cumulated = torch.cat([weights.new_zeros(1), weights.cumsum(0)])
-    steps = gains(torch.arange(levels + 1, device=weights.device, dtype=torch.float64), rules).diff()
+    steps = _gains(torch.arange(levels + 1, device=weights.device, dtype=torch.float64), rules).diff()
     grades = block.labels.long()
     counts = grades.new_zeros(len(grades), levels + 1).scatter_add_(dim=1, index=grades, src=torch.ones_like(grades))
     at_least = len(weights) - counts.cumsum(dim=1)[:, :-1]  # documents above each grade; padding has grade 0
