@@ -25,7 +25,25 @@ SEED_STEP = 1000  # between members, so that bags of neighbouring seeds share no
 
 @dataclass(frozen=True)
 class BaggedBuilder(BoostedBuilder):
-    """`fit_bagged` with its settings as fields."""
+    r"""Several boosted banks as one: :math:`\Phi = (\Phi_1 / (M s_1), \dots, \Phi_M / (M s_M))`.
+
+    :math:`s_m` is the spread of member m's scores within the training lists, so every member has the same say. The
+    result is an ordinary bank: one checkpoint, one call to score. One member ranks as `fit_boosted` does. The seed is
+    that of the first member; the others follow from it. Rounds are counted over all members.
+
+    Attributes:
+        members: M.
+        share: of the training queries, drawn anew for each member; 1 gives every member all of them.
+
+    Raises:
+        LGMMLError: for a number of members below 1 or a share outside (0, 1].
+
+    >>> x = torch.linspace(-1, 1, 40)[:, None]
+    >>> data = RankingData.from_arrays(x, (x[:, 0] > 0.5).long(), qid=torch.arange(40) % 4)
+    >>> bank = BaggedBuilder(members=2, rounds=3, sizes=(1,), candidates=2)(data)
+    >>> bank.history["members"], bool((bank.phi >= 0).all())
+    (2, True)
+    """
 
     members: int = 5
     share: float = 1.0
@@ -51,7 +69,11 @@ class BaggedBuilder(BoostedBuilder):
         start: Bank | None = None,
         measure: str | Callable[..., Any] | None = None,
     ) -> Bank:
-        """See `fit_bagged`."""
+        """Fit one member after the other, and merge them.
+
+        Raises:
+            DataError: when a member's share holds nothing to learn from.
+        """
         banks, spreads = [], []
         for member in range(self.members):
             own = seed + SEED_STEP * member
@@ -75,43 +97,6 @@ class BaggedBuilder(BoostedBuilder):
         if merged.position_bias is not None:
             history["position_bias"] = position_curve(merged.position_bias, data)
         return replace(merged, history=history)
-
-
-def fit_bagged(
-    data: RankingData,
-    valid: RankingData | None = None,
-    *,
-    seed: int = 0,
-    on_round: OnRound | None = None,
-    measure: str | Callable[..., Any] | None = None,
-    **settings: Any,
-) -> Bank:
-    r"""Several boosted banks as one: :math:`\Phi = (\Phi_1 / (M s_1), \dots, \Phi_M / (M s_M))`.
-
-    :math:`s_m` is the spread of member m's scores within the training lists, so every member has the same say. The
-    result is an ordinary bank: one checkpoint, one call to score. One member ranks as `fit_boosted` does.
-
-    Args:
-        data: training queries, features preprocessed.
-        valid: queries that decide when each member stops.
-        seed: of the first member; the others follow from it.
-        on_round: called as ``on_round(rounds_done, info)``, counted over all members.
-        members: M.
-        share: of the training queries, drawn anew for each member; 1 gives every member all of them.
-        measure: as in `fit_boosted`.
-        **settings: those of `fit_boosted`.
-
-    Raises:
-        LGMMLError: for a number of members below 1 or a share outside (0, 1].
-        DataError: when a member's share holds nothing to learn from.
-
-    >>> x = torch.linspace(-1, 1, 40)[:, None]
-    >>> data = RankingData.from_arrays(x, (x[:, 0] > 0.5).long(), qid=torch.arange(40) % 4)
-    >>> bank = fit_bagged(data, members=2, rounds=3, sizes=(1,), candidates=2)
-    >>> bank.history["members"], bool((bank.phi >= 0).all())
-    (2, True)
-    """
-    return BaggedBuilder.of(**settings)(data, valid, seed=seed, on_round=on_round, measure=measure)
 
 
 def score_spread(

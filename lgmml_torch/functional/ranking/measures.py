@@ -287,9 +287,7 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
         raise LGMMLError(f"`max_grade` must be from the highest label, {high:g}, to {_MAX_EXPONENT}, got {max_grade:g}")
     if rules.gain == "exponential" and kinds & {"ndcg", "dcg"} and high > _MAX_EXPONENT:
         raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
-    if not whole or high > _MAX_EXPONENT:
-        return None
-    return int(high)
+    return int(high) if whole else None
 
 
 _Cutoffs = int | None | Sequence[int | None]
