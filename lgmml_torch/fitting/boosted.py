@@ -24,7 +24,7 @@ from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
 from lgmml_torch.fitting.learners import BoostConfig, Learners
 from lgmml_torch.fitting.round import Problem, draw_bag, find_learners, make_problem, round_generator
 from lgmml_torch.functional.losses import position_curve, position_step
-from lgmml_torch.functional.ranking.measures import Measure, ndcg, rank_metrics
+from lgmml_torch.functional.ranking.measures import Measure, rank_metrics
 from lgmml_torch.ragged import RankingData
 
 IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is nothing left to fit
@@ -248,11 +248,12 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
 def evaluated(state: BoostState, problem: Problem) -> BoostState:
     """The state with what it is worth; lists that come with positions are judged as the loss sees them."""
     data, valid, config = problem.data, problem.valid, problem.config
-    train = _ndcg_of_all(problem.seen(state.scores, data, state.position_bias), data, config.k)
+    ndcg = Measure(f"ndcg@{config.k}")
+    train = _measure_of_all(problem.seen(state.scores, data, state.position_bias), data, ndcg)
     if valid is None:
         return state.evaluated_with(train, None, smooth=config.smooth)
     scores = problem.seen(state.valid_scores, valid, state.position_bias)
-    value = _ndcg_of_all(scores, valid, config.k)
+    value = _measure_of_all(scores, valid, ndcg)
     measured = None
     if problem.measure is not None:
         measured = _measure_of_all(scores, valid, problem.measure)
@@ -275,12 +276,6 @@ def _with_scores_of(state: BoostState, found: Learners, problem: Problem) -> Boo
     if valid is not None:
         valid_scores = valid_scores - added(valid)
     return replace(state, scores=state.scores - added(problem.data), valid_scores=valid_scores)
-
-
-def _ndcg_of_all(scores: Tensor, data: RankingData, k: int) -> float:
-    """Mean NDCG@k over the queries of all processes that share the data."""
-    values = ndcg(scores, data.labels, data.offsets, k=k, reduction="none")
-    return float(data.of_all_queries(values).nanmean())
 
 
 def _measure_of_all(scores: Tensor, data: RankingData, measure: Measure) -> float:
@@ -336,8 +331,6 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
     if not validated:  # every round counts
         last, bias, best = state.round, state.position_bias, None
     kept = state.learners.select(state.learners.rounds <= last)
-    if not len(kept) and start is None:
-        raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
     history: dict[str, Any] = {
         "rounds": list(state.evaluated),
         "train_ndcg": list(state.train_ndcg),
@@ -350,14 +343,15 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
         history |= {"measure": problem.measure.name, "valid_measure": list(state.valid_measure), "best_measure": best}
     if bias is not None:
         history["position_bias"] = position_curve(bias, problem.data)
-    if not len(kept) and start is not None:
+    if not len(kept):
+        if start is None:
+            raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
         return replace(start, history=history, position_bias=bias)
     metrics, phi = kept.local_metrics(problem.data.num_features)
     found = Bank(metrics, problem.config.kernel, phi)
-    if start is not None and start.phi is not None:
-        start = replace(start, phi=start.phi.to(phi))
     if start is not None:
-        found = merge_banks([start, found], [1.0, 1.0])
+        assert start.phi is not None
+        found = merge_banks([replace(start, phi=start.phi.to(phi)), found], [1.0, 1.0])
     return replace(found, history=history, position_bias=bias)
 
 

@@ -282,7 +282,7 @@ class WarpOutcome:
 
 
 def rank_weight_table(max_rank: int, *, device: torch.device | str | None = None) -> Tensor:  # (max_rank + 1,)
-    """L(0), …, L(max_rank) as float64, ``L(k) = Σ_{i ≤ k} 1/log₂(i + 1)``, L(0) = 0.
+    """L(0), …, L(max_rank) as float64: L(k), the loss of k violators above a positive, is ``Σ_{i ≤ k} 1/log₂(i + 1)``.
 
     >>> rank_weight_table(2)
     tensor([0.0000, 1.0000, 1.6309], dtype=torch.float64)
@@ -290,22 +290,6 @@ def rank_weight_table(max_rank: int, *, device: torch.device | str | None = None
     check_positive("max_rank", max_rank, zero=True)
     terms = log_discounts(torch.arange(max_rank, device=device))
     return torch.cat([terms.new_zeros(1), terms.cumsum(0)])
-
-
-def rank_weight(
-    k: Tensor | int,  # (...)
-) -> Tensor:  # (...)
-    """L(k), the loss of a positive document with k violators above it; float64.
-
-    >>> rank_weight(1)
-    tensor(1., dtype=torch.float64)
-    """
-    ranks = torch.as_tensor(k)
-    if ranks.numel() == 0:
-        return ranks.double()
-    if int(ranks.min()) < 0:
-        raise LGMMLError(f"`k` must be at least 0, got {int(ranks.min())}")
-    return rank_weight_table(int(ranks.max()), device=ranks.device)[ranks]
 
 
 def rank_estimate(
@@ -376,7 +360,9 @@ def warp_loss(
         closest = neg_scores.gather(dim=1, index=first[:, None])[:, 0]
     draws = torch.where(found, first + 1, allowed)
     rank = torch.where(found, rank_estimate(num_negatives, draws.clamp_min(1)), 0)
-    weight = (rank_weight(rank) if table is None else table[rank]).to(pos_scores.dtype)
+    if table is None:
+        table = rank_weight_table(max(rank.tolist(), default=0), device=rank.device)
+    weight = table[rank].to(pos_scores.dtype)
     if weights is not None:
         check_shape("weights", weights, (size,))
         weight = weight * weights.to(weight.dtype)
