@@ -98,7 +98,7 @@ class BoostState:
         """
         after = replace(self, evaluated=(*self.evaluated, self.round), train_ndcg=(*self.train_ndcg, train))
         if valid is None:
-            return replace(after, best_round=self.round)
+            return after
         after = replace(after, valid_ndcg=(*self.valid_ndcg, valid))
         if measured is not None:
             after = replace(after, valid_measure=(*self.valid_measure, measured))
@@ -118,7 +118,6 @@ class RoundInfo:
         num_metrics: metrics so far.
         train_ndcg: NDCG of the training queries; None in rounds without an evaluation.
         valid_ndcg: NDCG of the validation queries; None likewise, and without validation data.
-        best_round: rounds up to which the bank would be kept if the fit ended now.
         state: pass it as ``resume``, or store ``state.export()``, to go on from here.
     """
 
@@ -126,7 +125,6 @@ class RoundInfo:
     num_metrics: int
     train_ndcg: float | None
     valid_ndcg: float | None
-    best_round: int
     state: BoostState
 
 
@@ -385,6 +383,5 @@ def _round_info(state: BoostState, total: int) -> RoundInfo:
         num_metrics=len(state.learners),
         train_ndcg=train,
         valid_ndcg=valid,
-        best_round=state.best_round,
         state=state,
     )

@@ -370,8 +370,10 @@ def _regularise(
             )
     weight = (lam * tau)[:, None, None]
     if towards is None:
-        eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
-        return torch.addcmul(S, weight, eye), torch.addcmul(D, weight, eye)
+        S, D = S.clone(), D.clone()
+        for scatter in (S, D):
+            scatter.diagonal(dim1=-2, dim2=-1).add_(weight[:, 0])
+        return S, D
     A, A_inverse = towards
     if len(A) > 1 and members is not None:
         A, A_inverse = A[members], A_inverse[members]
