@@ -77,9 +77,7 @@ class BaggedBuilder(BoostedBuilder):
         banks, spreads = [], []
         for member in range(self.members):
             own = seed + SEED_STEP * member
-            part = data
-            if self.share < 1:
-                part = query_share(data, self.share, own)
+            part = query_share(data, self.share, own)
             told = _counted(on_round, member, self.members)
             bank = super().fit(part, valid, seed=own, on_round=told, measure=measure)
             banks.append(bank)

@@ -85,8 +85,6 @@ class BoostState:
         plain = dict(exported)
         learners = Learners(**plain.pop("learners"))
         none = torch.empty(0, dtype=torch.float64)
-        for name in ("evaluated", "train_ndcg", "valid_ndcg", "valid_measure"):
-            plain[name] = tuple(plain.get(name, ()))
         return cls(learners=learners, scores=none, valid_scores=none, **plain)
 
     def evaluated_with(
@@ -293,10 +291,8 @@ def _resumed(state: BoostState, start: BoostState, problem: Problem) -> BoostSta
             f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
         )
     state = replace(state, scores=start.scores, valid_scores=start.valid_scores)
-    for number in range(1, state.round + 1):
-        found = state.learners.select(state.learners.rounds == number)
-        if len(found):
-            state = _with_scores_of(state, found, problem)
+    for number in state.learners.rounds.unique().tolist():
+        state = _with_scores_of(state, state.learners.select(state.learners.rounds == number), problem)
     return state
 
 

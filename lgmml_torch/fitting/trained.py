@@ -166,8 +166,9 @@ def _leading(features: Tensor, regions: Regions, rank: int, lam: float) -> Tenso
     similar, dissimilar = scatter_matrices(
         features, regions.positives, regions.positive_offsets, regions.negatives, regions.negative_offsets
     )
-    scale = (similar + dissimilar).diagonal(dim1=-2, dim2=-1).mean(dim=-1)[:, None, None] / 2
-    L = cholesky_jittered(similar + lam * scale * torch.eye(similar.shape[-1], dtype=similar.dtype), name="similar")
+    scale = (similar + dissimilar).diagonal(dim1=-2, dim2=-1).mean(dim=-1, keepdim=True) / 2
+    similar.diagonal(dim1=-2, dim2=-1).add_(lam * scale)
+    L = cholesky_jittered(similar, name="similar")
     half = torch.linalg.solve_triangular(L, dissimilar, upper=False)
     whitened = torch.linalg.solve_triangular(L, half.mT, upper=False)
     vectors = torch.linalg.eigh((whitened + whitened.mT) / 2).eigenvectors[..., -rank:].flip(-1)

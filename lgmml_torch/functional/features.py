@@ -55,13 +55,14 @@ class OrderlessSum:
         """Some more rows."""
         scaled = values / self.unit
         whole = scaled.round()
-        self.parts[0] += whole.sum(0)
-        self.parts[1] += scaled.sub_(whole).div_(self.unit).round_().sum(0)
+        rest = scaled.sub_(whole).div_(self.unit).round_()
+        self.parts += torch.stack([whole.sum(0), rest.sum(0)])
 
     @property
     def total(self) -> Tensor:  # (D,) float64
         """What was added so far; sums of the ``parts`` of several processes give that of all."""
-        total: Tensor = (self.parts[0] + self.parts[1] * self.unit) * self.unit
+        whole, rest = self.parts
+        total: Tensor = (whole + rest * self.unit) * self.unit
         return total
 
 

@@ -170,7 +170,7 @@ def softmax_loss(
         targets = targets * weights.to(scores.dtype)
     highest = segment_max(scores.detach(), offsets, empty=0.0)[ids]
     sums = segment_sum((scores - highest).exp(), offsets)
-    log_sums = torch.where(sums > 0, sums, 1.0).log()[ids] + highest
+    log_sums = sums.log()[ids] + highest
     return segment_sum(targets * (log_sums - scores), offsets)
 
 

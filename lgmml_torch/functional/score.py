@@ -256,13 +256,13 @@ def nearest_mean(
 ) -> Tensor:  # (Q, K)
     """Mean row of the training lists whose summaries are nearest, each column of the summaries standardised.
 
-    Squared distances are taken as |a|² + |b|² − 2ab, which can be exported where `torch.cdist` cannot; in float64,
-    because of the difference.
+    Squared distances of a list are taken as |b|² − 2ab, without the |a|² that they share, which can be exported where
+    `torch.cdist` cannot; in float64, because of the difference.
     """
     mean, spread = known.mean(0), known.std(0, unbiased=False)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
     new = (summaries - mean).div(spread).double()
     old = (known - mean).div(spread).double()
-    gaps = new.square().sum(dim=1, keepdim=True) + old.square().sum(dim=1) - 2 * new @ old.mT
+    gaps = old.square().sum(dim=1) - 2 * new @ old.mT
     nearest = gaps.topk(min(neighbours, len(known)), largest=False).indices
     return rows[nearest].mean(dim=1)
