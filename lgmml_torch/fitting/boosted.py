@@ -291,7 +291,7 @@ def _resumed(state: BoostState, start: BoostState, problem: Problem) -> BoostSta
             f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
         )
     state = replace(state, scores=start.scores, valid_scores=start.valid_scores)
-    for number in state.learners.rounds.unique().tolist():
+    for number in torch.unique(state.learners.rounds).tolist():
         state = _with_scores_of(state, state.learners.select(state.learners.rounds == number), problem)
     return state
 

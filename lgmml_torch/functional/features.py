@@ -24,7 +24,7 @@ def row_blocks(
     max_elements: int = 65_536,
 ) -> Iterator[Tensor]:  # (n, D)
     """The rows, a block at a time: few enough for a processor's cache, and no float64 copy of the whole is needed."""
-    for rows in row_slices(*features.shape, max_elements):
+    for rows in row_slices(len(features), features.shape[1], max_elements):
         yield features[rows]
 
 
@@ -314,7 +314,7 @@ def interpolate_knots(
     if torch.compiler.is_compiling():
         return _interpolate(features, knots, levels)
     out = torch.empty_like(features)
-    for rows in row_slices(*features.shape, _BLOCK_VALUES):
+    for rows in row_slices(len(features), features.shape[1], _BLOCK_VALUES):
         out[rows] = _interpolate(features[rows], knots, levels)
     return out
 

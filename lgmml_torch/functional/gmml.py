@@ -211,7 +211,7 @@ def _centred_grams(features: Tensor, positive: _Side, negative: _Side) -> tuple[
 
 
 def _grams(X: Tensor, offsets: Tensor) -> Tensor:  # (P, D) -> (K, D, D)
-    grams = [rows.mT @ rows for rows in X.split(offsets.diff().tolist())]
+    grams = [rows.mT @ rows for rows in torch.split(X, offsets.diff().tolist())]
     if not grams:
         return X.new_empty(0, X.shape[1], X.shape[1])
     return torch.stack(grams)
