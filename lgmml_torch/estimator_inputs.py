@@ -33,7 +33,7 @@ from lgmml_torch.checks import (
     optional,
     shortened,
 )
-from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.ranking.measures import Measure
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.inputs import drop_column, frame_columns
 from lgmml_torch.models.phi import PHIS, POLICIES

@@ -26,7 +26,7 @@ from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import BankBuilder, as_builder
-from lgmml_torch.functional.ranking.custom import Measure, measures_of
+from lgmml_torch.functional.ranking.measures import Measure, measures_of
 from lgmml_torch.functional.ranking.presets import PRESETS
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import POLICIES

@@ -17,8 +17,7 @@ from lgmml_torch.checks import DataError, DataWarning, check_shape
 from lgmml_torch.data.trec import as_arrays
 from lgmml_torch.distributed import all_qids
 from lgmml_torch.evaluation.tables import evaluation_markdown, evaluation_table
-from lgmml_torch.functional.ranking.custom import Function, Measure, measures_of
-from lgmml_torch.functional.ranking.measures import rank_data, rank_metrics
+from lgmml_torch.functional.ranking.measures import Function, Measure, measures_of, rank_data, rank_metrics
 from lgmml_torch.functional.ranking.presets import REPORTED, Preset, find_preset
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
@@ -131,7 +130,7 @@ def evaluate(
             not be in memory together.
         split: what to call the data.
         metrics: names such as ``"ndcg@10"`` or ``"map"``, or functions ``(scores, labels, offsets) -> (Q,)`` with NaN
-            for a query that does not count, see `lgmml_torch.functional.ranking.custom`.
+            for a query that does not count, see `lgmml_torch.functional.ranking.measures`.
         preset: metric definitions, see `lgmml_torch.functional.ranking.presets`.
         known_queries: use the trained Φ of queries whose id was in the training data.
         policy: what other queries get, instead of the model's own policy.

@@ -16,7 +16,7 @@ from lgmml_torch.checks import DivergedError, LGMMLError, check_number, check_po
 from lgmml_torch.distributed import query_numbers
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.losses import bias_of
-from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.ranking.measures import Measure
 from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel, score, tie_equal_rows
 from lgmml_torch.models.ranker import LGMML

@@ -15,8 +15,7 @@ from pytorch_lightning.loggers import Logger
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import Bank, BankBuilder, as_builder
-from lgmml_torch.functional.ranking.custom import Function, Measure
-from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.functional.ranking.measures import Function, Measure, mean_measure
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
