@@ -35,7 +35,7 @@ from lgmml_torch.checks import (
 )
 from lgmml_torch.functional.ranking.custom import Measure
 from lgmml_torch.functional.score import KERNELS
-from lgmml_torch.inputs import drop_column, frame_columns
+from lgmml_torch.inputs import MISSING_POLICIES, drop_column, frame_columns
 from lgmml_torch.models.phi import PHIS, POLICIES
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
@@ -234,6 +234,7 @@ PARAMETERS: dict[str, Rule] = {
     "bank_options": optional(instance_of(Mapping, called="a mapping")),
     "preprocess": optional(instance_of(Preprocess, Mapping, called="a Preprocess or a mapping that describes one")),
     "categories": optional(column_names),
+    "missing": one_of(MISSING_POLICIES),
     "max_one_hot": counts_from_zero,
     "kernel": one_of(KERNELS),
     "phi": one_of(PHIS),

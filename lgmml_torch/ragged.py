@@ -7,7 +7,7 @@ go back in it, and equal scores are ranked by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -18,17 +18,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch import segments
-from lgmml_torch.categories import Asked, Categories, WordColumns, coded_features, fill_words, recoded, united
+from lgmml_torch.categories import (
+    Asked,
+    Categories,
+    WordColumns,
+    check_words,
+    coded_features,
+    fill_words,
+    recoded,
+    united,
+    unknown_words,
+)
 from lgmml_torch.checks import DataError, check_choice, check_positive
 from lgmml_torch.distributed import Spread
 from lgmml_torch.inputs import (
     MISSING_POLICIES,
     canonical_order,
+    check_distinct,
     check_length,
     check_values,
     check_weights,
     fill_missing,
+    flattened,
     float_vector,
+    original_column,
     place_vector,
     query_codes,
     warn_if_flattened,
@@ -65,6 +78,7 @@ class RankingData:
         categories: for each feature the words its codes stand for, None for numbers; None where all are numbers.
         document_weights: ``(N,)`` how often the relevance of each document counts, or None.
         positions: ``(N,)`` where each document was shown when its clicks were logged, or None.
+        table: how the rows were read, for the model: the rule for missing values, the names of other columns.
     """
 
     features: Tensor = field(repr=False)
@@ -79,6 +93,7 @@ class RankingData:
     categories: Categories | None = field(default=None, repr=False)
     document_weights: Tensor | None = field(default=None, repr=False)
     positions: Tensor | None = field(default=None, repr=False)
+    table: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def from_arrays(
@@ -124,15 +139,17 @@ class RankingData:
         [1.0, 2.0, 3.0]
         """
         check_choice("missing", missing, MISSING_POLICIES)
-        features, words = coded_features(X, dtype, WordColumns.of(categories))
+        asked = WordColumns.of(categories)
+        features, words = coded_features(X, dtype, asked)
         labels = float_vector("y", y)
         rows = len(features)
         check_length("y", len(labels), rows)
         names = names_of(X) if feature_names is None else tuple(feature_names)
+        check_distinct(names)
         if names is not None:
             check_length("feature_names", len(names), features.shape[1], per="feature")
         check_values(features, labels, names, missing=missing != "error")
-        warn_if_flattened(X, features, names)
+        warn_if_flattened(flattened(features, lambda column: original_column(X, column)), names)
         codes, qids = query_codes(qid, group, rows)
         if doc_ids is not None:
             check_length("doc_ids", len(doc_ids), rows)
@@ -147,9 +164,11 @@ class RankingData:
             features = features.copy()  # it may be the caller's own
             fill_words(features, words)
             fill_missing(features, codes, missing)
+        if asked.closed:
+            check_words(unknown_words(features, words, names), rows)
         return cls.from_codes(
             features, labels, codes, qids, doc_ids=doc_ids, weights=weights, feature_names=names, categories=words,
-            document_weights=row_weights, positions=places,
+            document_weights=row_weights, positions=places, table={"missing": missing},
         )  # fmt: skip
 
     @classmethod
@@ -166,6 +185,7 @@ class RankingData:
         categories: Categories | None = None,
         document_weights: NDArray[np.float32] | None = None,  # (N,)
         positions: NDArray[np.int64] | None = None,  # (N,)
+        table: Mapping[str, Any] | None = None,
     ) -> Self:
         """Sort rows that were checked already; row ``i`` belongs to the query ``qids[codes[i]]``."""
         extras = (positions, document_weights)
@@ -186,6 +206,7 @@ class RankingData:
             categories=categories,
             document_weights=_as_tensor(document_weights, order),
             positions=_as_tensor(positions, order),
+            table=table,
         )
 
     @property
@@ -332,14 +353,16 @@ class RankingData:
         return self.replace(**parts, offsets=offsets, qids=_picked(self.qids, chosen), order=order, spread=None)
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Self, ...]:
-        """Cut into parts by query, never by row, in the given proportions.
+        """Cut into parts by query, never by row, in the given proportions; a share of 0 gives an empty part.
 
         >>> data = RankingData.from_arrays(torch.rand(10, 2), torch.zeros(10), qid=list(range(10)))
         >>> [len(part) for part in data.split((0.6, 0.2, 0.2), seed=1)]
         [6, 2, 2]
         """
         for fraction in fractions:
-            check_positive("fractions", fraction)
+            check_positive("fractions", fraction, zero=True)
+        if not sum(fractions):
+            raise DataError(f"`fractions` must be above 0 for some part, got {list(fractions)}")
         shuffled = torch.randperm(self.num_queries, generator=torch.Generator().manual_seed(seed))
         shares = np.cumsum(fractions) / np.sum(fractions) * self.num_queries
         cuts = [0, *map(round, shares.tolist())]
@@ -380,7 +403,7 @@ class RankingData:
             dtype=parts[0].features.dtype,
             feature_names=names,
             **_joined_extras(parts),
-        ).replace(categories=words)
+        ).replace(categories=words, table=_common_table(parts))
         if not _count(parts, "query_weights"):
             return merged
         return merged.replace(query_weights=torch.tensor([weights[qid] for qid in merged.qids]))
@@ -404,6 +427,15 @@ class RankingData:
             ),
             "constant features": int(constant.sum()),
         }
+
+
+def _common_table(parts: Sequence[RankingData]) -> Mapping[str, Any] | None:
+    """How the rows of all parts were read; None where they were read in different ways."""
+    first = parts[0].table
+    for part in parts:
+        if part.table != first:
+            return None
+    return first
 
 
 def _or_ones(weights: Tensor | None, count: int) -> Tensor:

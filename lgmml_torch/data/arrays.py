@@ -19,11 +19,14 @@ from lgmml_torch.data.columns import check_same_names, lay_out
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, check_unpacked
 from lgmml_torch.inputs import (
     as_frame,
+    check_distinct,
     check_length,
     feature_names,
+    flattened,
     float_vector,
     is_missing,
     numeric_column,
+    original_column,
     query_codes,
 )
 from lgmml_torch.ragged import RankingData
@@ -77,6 +80,7 @@ class ArraySource(DataSource):
         self._doc_ids = doc_ids
         if names is None:
             names = feature_names(X)
+        self._flat.update(flattened(self._features, lambda column: original_column(X, column)))
         self._arrange(names)
         if not len(self._features):
             raise DataError(f"{name}: there are no documents")
@@ -86,6 +90,7 @@ class ArraySource(DataSource):
         wanted = self.options.feature_names
         if names is not None and len(names) != self._features.shape[1]:
             raise DataError(f"{self.name}: {self._features.shape[1]} features need as many names, got {len(names)}")
+        check_distinct(names, f"{self.name}: ")
         if names is not None and wanted is not None and names != wanted:
             check_same_names(names, wanted, self.name, model=self.options.model)
             place = dict(zip(names, range(len(names)), strict=True))
@@ -122,7 +127,7 @@ def _picked(values: Sequence[str] | None, rows: Sequence[int]) -> list[str] | No
 def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> ArraySource:
     """The lists of a data set that was loaded."""
     features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
-    return ArraySource(
+    source = ArraySource(
         name,
         replace(options, dtype=data.features.dtype, categories=WordColumns()),
         data.in_caller_order(features),
@@ -132,6 +137,8 @@ def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> Ar
         names=data.feature_names,
         categories=words,
     )
+    source.table, source._closed = data.table, options.categories.closed
+    return source
 
 
 def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
@@ -192,6 +199,8 @@ class _FrameSource(ArraySource):
         qid = frame[:, plan.qid]
         coded = replace(options, categories=WordColumns())
         super().__init__(name, coded, features, labels, qid=qid, doc_ids=ids, names=plan.names, categories=words)
+        self.table, self._closed = options.table(named=True), options.categories.closed
+        self._flat.update(flattened(features, lambda column: original_column(frame, plan.features[column])))
 
     def column(self, name: str) -> list[str]:
         """The text of one column, row by row; empty where it is missing."""

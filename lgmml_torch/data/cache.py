@@ -96,7 +96,7 @@ class Cache:
         try:
             _write(self.path(key), _text(key), shapes, copy)
         except OSError as error:
-            warnings.warn(f"cannot cache in {self.folder}: {error}", DataWarning, stacklevel=2)
+            self._warn(error)
             return built
         stored = self.get(key)
         if stored is None:
@@ -109,13 +109,22 @@ class Cache:
         Args:
             key: what the arrays depend on.
             shapes: shape and dtype of each array.
-            fill: called with arrays of zeros of these shapes.
+            fill: called with arrays of zeros of these shapes; they are in memory if the folder cannot be written to.
         """
         stored = self.get(key)
         if stored is not None:
             return stored
-        _write(self.path(key), _text(key), shapes, fill)
-        return _open(self.path(key), _text(key))
+        try:
+            _write(self.path(key), _text(key), shapes, fill)
+            return _open(self.path(key), _text(key))
+        except OSError as error:
+            self._warn(error)
+        arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        fill(arrays)
+        return arrays
+
+    def _warn(self, error: OSError) -> None:
+        warnings.warn(f"cannot cache in {self.folder}: {error}; working without a cache", DataWarning, stacklevel=3)
 
     def content(self, path: str | os.PathLike[str]) -> str:
         """The SHA-256 of a file. It is stored, and computed again only when the file was changed."""

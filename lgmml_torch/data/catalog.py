@@ -202,6 +202,8 @@ def _read_names(file: Path) -> tuple[str, ...] | None:
     if not file.is_file():
         return None
     lines = list(filter(None, map(str.strip, file.read_text(encoding="utf-8").splitlines())))
+    if not lines:
+        raise DataError(f"{file}: the file must name the features, one per line, but it is empty; remove or fill it")
     numbers, names = [], []
     for line in lines:
         words = line.split(None, 1)
@@ -266,7 +268,7 @@ def load_file(
         return parse()
     facts: dict[str, Any] = {
         "kind": kind,
-        "columns": [used.qid, used.label, used.doc_id, [*used.drop, *filter(None, (used.weight, used.position))]],
+        "columns": [used.qid, used.label, used.doc_id, used.left_out],
         "num_features": options.num_features,
         "feature_names": names,
         "missing": missing,
@@ -274,7 +276,7 @@ def load_file(
     }
     if words.known:
         facts["categories"] = [dict(words.known), words.closed]
-    return cached(cache, [Path(path)], facts, parse)
+    return cached(cache, [Path(path)], facts, parse, options.table(named=True))
 
 
 def load_parts(
@@ -334,7 +336,7 @@ def open_table(
         weight: a column with what the relevance of each row counts, see `RankingData.weighed`.
         position: a column with the place where each row was shown, whole numbers. In a folder of files called after the
             parts, those beside ``train`` may lack both columns.
-        fractions: shares of the queries in each part, where they are cut at random.
+        fractions: shares of the queries in each part, where they are cut at random; 0 leaves a part out.
         seed: for that cut.
         options: those of `load_file`.
 
@@ -364,9 +366,7 @@ def open_table(
     if split is not None:
         words = _columns("split", files, split, columns, kind)
         return _split_by_words(data, words, f"{place}: column {split!r}")
-    if len(fractions) != len(SPLITS):
-        raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
-    found = _split_queries(data, list(map(float, fractions)), seed=seed)
+    found = _split_queries(data, fractions, seed=seed)
     for name, part in found.items():
         if not part.num_queries:
             raise DataError(f"{place}: {data.num_queries} queries are too few to cut: none would be left for {name}")
@@ -444,8 +444,15 @@ def _split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict
 def _split_queries(
     data: RankingData, fractions: Sequence[float] = (0.6, 0.2, 0.2), *, seed: int = 0
 ) -> dict[str, RankingData]:
-    """Parts ``train``, ``valid`` and ``test``, cut by query."""
-    return dict(zip(SPLITS, data.split(fractions, seed=seed), strict=True))
+    """Parts ``train``, ``valid`` and ``test``, cut by query; a part whose share is 0 is left out."""
+    if len(fractions) != len(SPLITS):
+        raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
+    shares = dict(zip(SPLITS, map(float, fractions), strict=True))
+    parts = {}
+    for name, part in zip(shares, data.split(tuple(shares.values()), seed=seed), strict=True):
+        if shares[name]:
+            parts[name] = part
+    return parts
 
 
 def generated_splits(

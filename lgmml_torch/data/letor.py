@@ -24,6 +24,7 @@ from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, cached, sizes_file
 from lgmml_torch.data.svmlight import Block, Rules, parse, parse_block, parse_lines
 from lgmml_torch.data.text import TextFile, query_ids, read_sizes
+from lgmml_torch.inputs import flattened
 from lgmml_torch.ragged import RankingData
 
 SPLITS = {"train": ("train",), "valid": ("vali", "valid", "validation"), "test": ("test",)}
@@ -106,6 +107,7 @@ class LetorSource(DataSource):
 
     def _all_seen(self) -> None:
         """Lines may leave zeros out, so a feature that is gone looks like one that is always 0: say so once."""
+        super()._all_seen()
         width, seen = self.options.num_features, self._seen
         if self.options.model and width is not None and seen < width and not self._told:
             self._told = True
@@ -195,6 +197,7 @@ class LetorSource(DataSource):
         table = _Rows(rules, self._absent)
         table.append(block, expected=None)
         self._seen = max(self._seen, table.width)
+        self._flat |= table.flat
         return table.rows()
 
     def _whole(self) -> SourceRows:
@@ -214,7 +217,7 @@ class LetorSource(DataSource):
         if not block.endswith(b"\n"):
             noted = np.array(list(map(bool, rows.doc_ids or [""] * rows.count)))
             check_last(np.concatenate(rows.given), noted, f"{self.name}:{line}")
-        self._seen = rows.width
+        self._seen, self._flat = rows.width, rows.flat
         if rules.qid:
             self._queries = np.concatenate(rows.codes), query_ids(list(rows.qids))
         else:
@@ -261,6 +264,7 @@ class _Rows:
         self.codes: list[NDArray[np.int64]] = []
         self.qids: dict[bytes, int] = {}
         self.doc_ids: list[str] | None = None
+        self.flat: set[int] = set()  # features that float32 flattens
 
     def append(self, block: Block, expected: float | None) -> None:
         """Add a block; ``expected`` is the number of such blocks the file has room for."""
@@ -271,7 +275,9 @@ class _Rows:
         self._make_room(rows, widest, expected)
         target = self.data[self.count : self.count + rows]
         if (block.counts == target.shape[1]).all():  # increasing indices without a gap
-            target[...] = block.values.reshape(target.shape)
+            values = block.values.reshape(target.shape)
+            target[...] = values
+            self.flat.update(flattened(target, lambda column: values[:, column]))
         else:
             target[...] = self.absent
             target[np.repeat(np.arange(rows), block.counts), block.index - self.rules.first_index] = block.values
@@ -416,7 +422,7 @@ def _load(
         with LetorSource(file, options, sizes=sizes, first_index=first_index) as source:
             return source.read(labelled=True)
 
-    return cached(cache, list(filter(None, [file, sizes])), facts, parse_file)
+    return cached(cache, list(filter(None, [file, sizes])), facts, parse_file, options.table())
 
 
 def load_letor_splits(folder: PathLike, *, num_features: int | None = None, **options: Any) -> dict[str, RankingData]:

@@ -107,6 +107,7 @@ def write_shards(
         doc_ids=any(have_ids),
         index=index,
         shards=shards,
+        table=source.table,
     )
     write_manifest(home, manifest)
     return manifest
@@ -272,6 +273,7 @@ def open_shards(
         doc_ids=names,
         feature_names=manifest.feature_names,
         spread=spread,
+        table=manifest.table,
     )
 
 

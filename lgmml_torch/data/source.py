@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,11 +21,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Asked, Categories, WordColumns, fill_words
+from lgmml_torch.categories import Asked, Categories, WordColumns, check_words, fill_words, unknown_words
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache, from_arrays, resolve, to_arrays
 from lgmml_torch.data.columns import Columns
-from lgmml_torch.inputs import MISSING_HINT, MISSING_POLICIES, canonical_ranks, fill_missing, first_bad, is_frame
+from lgmml_torch.inputs import (
+    MISSING_HINT,
+    MISSING_POLICIES,
+    canonical_ranks,
+    check_distinct,
+    fill_missing,
+    first_bad,
+    is_frame,
+    warn_if_flattened,
+)
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
@@ -94,12 +104,20 @@ class ReadOptions:
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, MISSING_POLICIES)
         check_choice("absent", self.absent, ("zero", "missing"))
+        check_distinct(self.feature_names, "`feature_names`: ")
         if self.feature_names is not None and self.num_features is None:
             object.__setattr__(self, "num_features", len(self.feature_names))
         if self.num_features is not None:
             check_positive("num_features", self.num_features)
         if self.dtype not in (torch.float32, torch.float64):
             raise LGMMLError(f"`dtype` must be torch.float32 or torch.float64, got {self.dtype}")
+
+    def table(self, *, named: bool = False) -> dict[str, Any]:
+        """What a model remembers of the reading; ``named`` adds the names of the columns that are no features."""
+        found: dict[str, Any] = {"missing": self.missing, "absent": self.absent}
+        if named:
+            found.update(self.columns.record())
+        return found
 
     @property
     def kind(self) -> type[np.float32] | type[np.float64]:
@@ -152,6 +170,7 @@ class DataSource(ABC):
         has_labels: whether it says how relevant the documents are; labels are 0 where it does not.
         feature_names: the names of the features, or None.
         categories: for each feature the words its codes stand for, see `RankingData`; None where all are numbers.
+        table: how it is read, see `RankingData`.
     """
 
     has_labels: bool = True
@@ -161,6 +180,11 @@ class DataSource(ABC):
 
     def __init__(self, name: str, options: ReadOptions) -> None:
         self.name, self.options = name, options
+        self.table: Mapping[str, Any] | None = options.table()
+        self._closed = options.categories.closed  # whether the vocabularies are those of training
+        self._flat: set[int] = set()  # features that float32 flattens
+        self._unknown: Counter[str] = Counter()  # rows with unknown words, by column
+        self._read_rows = 0
 
     @abstractmethod
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
@@ -207,8 +231,9 @@ class DataSource(ABC):
         if labelled and not self.has_labels:
             raise DataError(self._unlabelled())
         part = self._whole()
+        data = self._data(part, np.arange(self.num_rows))
         self._all_seen()
-        return self._data(part, np.arange(self.num_rows))
+        return data
 
     def batches(self, documents: int = 32_768, *, by_id: bool = False) -> Iterator[Batch]:
         """Whole lists, about so many documents at a time, in the order in which their queries first appear.
@@ -231,8 +256,11 @@ class DataSource(ABC):
             yield Batch(self._data(self._read(rows), rows), rows)
         self._all_seen()
 
-    def _all_seen(self) -> None:  # noqa: B027 - most sources have nothing to add
+    def _all_seen(self) -> None:
         """Say what only the whole of the source shows."""
+        warn_if_flattened(sorted(self._flat), self.feature_names, f"{self.name}: ")
+        check_words(self._unknown, self._read_rows, f"{self.name}: ")
+        self._flat, self._unknown, self._read_rows = set(), Counter(), 0
 
     def only(self, qid: str) -> RankingData:
         """The list of one query, by its id as text.
@@ -280,6 +308,9 @@ class DataSource(ABC):
         if self.options.missing != "error":
             fill_words(features, self.categories)
             fill_missing(features, codes, self.options.missing)
+        if self._closed:
+            self._unknown.update(unknown_words(features, self.categories, self.feature_names))
+            self._read_rows += len(rows)
         labels = part.labels
         if labels is None:
             labels = np.zeros(len(rows), np.float32)
@@ -292,6 +323,7 @@ class DataSource(ABC):
             doc_ids=part.doc_ids,
             feature_names=self.feature_names,
             categories=self.categories,
+            table=self.table,
         )
 
     def close(self) -> None:  # noqa: B027 - most sources hold no file
@@ -424,7 +456,11 @@ def sizes_file(path: PathLike) -> Path:
 
 
 def cached(
-    cache: bool | PathLike | Cache, files: Sequence[Path], facts: Mapping[str, Any], parse: Callable[[], RankingData]
+    cache: bool | PathLike | Cache,
+    files: Sequence[Path],
+    facts: Mapping[str, Any],
+    parse: Callable[[], RankingData],
+    table: Mapping[str, Any] | None = None,
 ) -> RankingData:
     """What ``parse`` makes of the files, from the cache if they were parsed before with the same ``facts``."""
     store = resolve(cache)
@@ -440,7 +476,7 @@ def cached(
                 raise DataError(f"{file}: the file was changed while it was being read")
         return arrays
 
-    return from_arrays(store.get_or_build(key, build))
+    return from_arrays(store.get_or_build(key, build)).replace(table=table)
 
 
 def _state(file: Path) -> tuple[int, int, int]:

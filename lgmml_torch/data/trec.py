@@ -3,14 +3,16 @@
     run:    qid Q0 docid rank score tag
     qrels:  qid 0 docid relevance
 
-Ids are text. What is between them is cut at blanks, so no id can hold one.
+Ids are text. A line is cut at blanks, so no id can hold one: ``red shoes`` is written as ``red%20shoes``.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ Run = dict[str, dict[str, float]]  # score by query and document
 Qrels = dict[str, dict[str, int]]  # relevance by query and document
 
 _READ = 1 << 20  # bytes at a time
+_BLANK = re.compile(r"\s|%(?=[0-9A-Fa-f]{2})")  # what is escaped in ids
 _Value = TypeVar("_Value", int, float)
 
 
@@ -118,12 +121,12 @@ def document_names(batch: Batch) -> list[str]:
 
 
 def word(value: object) -> str:
-    """One word: a TREC line is cut at blanks.
+    """One word for each value: a TREC line is cut at blanks, so blanks are written as in addresses of the web.
 
-    >>> word("two words"), word(7)
-    ('two_words', '7')
+    >>> word("two words"), word("two_words"), word(7), word("100%"), word("a%20b")
+    ('two%20words', 'two_words', '7', '100%', 'a%2520b')
     """
-    return "_".join(str(value).split()) or "_"
+    return _BLANK.sub(lambda found: quote(found[0]), str(value)) or "%00"
 
 
 def _checked(name: str) -> str:

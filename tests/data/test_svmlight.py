@@ -91,7 +91,7 @@ def test_good_blocks() -> None:
             slow.values, np.array([v for row in rows for v in row.values()], rules.kind), equal_nan=True
         )
         assert slow.comments == comments
-        types = (np.float32, np.int64, np.int64, rules.kind)
+        types = (np.float32, np.int64, np.int64, np.float64)
         assert tuple(a.dtype for a in (slow.labels, slow.counts, slow.index, slow.values)) == types
         assert_same_block(parse_block(text, rules), slow)
         assert_same_block(parse(text, rules, path="f"), slow)
