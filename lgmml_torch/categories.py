@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import narwhals as nw
 
 OTHER = -1.0  # the code of a word that the vocabulary does not hold
-MOST_WORDS = 100_000  # in a vocabulary: the model file holds it
+_MOST_WORDS = 100_000  # in a vocabulary: the model file holds it
 MOST_UNKNOWN = 0.5  # share of the rows of a column with missing or unknown words; with more, the rows are refused
 FEW_ROWS = 100  # with fewer rows nothing is refused: all documents of one query may have a new word
 _GAPS = ("", "null", "nan")
@@ -105,9 +105,9 @@ def found_vocabulary(words: Iterable[str | None], name: object) -> Vocabulary:
     """
     found = set(words) - {None}
     vocabulary = tuple(sorted(map(str, found)))
-    if len(vocabulary) > MOST_WORDS:
+    if len(vocabulary) > _MOST_WORDS:
         got = f"got {len(vocabulary):,} words; leave it out or group them"
-        raise DataError(f"column {name!r} must have at most {MOST_WORDS:,} different words to be a category, {got}")
+        raise DataError(f"column {name!r} must have at most {_MOST_WORDS:,} different words to be a category, {got}")
     return vocabulary
 
 

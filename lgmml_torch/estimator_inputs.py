@@ -42,7 +42,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
 
 _QID = "qid"  # the column of a frame that holds the query
-WAYS = "`eval_set` must be (X, y, qid), got {}; or [(X, y)] with `eval_qid` or `eval_group`"
+_WAYS = "`eval_set` must be (X, y, qid), got {}; or [(X, y)] with `eval_qid` or `eval_group`"
 
 
 class Rows(NamedTuple):
@@ -94,7 +94,7 @@ def validation_rows(eval_set: Any, eval_qid: Any, eval_group: Any) -> Rows | Non
         eval_set = [eval_set]
     sets = list(eval_set)
     if not sets or not all(isinstance(one, (tuple, list)) and len(one) in (2, 3) for one in sets):
-        raise DataError(WAYS.format(got))
+        raise DataError(_WAYS.format(got))
     if len(sets) > 1:
         warnings.warn(
             f"of the {len(sets)} sets in `eval_set` the last one decides when to stop; the others are not looked at",
@@ -113,7 +113,7 @@ def validation_rows(eval_set: Any, eval_qid: Any, eval_group: Any) -> Rows | Non
     except DataError:
         if known:
             raise
-        raise DataError(WAYS.format(f"{len(sets[-1])} parts")) from None
+        raise DataError(_WAYS.format(f"{len(sets[-1])} parts")) from None
 
 
 def _last(name: str, given: Any, count: int) -> Any:

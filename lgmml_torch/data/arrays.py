@@ -105,10 +105,7 @@ class ArraySource(DataSource):
         return self._codes, self._ids
 
     def _read(self, rows: NDArray[np.int64]) -> SourceRows:
-        part = SourceRows(self._features[rows], None, _picked(self._doc_ids, rows.tolist()))
-        if self._labels is not None:
-            part.labels = self._labels[rows]
-        return part
+        return SourceRows(self._features, self._labels, self._doc_ids).take(rows)
 
     def _whole(self) -> SourceRows:
         features = self._features
@@ -117,23 +114,19 @@ class ArraySource(DataSource):
         return SourceRows(features, self._labels, self._doc_ids)
 
 
-def _picked(values: Sequence[str] | None, rows: Sequence[int]) -> list[str] | None:
-    """The values of some rows; None where there are none."""
-    if values is None:
-        return None
-    return [values[row] for row in rows]
-
-
 def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> ArraySource:
     """The lists of a data set that was loaded."""
     features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
+    doc_ids = None
+    if data.doc_ids is not None:
+        doc_ids = [data.doc_ids[row] for row in data.order.argsort().tolist()]
     source = ArraySource(
         name,
         replace(options, dtype=data.features.dtype, categories=WordColumns()),
         data.in_caller_order(features),
         data.in_caller_order(data.labels),
         qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()],
-        doc_ids=_picked(data.doc_ids, data.order.argsort().tolist()),
+        doc_ids=doc_ids,
         names=data.feature_names,
         categories=words,
     )

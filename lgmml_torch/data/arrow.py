@@ -42,7 +42,7 @@ from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STEP = 8192  # documents decoded at a time, about
+_STEP = 8192  # documents decoded at a time, about
 NAMES = b"feature_names"  # in the metadata: a JSON list
 
 
@@ -252,7 +252,7 @@ class ArrowSource(DataSource):
         hint = did_you_mean(label, self._schema.names)
         return f"{self._head}: {self.what} names no column {label!r}, and training needs labels{hint}"
 
-    def _pieces(self, first: int, columns: list[str], step: int = STEP) -> Iterator[Any]:
+    def _pieces(self, first: int, columns: list[str], step: int = _STEP) -> Iterator[Any]:
         with _readable(self.name, self._word):
             yield from self._all_pieces(first, columns, step)
 
@@ -322,13 +322,7 @@ class ArrowSource(DataSource):
         if last - first == len(rows):
             check_memory(self.name, last - first, self._width, np.dtype(self.options.kind).itemsize)
             return self._filled(np.empty((last - first, self._width), self.options.kind), first, last)
-        everything = self._scattered
-        part = SourceRows(np.array(everything.features[rows]), None, None)
-        if everything.labels is not None:
-            part.labels = everything.labels[rows]
-        if everything.doc_ids is not None:
-            part.doc_ids = [everything.doc_ids[row] for row in rows.tolist()]
-        return part
+        return self._scattered.take(rows)
 
     @cached_property
     def _scattered(self) -> SourceRows:
@@ -372,7 +366,7 @@ class ArrowSource(DataSource):
     def _decoded(self, group: int) -> Iterator[SourceRows]:
         plan, special = self.layout, self._special
         row, document = int(np.cumsum([0, *self._sizes])[group]), int(self._starts[group])
-        step = STEP * sum(self._sizes) // max(int(self._starts[-1]), 1)  # a row may be a long list
+        step = _STEP * sum(self._sizes) // max(int(self._starts[-1]), 1)  # a row may be a long list
         for piece in self._pieces(group, [*special, *self._read_names], max(step, 1)):
             columns = piece.columns
             if self._nested:

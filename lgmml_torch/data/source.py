@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Asked, Categories, WordColumns, check_words, fill_words, unknown_words
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
-from lgmml_torch.data.cache import Cache, from_arrays, resolve, to_arrays
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.inputs import (
     MISSING_HINT,
@@ -39,8 +38,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
 PathLike = str | os.PathLike[str]
-MOST_TIMES, MOST_UNPACKED = 100, 1 << 26  # bytes of a compressed file, both as a multiple and in all
-PARSER = 1  # part of every cache key: raise it when the same text comes to mean other numbers
+_MOST_TIMES, _MOST_UNPACKED = 100, 1 << 26  # bytes of a compressed file, both as a multiple and in all
 
 
 @dataclass(frozen=True)
@@ -144,6 +142,15 @@ class SourceRows:
     features: NDArray[Any]  # (n, D), NaN where missing
     labels: NDArray[np.float32] | None  # (n,)
     doc_ids: Sequence[str] | None  # (n,)
+
+    def take(self, rows: NDArray[np.int64]) -> SourceRows:
+        """Some of the rows."""
+        part = SourceRows(np.array(self.features[rows]), None, None)
+        if self.labels is not None:
+            part.labels = self.labels[rows]
+        if self.doc_ids is not None:
+            part.doc_ids = [self.doc_ids[row] for row in rows.tolist()]
+        return part
 
 
 @dataclass(frozen=True)
@@ -383,16 +390,8 @@ def open_source(
     [(('b',), [0, 2]), (('a',), [1])]
     """
     names = None if feature_names is None else tuple(feature_names)
-    options = ReadOptions(
-        num_features,
-        names,
-        missing,
-        absent,
-        dtype,
-        columns or Columns(),
-        model=True,
-        categories=WordColumns.of(categories),
-    )
+    used, words = columns or Columns(), WordColumns.of(categories)
+    options = ReadOptions(num_features, names, missing, absent, dtype, used, model=True, categories=words)
     if isinstance(what, (str, os.PathLike)):
         return open_file(what, options, kind=kind)
     from lgmml_torch.data import arrays  # which is built on this module
@@ -431,10 +430,10 @@ def check_unpacked(name: str, packed: int, unpacked: int) -> None:
     """Refuse a compressed file that unpacks to a multiple of its size that no data has.
 
     Raises:
-        DataError: more than `MOST_UNPACKED` bytes, and more than `MOST_TIMES` times the size of the file.
+        DataError: more than 64 MiB, and more than 100 times the size of the file.
     """
-    if unpacked > max(MOST_UNPACKED, MOST_TIMES * packed):
-        times = f"{packed:,} bytes unpack to more than {MOST_TIMES} times as many"
+    if unpacked > max(_MOST_UNPACKED, _MOST_TIMES * packed):
+        times = f"{packed:,} bytes unpack to more than {_MOST_TIMES} times as many"
         raise DataError(f"{name}: {times}; unpack it yourself if it is meant to be so")
 
 
@@ -453,32 +452,3 @@ def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
 def sizes_file(path: PathLike) -> Path:
     """Where LightGBM looks for the number of documents of each query."""
     return Path(os.fspath(path).removesuffix(".gz") + ".query")
-
-
-def cached(
-    cache: bool | PathLike | Cache,
-    files: Sequence[Path],
-    facts: Mapping[str, Any],
-    parse: Callable[[], RankingData],
-    table: Mapping[str, Any] | None = None,
-) -> RankingData:
-    """What ``parse`` makes of the files, from the cache if they were parsed before with the same ``facts``."""
-    store = resolve(cache)
-    if store is None or not all(map(Path.is_file, files)):
-        return parse()
-    key = {"parser": PARSER, "content": list(map(store.content, files)), **facts}
-
-    def build() -> dict[str, NDArray[Any]]:
-        before = list(map(_state, files))
-        arrays = to_arrays(parse())
-        for file, state in zip(files, before, strict=True):
-            if _state(file) != state:
-                raise DataError(f"{file}: the file was changed while it was being read")
-        return arrays
-
-    return from_arrays(store.get_or_build(key, build)).replace(table=table)
-
-
-def _state(file: Path) -> tuple[int, int, int]:
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -21,8 +21,8 @@ from lgmml_torch.checks import DataError
 from lgmml_torch.inputs import MISSING_HINT
 
 _NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-MISSING = frozenset({b"null", b"nan"})  # compared in lower case
-MAX_FEATURES = 100_000  # rows are dense: a larger index is far more often a damaged file than data
+_MISSING = frozenset({b"null", b"nan"})  # compared in lower case
+_MAX_FEATURES = 100_000  # rows are dense: a larger index is far more often a damaged file than data
 
 _SPACE, _COLON, _NEWLINE, _MINUS, _DOT = b" :\n-."
 _LAST_PRINTABLE = ord("~")
@@ -47,7 +47,7 @@ class Rules:
     Attributes:
         qid: whether every line names its query.
         first_index: the smallest feature index allowed.
-        num_features: the largest number of features allowed, None for up to `MAX_FEATURES`.
+        num_features: the largest number of features allowed, None for up to `_MAX_FEATURES`.
         missing: whether ``NULL`` and ``nan`` are allowed as values.
         kind: the type of the values; a number too large for it is an error.
         labels: whether every line starts with a label; it is 0 where not.
@@ -67,7 +67,7 @@ class Rules:
         """The largest feature index allowed."""
         limit = self.num_features
         if limit is None:
-            limit = MAX_FEATURES
+            limit = _MAX_FEATURES
         return limit + self.first_index - 1
 
 
@@ -237,7 +237,7 @@ def decimal(text: bytes) -> float | None:
     """``float(text)``, NaN for a missing value, None for anything that is not a plain decimal number."""
     if _NUMBER.fullmatch(text):
         return float(text)
-    if text.lower() in MISSING:
+    if text.lower() in _MISSING:
         return float("nan")
     return None
 

@@ -73,7 +73,7 @@ class _CsvSource(ArrowSource):
         return f"{self.name}:{self._header_line}"
 
     def _read_header(self) -> tuple[list[str], int]:
-        for line, _, text in self._text.blocks(1):
+        for line, text in self._text.blocks(1):
             if not text.strip():
                 continue
             try:
@@ -91,7 +91,7 @@ class _CsvSource(ArrowSource):
         schema = pa.schema(types)
         with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
             with pa.ipc.new_file(file.name, schema) as writer:
-                for line, _, block in self._text.blocks(_BLOCK_BYTES, progress=self.options.progress):
+                for line, block in self._text.blocks(_BLOCK_BYTES, progress=self.options.progress):
                     table = self._table(block, line, types)
                     writer.write_table(table.cast(schema))
             return pa.ipc.open_file(pa.memory_map(file.name))
@@ -176,7 +176,7 @@ class _CsvSource(ArrowSource):
 
     def place(self, row: int) -> str:
         """``file:line``."""
-        for line, _, block in self._text.blocks(_BLOCK_BYTES):
+        for line, block in self._text.blocks(_BLOCK_BYTES):
             lines = _Lines(block, line, skip=self._header_line)
             if row < len(lines):
                 return f"{self.name}:{lines.number(row)}"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import CheckpointError, DataWarning
-from lgmml_torch.data.cache import Cache, check_cache, default_folder, from_arrays, resolve, to_arrays
+from lgmml_torch.data.cache import Cache, check_cache, from_arrays, resolve, to_arrays
 from lgmml_torch.data.letor import load_letor
 from lgmml_torch.ragged import RankingData
 
@@ -208,9 +208,9 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LGMML_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert default_folder() == tmp_path / "home" / ".cache" / "lgmml_torch"
+    assert Cache().folder == tmp_path / "home" / ".cache" / "lgmml_torch"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "lgmml_torch"
+    assert Cache().folder == tmp_path / "lgmml_torch"
     monkeypatch.setenv("LGMML_CACHE", str(tmp_path / "mine"))
     store = Cache()
     assert store.folder == tmp_path / "mine"

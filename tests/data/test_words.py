@@ -249,7 +249,7 @@ def test_too_many_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for kind in ("typed.parquet", "lists.parquet"):
         file = offered(tmp_path, kind)
         with monkeypatch.context() as patch:
-            patch.setattr("lgmml_torch.categories.MOST_WORDS", 2)
+            patch.setattr("lgmml_torch.categories._MOST_WORDS", 2)
             with pytest.raises(DataError, match=rf"{file.name}: column 'colour' must have at most 2 different words"):
                 open_source(file)
 
