@@ -146,7 +146,7 @@ def read_manifest(folder: PathLike) -> Manifest:
 
 
 def _decoded(content: dict[str, Any]) -> Manifest:
-    values = {"table": content.get("table")}
+    values: dict[str, Any] = {"table": content.get("table")}
     for entry in fields(Manifest):
         if entry.name != "table":
             values[entry.name] = content[entry.name]

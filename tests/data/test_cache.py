@@ -274,3 +274,15 @@ def test_two_processes_building_at_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").glob("*.lgc"))) == 8
     assert not any("tmp" in path.name for path in (tmp_path / "cache").rglob("*"))
     assert check_cache(tmp_path / "cache") == []
+
+
+def test_a_file_that_was_just_changed_is_hashed_again(tmp_path: Path) -> None:
+    """A copy may keep the old time of its content: what counts is the later of both times."""
+    file, store = tmp_path / "a", Cache(tmp_path / "cache")
+    file.write_text("1")
+    os.utime(file, (1, 1))
+    first = store.content(file)
+    assert not list(store.folder.glob("*.source"))
+    file.write_text("2")
+    os.utime(file, (1, 1))
+    assert store.content(file) != first
