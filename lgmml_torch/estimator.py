@@ -18,7 +18,6 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from lgmml_torch.categories import Asked
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.estimator_inputs import (
     ACCELERATORS,
@@ -182,6 +181,8 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         preprocess: what happens to raw features: a `Preprocess` or its description; `list_rank_features`, or
             `all_views` for trained metrics, when None.
         categories: columns of a frame whose words are categories, besides those whose type says so.
+        missing: what NaN stands for, in `fit` and, by the fitted model, in `predict`: ``"error"``, ``"zero"``,
+            ``"query-min"`` or ``"query-mean"``; see `RankingData.from_arrays`.
         max_one_hot: a category of up to so many words gets a column for each; of more, the mean label of each word.
         kernel: κ, see `lgmml_torch.functional.score.kernel`.
         phi: how Φ is trained: ``"shared"``, ``"per_query"``, ``"amortized"``, or ``"deviations"``: shared, and a
@@ -236,6 +237,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         bank_options: Mapping[str, Any] | None = None,
         preprocess: Preprocess | Mapping[str, Any] | None = None,
         categories: Sequence[str] | None = None,
+        missing: str = "error",
         max_one_hot: int = 12,
         kernel: str = "paper",
         phi: str = "shared",
@@ -260,6 +262,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         self.bank_options = bank_options
         self.preprocess = preprocess
         self.categories = categories
+        self.missing = missing
         self.max_one_hot = max_one_hot
         self.kernel = kernel
         self.phi = phi
@@ -317,12 +320,13 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         check_parameters(self.get_params(deep=False), grows=init_model is not None)
         seed, start = self._seed(), started(init_model)
         rows = find_queries(Rows(X, y, qid, group))
-        data = weighed(self._data(rows, self.categories, positions=position), sample_weight)
+        reading = {"categories": self.categories, "missing": self.missing}
+        data = weighed(self._data(rows, **reading, positions=position), sample_weight)
         judged = validation_rows(eval_set, eval_qid, eval_group)
         if judged is None:
             train, valid = held_out(data, self.validation_fraction, seed)
         else:
-            train, valid = data, self._data(judged, self.categories)
+            train, valid = data, self._data(judged, **reading)
             _check_names(feature_names(judged.X), feature_names(rows.X), "eval_set")
             if valid.num_features != data.num_features:
                 got = valid.num_features
@@ -392,19 +396,19 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         phi = model.phi.mode
         if model.phi.deviations:
             phi = "deviations"
-        ranker = cls(kernel=model.kernel, phi=phi, policy=model.phi.policy)
+        ranker = cls(kernel=model.kernel, phi=phi, policy=model.phi.policy, missing=model.reading["missing"])
         ranker.model_, ranker.n_features_in_ = model, model.reading["num_features"]
         return ranker
 
-    def _data(self, rows: Rows, categories: Asked, **extras: Any) -> RankingData:
-        settings = {"dtype": getattr(torch, self.precision), "categories": categories, **extras}
-        return RankingData.from_arrays(**rows._asdict(), **settings)
+    def _data(self, rows: Rows, **reading: Any) -> RankingData:
+        return RankingData.from_arrays(**rows._asdict(), dtype=getattr(torch, self.precision), **reading)
 
     def _features(self, rows: Rows) -> RankingData:
         """Data for the fitted model."""
         rows = find_queries(rows)
         _check_names(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
-        data = self._data(rows, self.model_.reading["categories"])
+        known = self.model_.reading
+        data = self._data(rows, categories=known["categories"], missing=known["missing"])
         if data.num_features != self.n_features_in_:
             raise DataError(f"`X` must have {self.n_features_in_} features as in `fit`, got {data.num_features}")
         return data

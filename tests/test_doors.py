@@ -58,7 +58,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"random_state": 4}, ["seed=4"]),
 ]  # fmt: skip
 # Parameters that say where and how, not what: the configuration has them elsewhere, or needs none.
-ELSEWHERE = {"categories", "validation_fraction", "precision", "n_jobs", "device", "verbose"}
+ELSEWHERE = {"categories", "missing", "validation_fraction", "precision", "n_jobs", "device", "verbose"}
 
 
 def lists(size: str) -> RankingData:

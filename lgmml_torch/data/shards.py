@@ -49,7 +49,7 @@ from lgmml_torch.segments import argsort_segments, list_blocks, offsets_from_siz
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VALUES_AT_ONCE = 1 << 21  # features of a shard that are decoded together
+_VALUES_AT_ONCE = 1 << 21  # features of a shard that are decoded together
 _BUFFER = 1 << 20  # bytes read at a time
 _PLACE = "place"  # the column with a document's place in its list, from 0, in the order of the source
 SHARD_COLUMNS = Columns(drop=(_PLACE,))
@@ -107,6 +107,7 @@ def write_shards(
         doc_ids=any(have_ids),
         index=index,
         shards=shards,
+        table=source.table,
     )
     write_manifest(home, manifest)
     return manifest
@@ -272,6 +273,7 @@ def open_shards(
         doc_ids=names,
         feature_names=manifest.feature_names,
         shared_lists=shared,
+        table=manifest.table,
     )
 
 
@@ -327,7 +329,7 @@ def _pieces(
 
     shard, seen = manifest.shards[number], 0
     values = max(1, shard.documents * manifest.features)
-    lists = max(1, VALUES_AT_ONCE * shard.queries // values)
+    lists = max(1, _VALUES_AT_ONCE * shard.queries // values)
     with parquet.ParquetFile(home / shard.file, buffer_size=_BUFFER, pre_buffer=False) as file:
         for batch in file.iter_batches(lists, columns=columns, use_threads=False):
             table = pa.Table.from_batches([batch])

@@ -28,6 +28,7 @@ from lgmml_torch.distributed import all_qids, gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
 from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.ranking.measures import Measure, mean_measure
+from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.models.encode import CategoryEncoder, encode_splits
 from lgmml_torch.models.phi import AUTO, POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
@@ -108,6 +109,7 @@ class Prepared:
             qids=qids,
             feature_names=train.feature_names,
             encoder=self.encoder,
+            table=train.table,
         )
         return model.to(train.features.dtype).train()
 
@@ -184,6 +186,9 @@ def prepare(
     `SAMPLE_VALUES` values. The sample does not depend on shards or the number of processes.
     """
     rehearse(recipe)
+    labels = splits["train"].labels
+    if len(labels):
+        warn_if_steep(float(labels.max()))
     if start is None:
         splits, encoder = encode_splits(splits, recipe.categories)
         preprocess, earlier = recipe.preprocess(), None

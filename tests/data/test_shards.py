@@ -591,7 +591,7 @@ def test_list_lengths_are_compared_one_by_one(folder: Path) -> None:
 def test_shards_are_read_in_pieces(folder: Path, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few lists a piece has, all of them come, in their order, and what is wrong with the last one is seen."""
     expected, manifest = open_shards(folder, cache=False), read_manifest(folder)
-    monkeypatch.setattr(shards, "VALUES_AT_ONCE", values)
+    monkeypatch.setattr(shards, "_VALUES_AT_ONCE", values)
     found = open_shards(folder, cache=False)
     for name in ("features", "labels", "order", "offsets"):
         assert getattr(found, name).equal(getattr(expected, name))

@@ -24,6 +24,7 @@ from torch import Tensor
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets, check_positive, check_shape
 from lgmml_torch.functional.ranking.presets import MetricName, Preset, describe, find_preset, parse_metric
 from lgmml_torch.functional.ranking.sorting import block_metrics, ranked_blocks
+from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.ragged import RankingData
 
 # 2^y - 1 summed over any list stays below the float64 limit, 2^1024.
@@ -287,6 +288,8 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
         raise LGMMLError(f"`max_grade` must be from the highest label, {high:g}, to {_MAX_EXPONENT}, got {max_grade:g}")
     if rules.gain == "exponential" and kinds & {"ndcg", "dcg"} and high > _MAX_EXPONENT:
         raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
+    if rules.gain == "exponential" and kinds & {"ndcg", "dcg"}:
+        warn_if_steep(high)
     return int(high) if whole else None
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError
+from lgmml_torch.checks import DataWarning, LGMMLError
 from lgmml_torch.functional.ranking import sorting as ranked_module
 from lgmml_torch.functional.ranking.measures import (
     average_precision,
@@ -212,7 +213,10 @@ def test_high_grades_count_or_sort_to_the_same_ideal() -> None:
         scores, _, offsets = lists(9, [20, 3])
         labels = torch.randint(0, high + 1, scores.shape, generator=torch.Generator().manual_seed(0)).double()
         labels[0] = high
-        found = ndcg(scores, labels, offsets, k=[2, 10], reduction="none")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", DataWarning)
+            found = ndcg(scores, labels, offsets, k=[2, 10], reduction="none")
+        assert bool(told) == (high > 31)
         for q, (start, end) in enumerate([(0, 20), (20, 23)]):
             best = reference.best_first(scores[start:end].tolist(), labels[start:end].tolist())
             for column, k in enumerate([2, 10]):
