@@ -181,6 +181,8 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         bank_options: further settings of `fit_boosted`, `start_trained` or `fit_sampled`.
         preprocess: what happens to raw features: a `Preprocess` or its description; `list_rank_features`, or
             `all_views` for trained metrics, when None.
+        features: raw features that boosted and trained metrics see: ``"auto"`` sets aside those that mean nothing where
+            most do, ``"all"`` keeps them.
         categories: columns of a frame whose words are categories, besides those whose type says so.
         max_one_hot: a category of up to so many words gets a column for each; of more, the mean label of each word.
         kernel: κ, see `lgmml_torch.functional.score.kernel`.
@@ -235,6 +237,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         num_metrics: int | None = None,
         bank_options: Mapping[str, Any] | None = None,
         preprocess: Preprocess | Mapping[str, Any] | None = None,
+        features: str = "auto",
         categories: Sequence[str] | None = None,
         max_one_hot: int = 12,
         kernel: str = "paper",
@@ -259,6 +262,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         self.num_metrics = num_metrics
         self.bank_options = bank_options
         self.preprocess = preprocess
+        self.features = features
         self.categories = categories
         self.max_one_hot = max_one_hot
         self.kernel = kernel

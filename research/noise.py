@@ -1,7 +1,7 @@
 """What features set aside in closed form are worth where two thirds of them mean nothing.
 
-Run with ``python -m research.noise``; docs/robust.md has the protocol. Every fit is stored when it is done, so a run that
-was stopped goes on. ``--stage report`` writes research/results/noise.json and noise-per-query.npz from what is stored.
+Run with ``python -m research.noise``; docs/robust.md has the protocol. Every fit is stored when it is done, so a run
+that was stopped goes on. ``--stage report`` writes research/results/noise.json and noise-per-query.npz.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from lgmml_torch.functional.ranking.measures import mean_ndcg
-from lgmml_torch.functional.selection import FeatureSums, choose_features, flip_signs
+from lgmml_torch.functional.selection import FeatureSums, choose_features
 from lgmml_torch.ragged import RankingData
 from research.compare import find_system
 from research.protocol import NOISES, Noise, RankingFold, large_fold, noisy_ranking, ranking_fold
@@ -29,7 +29,7 @@ from research.store import Job, Record, Store, to_json
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research" / "results"
 QUERIES = 500  # training queries of the large set
-SEEDS = (0, 1, 2)  # the seed is the draw of the large set's training queries, too
+SEEDS = (0, 1, 2)  # the seed is the draw of the large set's training queries, and the fold of a small set
 SYSTEMS = ("default", "lightgbm+ranks")
 KINDS = ("clean", *NOISES)
 CHOICES = ("all", "single", "auto")  # features: all, judged one by one, judged alone and in pairs
@@ -47,7 +47,10 @@ class Trial:
 
     def fold(self) -> RankingFold:
         """Its lists with the columns that stay."""
-        fold = large_fold(self.data, QUERIES, self.seed) if self.data == "debian" else ranking_fold(self.data, 0)
+        if self.data == "debian":
+            fold = large_fold(self.data, QUERIES, self.seed)
+        else:
+            fold = ranking_fold(self.data, self.seed)
         if self.noise != "clean":
             fold = noisy_ranking(fold, Noise(self.noise, 2), seed=100 + self.seed)
         if self.features == "all":
@@ -76,8 +79,8 @@ class Trial:
 
 def kept_columns(train: RankingData, *, paired: bool) -> torch.Tensor:  # (D',)
     """The features that stay."""
-    sums = FeatureSums(train.num_features, paired=paired)
-    sums.add(train.features, train.labels, train.offsets, flip_signs(train.num_queries))
+    sums = FeatureSums(train.num_features, train.num_queries, paired=paired)
+    sums.add(train.features, train.labels, train.offsets)
     return choose_features(sums).kept
 
 

@@ -4,8 +4,8 @@ A feature is seen through its rank r within each list, in (−½, ½). With the 
 
     C = Σᵢ (yᵢ − ȳ)·r̃ᵢ·r̃ᵢᵀ,   r̃ = (1, r),
 
-has a feature by itself in its first row, the square of a feature on its diagonal and two features together elsewhere:
-it is by how much the scatter of relevant documents differs from that of all documents of the list, the two matrices
+has each feature by itself in its first row, the square of each on its diagonal and two features together elsewhere.
+It is by how much the scatter of relevant documents differs from that of all documents of the list, the two matrices
 whose geometric mean is a metric. A feature that matters only together with another one shows in C, too.
 
 Over lists, T = ΣC/√max(ΣC², ΣV) is about standard normal where labels do not depend on features. V is the variance of C
@@ -20,76 +20,77 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lgmml_torch.checks import check_shape
 from lgmml_torch.functional.features import list_rank_percentiles
-from lgmml_torch.segments import list_blocks, segment_max, segment_min
+from lgmml_torch.segments import segment_max, segment_min
 
-FLIPS = 30  # random signs of all lists; the middle of the largest |T| of each is the threshold
-MAX_PAIRED = 1_000  # features up to which pairs are looked at: their number grows with the square
-MIN_LISTS = 30  # with different labels, below which all features stay
-MAX_NULL_SHARE = 0.5  # up to which all features stay: weak features help together
+_FLIPS = 30  # random signs of all lists
+_MAX_PAIRED = 1_000  # features up to which pairs are looked at: their number grows with the square
+_MIN_LISTS = 30  # with different labels, below which all features stay
+_MAX_NULL_SHARE = 0.5  # up to which all features stay: weak features help together
 _WITHIN_ONE = 0.6827  # share of a standard normal variable within ±1
 _BLOCK_VALUES = 1 << 22  # entries of C that are added up together
 
 
-def flip_signs(
-    lists: int,
-    flips: int = FLIPS,
-    seed: int = 0,
-) -> Tensor:  # (F, Q) of ±1
-    """Random signs of all lists of a set; the same for any number of processes."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 2, (flips, lists), generator=generator) * 2.0 - 1.0
-
-
 class FeatureSums:
-    """Sums over lists from which features are chosen; those of several processes add up to those of all.
+    """Sums over lists by which features are chosen; those of several processes add up to those of all.
 
     Args:
         features: number of columns.
-        paired: whether pairs of features are looked at, by default where there are at most `MAX_PAIRED`.
+        lists: of all processes together; each has random signs, which do not depend on the processes.
+        paired: whether pairs of features are looked at; None: where there are at most 1,000 features.
 
     Attributes:
-        parts: ``(F + 4, E)`` float64: ΣC, ΣC², ΣV, the number of lists, and ΣC with flipped signs. E counts the entries
-            of C: all of them, or a row and a diagonal without pairs.
+        parts: ``(F + 4, E)`` float64: ΣC, ΣC², ΣV, the number of lists, and ΣC for each flip of signs.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> features, offsets = torch.randn(4000, 3, generator=g), torch.arange(0, 4001, 40)
-    >>> labels = (features[:, 0] > 1).float()
-    >>> sums = FeatureSums(3)
-    >>> sums.add(features, labels, offsets, flip_signs(100))
-    >>> sums.single()[0].abs() > 3
+    >>> sums = FeatureSums(3, 100)
+    >>> sums.add(features, (features[:, 0] > 1).float(), offsets)
+    >>> sums.statistics()[0, :3].abs() > 3
     tensor([ True, False, False])
     """
 
-    def __init__(self, features: int, *, paired: bool | None = None, flips: int = FLIPS) -> None:
+    def __init__(self, features: int, lists: int, *, paired: bool | None = None) -> None:
+        self.paired = features <= _MAX_PAIRED if paired is None else paired
         self.features = features
-        self.paired = features <= MAX_PAIRED if paired is None else paired
-        entries = (features + 1) ** 2 if self.paired else 2 * features
-        self.parts = torch.zeros(flips + 4, entries, dtype=torch.float64)
+        each = torch.arange(1, features + 1)
+        pairs = torch.triu_indices(features, features, offset=1) + 1
+        if not self.paired:
+            pairs = pairs[:, :0]
+        # Rows and columns of C: a feature by itself, its square, pairs.
+        self.rows = torch.cat([torch.zeros_like(each), each, pairs[0]])
+        self.columns = torch.cat([each, each, pairs[1]])
+        generator = torch.Generator().manual_seed(0)
+        self.signs = torch.randint(0, 2, (_FLIPS, lists), generator=generator) * 2.0 - 1.0
+        self.parts = torch.zeros(_FLIPS + 4, len(self.rows), dtype=torch.float64)
 
     def add(
         self,
         features: Tensor,  # (n, D)
         labels: Tensor,  # (n,)
         offsets: Tensor,  # (q+1,)
-        signs: Tensor,  # (F, q) by `flip_signs`
+        numbers: Tensor | None = None,  # (q,)
     ) -> None:
-        """Some more lists; those whose labels are all equal say nothing and are left out."""
-        useful = segment_max(labels, offsets, empty=0.0) > segment_min(labels, offsets, empty=0.0)
-        size = max(1, _BLOCK_VALUES // self.parts.shape[1])
-        for some in useful.nonzero()[:, 0].split(size):
-            differences, variances = [], torch.zeros_like(self.parts[0])
+        """Some more lists, by their numbers among all of them; lists whose labels are all equal are left out."""
+        if numbers is None:
+            numbers = torch.arange(len(offsets) - 1)
+        check_shape("numbers", numbers, (len(offsets) - 1,))
+        varied = segment_max(labels, offsets, empty=0.0) > segment_min(labels, offsets, empty=0.0)
+        useful = varied.nonzero()[:, 0].cpu()
+        size = max(1, _BLOCK_VALUES // len(self.rows))
+        for start in range(0, len(useful), size):
+            some, block = useful[start : start + size], []
             for number in some.tolist():
                 rows = slice(int(offsets[number]), int(offsets[number + 1]))
-                difference, variance = self._of_list(features[rows].float(), labels[rows].float())
-                differences.append(difference)
-                variances += variance
-            block = torch.stack(differences)
-            self.parts[0] += block.sum(0)
-            self.parts[1] += block.square().sum(0)
-            self.parts[2] += variances
+                difference, variance = self._of_list(features[rows].cpu().float(), labels[rows].cpu().float())
+                block.append(difference)
+                self.parts[2] += variance
+            differences = torch.stack(block)
+            self.parts[0] += differences.sum(0)
+            self.parts[1] += differences.square().sum(0)
             self.parts[3] += len(some)
-            self.parts[4:] += signs[:, some].to(block) @ block
+            self.parts[4:] += self.signs[:, numbers[some]] @ differences
 
     def _of_list(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:  # (E,), (E,)
         """C and its variance over all orders of the labels."""
@@ -99,40 +100,29 @@ class FeatureSums:
         if self.paired:
             seen = torch.cat([ranks.new_ones(count, 1), ranks], dim=1)
             squares = seen.square()
-            difference = (seen * centred[:, None]).mT @ seen
-            spread = squares.mT @ squares - (seen.mT @ seen).square() / count
+            difference = ((seen * centred[:, None]).mT @ seen)[self.rows, self.columns]
+            spread = (squares.mT @ squares - (seen.mT @ seen).square() / count)[self.rows, self.columns]
         else:
             seen = torch.cat([ranks, ranks.square()], dim=1)
             difference = centred @ seen
             spread = seen.square().sum(0) - seen.sum(0).square() / count
-        variance = spread.clamp_min(0) * (centred.square().sum() / (count - 1))
-        return difference.flatten(), variance.flatten()
+        return difference, spread.clamp_min(0) * (centred.square().sum() / (count - 1))
 
     @property
     def lists(self) -> int:
         """Lists with different labels so far."""
-        return int(self.parts[3, 0])
+        return int(self.parts[3].max()) if self.features else 0
 
-    def _statistics(self) -> Tensor:  # (F + 1, E)
+    @property
+    def varies(self) -> Tensor:  # (D,) bool
+        """Which features differ within a list; ranks cannot judge the others."""
+        return self.parts[2, : self.features] > 0
+
+    def statistics(self) -> Tensor:  # (F + 1, E) float64
+        """T of features, of their squares and of pairs; first as it is, then with flipped signs."""
         scale = torch.maximum(self.parts[1], self.parts[2]).sqrt()
         sums = torch.cat([self.parts[:1], self.parts[4:]])
         return torch.where(scale > 0, sums / torch.where(scale > 0, scale, 1.0), 0.0)
-
-    def single(self) -> Tensor:  # (F + 1, 2, D)
-        """T of each feature by itself and of its square; first as it is, then with flipped signs."""
-        found = self._statistics()
-        if not self.paired:
-            return found.view(len(found), 2, self.features)
-        matrix = found.view(len(found), self.features + 1, self.features + 1)
-        return torch.stack([matrix[:, 0, 1:], matrix.diagonal(dim1=1, dim2=2)[:, 1:]], dim=1)
-
-    def pairs(self) -> Tensor:  # (F + 1, 1, D)
-        """The largest |T| of each feature together with another one; as `single`. Zeros where pairs are not seen."""
-        if not self.paired or self.features < 2:
-            return torch.zeros(len(self.parts) - 3, 1, self.features, dtype=torch.float64)
-        matrix = self._statistics().view(-1, self.features + 1, self.features + 1)[:, 1:, 1:].abs()
-        matrix.diagonal(dim1=1, dim2=2).zero_()
-        return matrix.amax(2)[:, None]
 
 
 @dataclass(frozen=True)
@@ -142,8 +132,8 @@ class FeatureChoice:
     Attributes:
         kept: ``(D',)`` their columns, rising.
         features: how many there are.
-        lists: with different labels, that the choice was made on.
-        null_share: estimated share of features that do not matter by themselves, of those that vary within lists.
+        lists: with different labels, by which they were chosen.
+        null_share: estimated share of the features that do not go with the labels by themselves.
     """
 
     kept: Tensor
@@ -152,48 +142,46 @@ class FeatureChoice:
     null_share: float
 
     @property
-    def set_aside(self) -> Tensor:  # (D − D',)
+    def set_aside(self) -> list[int]:
         """The columns that do not stay."""
-        gone = torch.ones(self.features, dtype=torch.bool)
-        gone[self.kept] = False
-        return gone.nonzero()[:, 0]
+        return sorted(set(range(self.features)) - set(self.kept.tolist()))
 
     @property
     def reason(self) -> str:
         """A sentence for the log and the report."""
-        count = self.features - len(self.kept)
-        if count:
+        if self.set_aside:
             return (
-                f"features set aside: {count} of {self.features}, because over {self.lists:,} queries neither they nor "
-                f"their pairs go with the labels more than chance does ({self.null_share:.0%} of all features do not)"
+                f"features set aside: {len(self.set_aside)} of {self.features}, because over {self.lists:,} queries "
+                "they go with the labels no more than chance does, alone or in pairs (about "
+                f"{self.null_share:.0%} of the features mean nothing by themselves)"
             )
-        if self.lists < MIN_LISTS:
+        if self.lists < _MIN_LISTS:
             return f"all features stay: {self.lists} queries with different labels are too few to choose by"
-        return f"all features stay: about {self.null_share:.0%} do not go with the labels by themselves"
+        return f"all features stay: about {self.null_share:.0%} of them mean nothing by themselves"
 
 
 def choose_features(sums: FeatureSums) -> FeatureChoice:
     """Keep what goes with the labels more than chance does, if most features do not; otherwise all.
 
-    The share of features that do not is Storey's, #{|T| < 1}/(.683·#T), of T of features and of their squares. A feature
-    stays if its T, that of its square or that of a pair it belongs to is above the largest of its kind that flipped signs
-    give (the median over flips). What does not vary within lists cannot be judged by ranks and stays, as all do if
-    nothing is above chance.
+    The share of features that do not is Storey's, #{|T| < 1}/(.683·#T), with T of features and of their squares. A
+    feature stays if its T, that of its square or that of a pair it belongs to exceeds the largest of its kind that
+    flipped signs give (the median over flips). What is equal within every list cannot be judged by ranks and stays. All
+    features stay where none exceeds chance.
     """
-    single = sums.single()
-    scale = torch.maximum(sums.parts[1], sums.parts[2])
-    if sums.paired:
-        scale = scale.view(sums.features + 1, -1)[0, 1:]
-    judged = scale[: sums.features] > 0
-    near = single[0][:, judged].abs() < 1
+    sizes, count = sums.statistics().abs(), sums.features
+    near = sizes[0, : 2 * count].view(2, count)[:, sums.varies] < 1
     share = 0.0
     if near.numel():
         share = min(1.0, float(near.double().mean()) / _WITHIN_ONE)
-    kept = torch.ones(sums.features, dtype=torch.bool)
-    if sums.lists >= MIN_LISTS and share > MAX_NULL_SHARE:
-        sizes = torch.cat([single.abs(), sums.pairs()], dim=1)  # (F + 1, 3, D)
-        chance = sizes[1:].amax(2).median(0).values
-        above = (sizes[0] > chance[:, None]).any(0)
-        if bool(above.any()):
-            kept = above | ~judged
-    return FeatureChoice(kept.nonzero()[:, 0], sums.features, sums.lists, share)
+    kept = torch.ones(count, dtype=torch.bool)
+    if sums.lists >= _MIN_LISTS and share > _MAX_NULL_SHARE:
+        found = torch.zeros(count + 1, dtype=torch.bool)
+        for start, stop in ((0, count), (count, 2 * count), (2 * count, sizes.shape[1])):
+            if start < stop:
+                chance = sizes[1:, start:stop].amax(1).median()
+                above = (sizes[0, start:stop] > chance).nonzero()[:, 0] + start
+                found[sums.rows[above]] = True
+                found[sums.columns[above]] = True
+        if bool(found[1:].any()):
+            kept = found[1:] | ~sums.varies
+    return FeatureChoice(kept.nonzero()[:, 0], count, sums.lists, share)
