@@ -120,8 +120,7 @@ def train(
         return None
     clock.lap("evaluation")
     model, keeper, history = trained.model, trained.keeper, _history_of(prepared, trained)
-    if prepared.set_aside:
-        cfg.chosen = f"{cfg.chosen}. {prepared.set_aside[0].upper()}{prepared.set_aside[1:]}"
+    cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
     settings = OmegaConf.to_container(cfg, resolve=True)
     outcome = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, other)
     write_report(folder, outcome, settings)

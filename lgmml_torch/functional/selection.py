@@ -151,13 +151,13 @@ class FeatureChoice:
         """A sentence for the log and the report."""
         if self.set_aside:
             return (
-                f"features set aside: {len(self.set_aside)} of {self.features}, because over {self.lists:,} queries "
+                f"Features set aside: {len(self.set_aside)} of {self.features}, because over {self.lists:,} queries "
                 "they go with the labels no more than chance does, alone or in pairs (about "
                 f"{self.null_share:.0%} of the features mean nothing by themselves)"
             )
         if self.lists < _MIN_LISTS:
-            return f"all features stay: {self.lists} queries with different labels are too few to choose by"
-        return f"all features stay: about {self.null_share:.0%} of them mean nothing by themselves"
+            return f"All features stay: {self.lists} queries with different labels are too few to choose by"
+        return f"All features stay: about {self.null_share:.0%} of them mean nothing by themselves"
 
 
 def choose_features(sums: FeatureSums) -> FeatureChoice:

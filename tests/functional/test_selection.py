@@ -116,7 +116,7 @@ def test_all_features_stay_where_most_of_them_mean_something() -> None:
     found = chosen(x, labelled(x[:, :8].sum(1)), offsets)
     assert found.kept.tolist() == list(range(10))
     assert found.set_aside == []
-    assert "all features stay" in found.reason
+    assert "All features stay" in found.reason
 
 
 def test_what_ranks_cannot_judge_stays() -> None:
