@@ -29,7 +29,7 @@ from research.store import Job, Record, Store, to_json
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research" / "results"
 QUERIES = 500  # training queries of the large set
-SEEDS = (0, 1, 2)  # the seed is the draw of the large set's training queries, and the fold of a small set
+SEEDS = (0, 1, 2, 3, 4)  # the seed is the draw of the large set's training queries, and the fold of a small set
 SYSTEMS = ("default", "lightgbm+ranks")
 KINDS = ("clean", *NOISES)
 CHOICES = ("all", "single", "auto")  # features: all, judged one by one, judged alone and in pairs
