@@ -180,6 +180,8 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         bank_options: further settings of `fit_boosted`, `start_trained` or `fit_sampled`.
         preprocess: what happens to raw features: a `Preprocess` or its description; `list_rank_features`, or
             `all_views` for trained metrics, when None.
+        features: raw features that boosted and trained metrics see: ``"auto"`` sets aside those that mean nothing where
+            most do, ``"all"`` keeps them.
         categories: columns of a frame whose words are categories, besides those whose type says so.
         missing: what NaN stands for, in `fit` and, by the fitted model, in `predict`: ``"error"``, ``"zero"``,
             ``"query-min"`` or ``"query-mean"``; see `RankingData.from_arrays`.
@@ -236,6 +238,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         num_metrics: int | None = None,
         bank_options: Mapping[str, Any] | None = None,
         preprocess: Preprocess | Mapping[str, Any] | None = None,
+        features: str = "auto",
         categories: Sequence[str] | None = None,
         missing: str = "error",
         max_one_hot: int = 12,
@@ -261,6 +264,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         self.num_metrics = num_metrics
         self.bank_options = bank_options
         self.preprocess = preprocess
+        self.features = features
         self.categories = categories
         self.missing = missing
         self.max_one_hot = max_one_hot

@@ -233,6 +233,7 @@ PARAMETERS: dict[str, Rule] = {
     "num_metrics": optional(check_whole),
     "bank_options": optional(instance_of(Mapping, called="a mapping")),
     "preprocess": optional(instance_of(Preprocess, Mapping, called="a Preprocess or a mapping that describes one")),
+    "features": one_of(("auto", "all")),
     "categories": optional(column_names),
     "missing": one_of(MISSING_POLICIES),
     "max_one_hot": counts_from_zero,

@@ -266,7 +266,7 @@ def default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
         f"dropout.metrics={chosen.dropout.metrics}",
     ]
     if "preprocess" not in given:
-        found.append(f"preprocess.ramps={chosen.ramps}")
+        found.append(f"preprocess.max_columns={chosen.max_columns}")
     if given.get("phi") == "per_query":
         found.append("phi.sparse=false")  # AdamW takes no sparse gradients
     if "experiment" not in given:
@@ -329,6 +329,7 @@ def recipe_of(cfg: DictConfig) -> Recipe:
         categories=CategorySettings(**cfg.categories),
         measure=find_measure("measure", cfg.measure),
         grows=cfg.grow,
+        features=cfg.features,
     )
     with named(cfg, "local_metrics", "phi", "loader"):
         rehearse(recipe)

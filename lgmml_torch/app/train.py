@@ -123,6 +123,7 @@ def train(
         evaluations += reference.evaluations
     rankers = [reference.ranker for reference in references]
     model, keeper, history = trained.model, trained.keeper, _history_of(prepared, trained)
+    cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
     settings = OmegaConf.to_container(cfg, resolve=True)
     outcome = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, rankers)
     write_report(folder, outcome, settings)

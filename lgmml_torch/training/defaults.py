@@ -29,7 +29,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.losses import Softmax, Warp
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.recipe import PhiSettings, Recipe
+from lgmml_torch.training.recipe import CHOOSING_BANKS, PhiSettings, Recipe
 
 BANKS = ("boosted", "trained", "sampled")
 _TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on
@@ -168,6 +168,7 @@ SETTINGS = {
     "feature_dropout": _Setting("dropout.features", ("trained",)),
     "metric_dropout": _Setting("dropout.metrics", ("trained",)),
     "distances": _Setting("distances", ("boosted", "sampled")),
+    "features": _Setting("features", CHOOSING_BANKS),
 }
 _USUAL_LOSSES = {"boosted": "warp", "trained": "softmax", "sampled": "warp"}
 
@@ -182,7 +183,7 @@ class Defaults:
         rounds: the most rounds of boosting.
         num_metrics: K of trained metrics.
         rank: R of trained metrics.
-        ramps: columns of ramps for each feature.
+        max_columns: of the preprocessed features, within which a feature gets ramps.
         epochs: of training.
         dropout: of trained metrics.
     """
@@ -192,7 +193,7 @@ class Defaults:
     rounds: int = BUDGETS["normal"].rounds
     num_metrics: int = 128
     rank: int = 8
-    ramps: int = _MAX_RAMPS
+    max_columns: int = _MAX_COLUMNS
     epochs: int = _WARP_EPOCHS
     dropout: Dropout = field(default_factory=Dropout)
 
@@ -233,7 +234,7 @@ def _bank_for(sizes: Sizes, start: str | None) -> tuple[str, str]:
 
 def _sized(sizes: Sizes, bank: str, budget: str, why: str) -> Defaults:
     """Width and length of a fit of this kind of metrics."""
-    room = min(_MAX_COLUMNS, _MAX_COLUMN_BYTES // (4 * max(1, sizes.documents)))
+    room = max(1, min(_MAX_COLUMNS, _MAX_COLUMN_BYTES // (4 * max(1, sizes.documents))))
     ramps = max(0, min(_MAX_RAMPS, room // max(1, sizes.features) - 3))
     work = find_budget(budget, sizes.documents, (3 + ramps) * sizes.features)
     beginning = f"{sizes}, budget {budget}: {bank} metrics ({why})"
@@ -245,10 +246,10 @@ def _sized(sizes: Sizes, bank: str, budget: str, why: str) -> Defaults:
     rank = 8 if work.directions <= 1024 else 16
     count, epochs = work.directions // rank, work.epochs_for(sizes.documents)
     reason = (
-        f"{beginning}, {count} of rank {rank}, {epochs} epochs, {ramps} ramps of a feature, "
+        f"{beginning}, {count} of rank {rank}, {epochs} epochs, ramps of features within {room:,} columns, "
         f"dropout {dropout.features:g} of features and {dropout.metrics:g} of metrics"
     )
-    return Defaults(bank, reason, work.rounds, count, rank, ramps, epochs, dropout)
+    return Defaults(bank, reason, work.rounds, count, rank, room, epochs, dropout)
 
 
 def check_effect(asked: Collection[str], bank: str, loss: str, why: str = "asked for") -> None:
@@ -320,7 +321,7 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
     """The recipe that the parameters of `LGMMLRanker` ask for; what is None among them is as chosen."""
     preprocess: Callable[[], Preprocess] = list_rank_features
     if chosen.bank == "trained":
-        preprocess = partial(all_views, ramps=chosen.ramps)
+        preprocess = partial(all_views, max_columns=chosen.max_columns)
     if params["preprocess"] is not None:
         preprocess = partial(_new_preprocess, params["preprocess"])
     options = {"kernel": params["kernel"], **(params["bank_options"] or {})}
@@ -331,6 +332,7 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         "seed": seed,
         "categories": CategorySettings(params["max_one_hot"]),
         "measure": params["measure"],
+        "features": params["features"],
     }
     if chosen.bank == "trained":
         count = params["num_metrics"] or chosen.num_metrics

@@ -14,6 +14,7 @@ from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.distributed import limit_documents
 from lgmml_torch.files import scratch_array
+from lgmml_torch.functional.selection import FeatureChoice, FeatureSums, choose_features
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.models.ranker import LGMML
@@ -62,6 +63,20 @@ class Views:
 def sample_of(data: RankingData, seed: int, folder: Path | None = None) -> RankingData:
     """The lists themselves, or a sample of about `SAMPLE_VALUES` values; the same for any number of processes."""
     return limit_documents(data, SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
+
+
+def select_features(data: RankingData) -> FeatureChoice:
+    """Which raw features stay, by the lists of all processes; the same for any number of them."""
+    labels, numbers = data.labels, None
+    if data.document_weights is not None:
+        labels = labels * data.document_weights
+    if data.shared_lists is not None:
+        numbers = data.shared_lists.own
+    sums = FeatureSums(data.num_features, len(data.all_sizes))
+    sums.add(data.features, labels, data.offsets, numbers)
+    if data.shared_lists is not None:
+        sums.parts = data.shared_lists.all_reduce(sums.parts, "sum")
+    return choose_features(sums)
 
 
 def fit_preprocess(

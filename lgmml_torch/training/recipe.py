@@ -34,6 +34,8 @@ from lgmml_torch.training.module import (
 
 MakePhi = Callable[..., Phi]
 _KEEP = ("best", "last")
+FEATURES = ("auto", "all")  # which raw features metrics see
+CHOOSING_BANKS = ("boosted", "trained")  # kinds of metrics whose features are chosen
 _USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
 
@@ -80,6 +82,8 @@ class Recipe:
         categories: settings of the encoder of categories.
         measure: decides on validation lists when to stop and what to keep; a name or a function.
         grows: whether the metrics are added to those of an earlier model.
+        features: ``"auto"`` sets raw features aside that mean nothing, see `choose_features`, for boosted and trained
+            metrics; ``"all"`` keeps them.
     """
 
     preprocess: Callable[[], Preprocess]
@@ -90,6 +94,15 @@ class Recipe:
     categories: CategorySettings = field(default_factory=CategorySettings)
     measure: str | Function | Measure = _USUAL
     grows: bool = False
+    features: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("features", self.features, FEATURES)
+
+    @property
+    def chooses_features(self) -> bool:
+        """Whether raw features may be set aside."""
+        return self.features == "auto" and self.builder.kind in CHOOSING_BANKS
 
     @property
     def own_measure(self) -> Measure | None:

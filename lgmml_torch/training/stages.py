@@ -32,6 +32,8 @@ from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.models.encode import CategoryEncoder, encode_splits
 from lgmml_torch.models.phi import AUTO, POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.compose import Chain
+from lgmml_torch.models.preprocess.steps import KeepColumns
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
@@ -48,12 +50,20 @@ from lgmml_torch.training.callbacks import (
 from lgmml_torch.training.module import (
     LGMMLModule,
 )
-from lgmml_torch.training.preprocessed import Views, compute_distances, fit_preprocess, preprocessed, sample_of
+from lgmml_torch.training.preprocessed import (
+    Views,
+    compute_distances,
+    fit_preprocess,
+    preprocessed,
+    sample_of,
+    select_features,
+)
 from lgmml_torch.training.recipe import MakePhi, Recipe, TrainerSettings, rehearse
 from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_start, take_kept
 
 log = logging.getLogger(__name__)
 
+_NAMES_TOLD = 20  # of features set aside
 _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
 _TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
 
@@ -69,6 +79,7 @@ class Prepared:
         inputs: of the splits so far: distances, or preprocessed features where the metrics are trained.
         preprocessed: features of splits in memory, kept until `inputs` are made of them.
         encoder: turned categories into numbers; None without categories.
+        set_aside: which raw features were set aside, and why; empty where all stay.
     """
 
     preprocess: Preprocess
@@ -77,6 +88,7 @@ class Prepared:
     inputs: dict[str, Tensor | Views] = field(default_factory=dict)
     preprocessed: dict[str, Tensor] = field(default_factory=dict)
     encoder: CategoryEncoder | None = None
+    set_aside: str = ""
 
     def model(self, make_phi: MakePhi) -> LGMML:
         """A ranker with fresh weights: the bank's own Φ₀ where it has one.
@@ -198,7 +210,10 @@ def prepare(
         preprocess, earlier = start.preprocess, start.bank
     train = splits["train"]
     check_positions(train, recipe.builder.takes_positions or recipe.builder.trains_metrics)
-    fitted, seen = _through(preprocess, splits, recipe, unfinished, known=start is not None)
+    shown, reason = sample_of(train, recipe.seed, unfinished), ""
+    if start is None and recipe.chooses_features:
+        preprocess, reason = _without_noise(preprocess, shown)
+    fitted, seen = _through(preprocess, splits, shown, recipe, unfinished, known=start is not None)
     log.info("%d features after preprocessing, of %d", fitted.num_features, train.num_features)
     state = Unfinished(unfinished, recipe.builder, fitted, seen, recipe.seed, earlier, recipe.own_measure)
     with progress_bar("local metrics", total=1.0) as report:
@@ -217,7 +232,22 @@ def prepare(
     for name, part in (("train", fitted), ("valid", seen)):
         if part is not None and splits[name].shared_lists is None and len(part) == len(splits[name]):
             known[name] = part.features
-    return Prepared(preprocess, bank, dict(splits), preprocessed=known, encoder=encoder)
+    return Prepared(preprocess, bank, dict(splits), preprocessed=known, encoder=encoder, set_aside=reason)
+
+
+def _without_noise(preprocess: Preprocess, shown: RankingData) -> tuple[Preprocess, str]:
+    """The preprocessing of the raw features that mean something, and a sentence on the others; empty if all stay."""
+    choice = select_features(shown)
+    log.info("%s", choice.reason)
+    if not choice.set_aside:
+        return preprocess, ""
+    names = [str(column + 1) for column in choice.set_aside]
+    if shown.feature_names is not None:
+        names = [shown.feature_names[column] for column in choice.set_aside]
+    listed = ", ".join(names[:_NAMES_TOLD])
+    if len(names) > _NAMES_TOLD:
+        listed += ", …"
+    return Chain([KeepColumns(choice.kept.tolist()), preprocess]), f"{choice.reason}: {listed}"
 
 
 def check_positions(train: RankingData, fitted: bool) -> None:
@@ -227,12 +257,17 @@ def check_positions(train: RankingData, fitted: bool) -> None:
 
 
 def _through(
-    preprocess: Preprocess, splits: Mapping[str, RankingData], recipe: Recipe, folder: Path | None, *, known: bool
+    preprocess: Preprocess,
+    splits: Mapping[str, RankingData],
+    shown: RankingData,
+    recipe: Recipe,
+    folder: Path | None,
+    *,
+    known: bool,
 ) -> tuple[RankingData, RankingData | None]:
     """Preprocessed training and validation lists for the builder; the preprocessing is fitted unless it is known."""
     train, valid = splits["train"], splits.get("valid")
     trains, everywhere = recipe.builder.trains_metrics, recipe.builder.takes_shared_lists
-    shown = sample_of(train, recipe.seed, folder)
     wanted = shown
     if everywhere and not trains:
         wanted = train
