@@ -25,6 +25,8 @@ from lgmml_torch.functional.ranking.measures import rank_metrics as rank_metrics
 from lgmml_torch.functional.ranking.measures import recall as recall
 from lgmml_torch.functional.ranking.measures import reciprocal_rank as reciprocal_rank
 from lgmml_torch.functional.spd import geometric_mean as geometric_mean
+from lgmml_torch.metric_learning import GMML as GMML
+from lgmml_torch.metric_learning import LocalGMML as LocalGMML
 from lgmml_torch.models.combine import merge_models as merge_models
 from lgmml_torch.models.explain import Explanation as Explanation
 from lgmml_torch.models.explain import explain as explain

@@ -43,7 +43,7 @@ from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.stages import Prepared, prepare, train_phi
 from research.protocol import NOISES, RankingFold
 from research.systems.base import ExampleSystem
-from research.systems.gmml import GlobalGMML, LocalGMML
+from research.systems.gmml import GlobalGMML, LocationGMML
 from research.systems.mlr import RMLR, Limits
 from research.systems.simple import Euclidean, LinearRanker, RandomDistances, RandomRanker
 from research.systems.trees import GBRT, LambdaMART, TreeRanker, XGBoostRanker
@@ -442,7 +442,7 @@ EXAMPLE_SYSTEMS: Mapping[str, tuple[str, Callable[[Options, int], ExampleSystem]
     "euclidean": ("Euclidean", lambda options, seed: Euclidean()),
     "rmlr": ("R-MLR", _rmlr),
     "gmml": ("GMML", lambda options, seed: GlobalGMML(**options)),
-    "lgmml": ("L-GMML", lambda options, seed: LocalGMML(**options, seed=seed)),
+    "lgmml": ("L-GMML", lambda options, seed: LocationGMML(**options, seed=seed)),
 }
 NAMES = {name: title for name, (title, _) in EXAMPLE_SYSTEMS.items()} | {
     system.name: system.title for system in (*SYSTEMS, *PAPER_ONLY) if system.title

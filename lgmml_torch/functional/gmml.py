@@ -249,7 +249,7 @@ _COPIES_PER_ROW = 4
 
 
 @dataclass(frozen=True)
-class GMML:
+class GMMLResult:
     """A metric M = F Fᵀ in factored form; the distance of v from the origin is ‖Fᵀv‖ = √(vᵀMv)."""
 
     factor: Tensor  # (..., D, D)
@@ -269,7 +269,7 @@ def gmml(
     relative: bool = True,
     prior: Tensor | None = None,  # (..., D, D)
     method: str = "cholesky",
-) -> GMML:
+) -> GMMLResult:
     """The metric at weight t on the geodesic from S⁻¹ to D, M = S⁻¹ ♯ₜ D.
 
     It makes similar pairs near (S their scatter) and dissimilar pairs far (D theirs). At t=½ it is the one SPD
@@ -304,7 +304,7 @@ def gmml(
     towards = _check_prior(prior, shape)
     S, D = _regularise(S, D, lam, relative, towards)
     F = stacked_factor(S, D, t, invert_first=True, method=method, dtype=dtype, names=("S", "D"))
-    return GMML(F.reshape(shape).to(dtype))
+    return GMMLResult(F.reshape(shape).to(dtype))
 
 
 def gmml_bank(
