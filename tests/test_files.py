@@ -182,15 +182,14 @@ def test_a_full_disk_at_every_write(kind: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_cache_on_a_full_disk(tmp_path: Path) -> None:
-    """What is in memory is used from there; what has to be on the disk is refused before it is computed."""
+    """The cache is optional: what cannot be kept is used from memory, and a warning says so."""
     cache, key, x = Cache(tmp_path), {"x": 1}, np.arange(1000)
     with room_for(4000), pytest.warns(DataWarning, match=r"cannot cache in .*: no room for .*: it needs 8\.\d kB, and"):
         assert np.array_equal(cache.get_or_build(key, lambda: {"x": x})["x"], x)
-    asked: list[object] = []
-    with (
-        room_for(4000),
-        pytest.raises(NoSpaceError, match=r"no room for .*\.lgc/x\.npy \(File too large\): it needs 8"),
-    ):
-        cache.get_or_fill(key, {"x": (x.shape, x.dtype)}, asked.append)
-    assert not asked
+
+    def fill(arrays: dict[str, np.ndarray]) -> None:
+        arrays["x"][...] = x
+
+    with room_for(4000), pytest.warns(DataWarning, match="working without a cache"):
+        assert np.array_equal(cache.get_or_fill(key, {"x": (x.shape, x.dtype)}, fill)["x"], x)
     assert names(tmp_path) == []

@@ -6,6 +6,7 @@ are not mentioned are 0. The loaders parse a file once; after that the data is m
 
 from __future__ import annotations
 
+import io
 import re
 import tempfile
 import warnings
@@ -28,6 +29,7 @@ from lgmml_torch.ragged import RankingData
 
 SPLITS = {"train": ("train",), "valid": ("vali", "valid", "validation"), "test": ("test",)}
 _BLOCK_BYTES = 1 << 18  # temporary arrays of a block then fit into the processor's cache
+_IN_MEMORY = 1 << 26  # bytes of a text file whose numbers are kept in memory
 _DOC_ID = re.compile(rb"docid\s*=\s*(\S+)")
 
 
@@ -138,12 +140,15 @@ class LetorSource(DataSource):
 
     @cached_property
     def _stored(self) -> tuple[_Documents, NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
-        """The documents, where the features of each begin, and all indices and values in temporary files."""
-        with tempfile.TemporaryFile() as indices, tempfile.TemporaryFile() as values:  # the maps outlive them
+        """The documents, where the features of each begin, and all indices and values; of large files on the disk."""
+        make: Callable[[], IO[bytes]] = tempfile.TemporaryFile
+        if self.text.size <= _IN_MEMORY and not self.text.zipped:
+            make = io.BytesIO
+        with make() as indices, make() as values:  # the maps outlive them
 
             def keep(block: Block, _: float | None) -> None:
-                block.index.astype(np.int32).tofile(indices)
-                block.values.tofile(values)
+                indices.write(block.index.astype(np.int32).tobytes())
+                values.write(block.values.tobytes())
 
             documents = self._parse(keep)
             ends = np.cumsum(np.concatenate([[0], *documents.given]))
@@ -286,6 +291,9 @@ def _mapped(file: IO[bytes], kind: type[Any]) -> NDArray[Any]:
     """The numbers in a file, memory-mapped; an empty file cannot be."""
     if not file.tell():
         return np.empty(0, kind)
+    if isinstance(file, io.BytesIO):
+        return np.frombuffer(file.getvalue(), kind)
+    file.flush()
     return np.memmap(file, kind, "r")
 
 

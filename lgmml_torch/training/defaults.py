@@ -324,9 +324,9 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         preprocess = partial(all_views, max_columns=chosen.max_columns)
     if params["preprocess"] is not None:
         preprocess = partial(_new_preprocess, params["preprocess"])
-    options = {"kernel": params["kernel"], **(params["bank_options"] or {})}
-    loader = {"batch_size": params["batch_size"]}
+    options = {"kernel": params["kernel"]} | (params["bank_options"] or {})
     sparse = params["phi"] == "per_query" and chosen.bank != "trained"  # AdamW takes no sparse gradients
+    loader = {"batch_size": params["batch_size"]}
     common = {
         "make_phi": partial(Phi, policy=params["policy"], sparse=sparse, **PHIS[params["phi"]]),
         "seed": seed,
@@ -335,11 +335,11 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         "features": params["features"],
     }
     if chosen.bank == "trained":
-        count = params["num_metrics"] or chosen.num_metrics
+        shape = {"num_metrics": params["num_metrics"] or chosen.num_metrics, "rank": chosen.rank}
         rate = params["learning_rate"] or _TRAINED_RATE
         return Recipe(
             preprocess=preprocess,
-            fit_bank=TrainedBuilder.of(**{"num_metrics": count, "rank": chosen.rank, **options}),
+            fit_bank=TrainedBuilder.of(**{**shape, **options}),
             phi=PhiSettings(
                 loss=Softmax(),
                 loader=loader,
@@ -349,14 +349,13 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
             ),
             **common,
         )
-    rate = params["learning_rate"] or _WARP_RATE
     return Recipe(
         preprocess=preprocess,
         fit_bank=_closed_form_builder(params, chosen, options),
         phi=PhiSettings(
             loss=Warp(params["margin"]),
             loader={**loader, "max_draws": params["max_draws"]},
-            optimizer=partial(torch.optim.SGD, lr=rate),
+            optimizer=partial(torch.optim.SGD, lr=params["learning_rate"] or _WARP_RATE),
         ),
         **common,
     )

@@ -90,7 +90,8 @@ class TestScore:
 
     def test_contributions_follow_the_weights_of_the_policy(self) -> None:
         model, data = small_model(mode="per_query"), small_data().select([3])
-        kappa = model.contributions(data.features) * -1  # the policy is "ones"
+        model.phi.policy = "ones"
+        kappa = model.contributions(data.features) * -1
         dists = model.distances(data.features, data.offsets)
         torch.testing.assert_close(kappa, dists * (-dists).exp())
         model.phi.policy = "mean"
@@ -120,7 +121,7 @@ class TestIdle:
 
     def test_without_any_rows_nothing_is_left_out(self) -> None:
         model = small_model()
-        empty = LGMML(model.preprocess, model.metrics, Phi(0, 7, mode="per_query"))
+        empty = LGMML(model.preprocess, model.metrics, Phi(0, 7, mode="per_query", policy="ones"))
         assert empty.without_idle("mean") is empty
         assert torch.isfinite(empty.score(small_data())).all()
 
