@@ -29,8 +29,8 @@ from lgmml_torch.training import preprocessed
 from lgmml_torch.training.callbacks import QUIET
 from lgmml_torch.training.defaults import check_effect
 from lgmml_torch.training.preprocessed import sample_of
-from lgmml_torch.training.recipe import Recipe, TrainerSettings
-from lgmml_torch.training.stages import Prepared, check_precision, make_module, prepare, train_phi
+from lgmml_torch.training.recipe import Recipe, TrainerSettings, check_precision
+from lgmml_torch.training.stages import Prepared, make_module, prepare, train_phi
 from tests.training import tiny
 
 
