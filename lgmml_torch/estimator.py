@@ -34,6 +34,7 @@ from lgmml_torch.estimator_inputs import (
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.inputs import feature_names
+from lgmml_torch.models.encode import OneHot
 from lgmml_torch.models.importance import structural_importance
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
@@ -86,6 +87,17 @@ def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
             talkers[0].removeHandler(handler)
         for talker, level in zip(talkers, levels, strict=True):
             talker.setLevel(level)
+
+
+@contextmanager
+def _keyboard_interrupts() -> Iterator[None]:
+    """Let Ctrl-C stay a KeyboardInterrupt, of which Lightning makes a SystemExit."""
+    try:
+        yield
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
 
 
 def started(init_model: Any) -> Start | None:
@@ -161,7 +173,8 @@ def _fit_model(
         watching.append(LogEpochs())
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = folder
-        trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer, watching))
+        with _keyboard_interrupts():
+            trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer, watching))
     return trained, prepared.bank
 
 
@@ -342,12 +355,14 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         self.bank_history_, self.validation_curve_ = bank.history, dict(trained.keeper.curve)
         self.best_epoch_, self.position_bias_ = trained.keeper.best_epoch, trained.position_bias
         self.n_features_in_ = width
-        names = feature_names(X)
+        self._keep_names(feature_names(X))
+        return self
+
+    def _keep_names(self, names: Sequence[str] | None) -> None:
         if names is not None:
             self.feature_names_in_ = np.asarray(names, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
-        return self
 
     def predict(self, X: Any, *, qid: Any = None, group: Any = None) -> NDArray[Any]:
         """Scores, one per row in the order of the rows; higher is better. Whole lists belong in one call.
@@ -375,10 +390,20 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:  # (D,)
-        """How much of the distances that scores are made of comes from each feature, see `structural_importance`."""
+        """How much of the distances that scores are made of comes from each feature, see `structural_importance`.
+
+        The share of a category is that of all columns that its words became.
+        """
         check_is_fitted(self, "model_")
-        shares: NDArray[np.float64] = structural_importance(self.model_).features.numpy()
-        return shares
+        columns = structural_importance(self.model_).features
+        encoder = self.model_.encoder
+        if encoder is None:
+            shares: NDArray[np.float64] = columns.numpy()
+            return shares
+        widths = []
+        for step in encoder.steps:
+            widths.append(len(step.codes) if isinstance(step, OneHot) else 1)
+        return np.array([float(part.sum()) for part in columns.split(widths)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model, see `LGMML.save`."""
@@ -394,6 +419,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             phi = "deviations"
         ranker = cls(kernel=model.kernel, phi=phi, policy=model.phi.policy)
         ranker.model_, ranker.n_features_in_ = model, model.reading["num_features"]
+        ranker._keep_names(model.reading["feature_names"])
         return ranker
 
     def _data(self, rows: Rows, categories: Asked, **extras: Any) -> RankingData:

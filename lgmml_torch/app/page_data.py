@@ -128,7 +128,7 @@ def page_data(
     importance: bool = False,
 ) -> PageData:
     """Rank the lists, or a sample of them, and collect what the page shows; ``importance`` takes many times as long."""
-    lists = _sample(data, DOCUMENTS, seed)
+    lists = model.encoded(_sample(data, DOCUMENTS, seed))
     few = _sample(lists, _PAIR_DOCUMENTS, seed)
     scores = model.score(lists)
     values = rank_data(scores, lists, metrics=[measure], preset=preset)[measure].cpu()

@@ -89,7 +89,7 @@ def _about_model(model: LGMML) -> str:
         trees = f" Its scores are added to those of a {model.base.title} model inside."
     return (
         "Ranks the documents of a list, best first, by the weighted sum of their distances to learned ideal documents: "
-        f"{model.metrics.num_metrics} local metrics on {model.num_features} features, weights of the kind "
+        f"{model.metrics.num_metrics} local metrics on {model.reading['num_features']} features, weights of the kind "
         f"{model.phi.mode!r}, kernel {model.kernel!r}, {str(model.dtype).removeprefix('torch.')}; "
         f"written by lgmml-torch {__version__}.{trees}"
     )
@@ -101,12 +101,12 @@ def _about_data(model: LGMML, config: Mapping[str, Any]) -> str:
     for key, value in _shown(config.get("data", {})).items():
         if value is not None and key != "kind":
             told.append(f"{key}: {value}")
-    features = "without names"
-    if model.feature_names is not None:
-        features = ", ".join(f"`{name}`" for name in model.feature_names)
+    reading, features = model.reading, "without names"
+    if reading["feature_names"] is not None:
+        features = ", ".join(f"`{name}`" for name in reading["feature_names"])
     return (
         f"- training set: {'; '.join(told) or 'not known'}\n- training queries: {len(model.qids) or 'not known'}\n"
-        f"- features: {model.num_features}, {features}"
+        f"- features: {reading['num_features']}, {features}"
     )
 
 
@@ -148,7 +148,7 @@ def usage(model: LGMML) -> str:
         "```bash\npip install lgmml-torch\nlgmml score model.safetensors lists.csv\n```\n\n```python\n"
         "from lgmml_torch import LGMML, RankingData\n\n"
         'model = LGMML.load("model.safetensors")\n'
-        f"data = RankingData.from_arrays(X, y, qid=qid)  # X: (documents, {model.num_features})\n"
+        f"data = RankingData.from_arrays(X, y, qid=qid)  # X: (documents, {model.reading['num_features']})\n"
         "scores = model.score_in_caller_order(data)\n```"
     )
 

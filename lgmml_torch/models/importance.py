@@ -130,7 +130,8 @@ def pair_importance(
     For two documents, `explain` splits the difference of their scores exactly over features and over metrics. The
     importance is the mean size of a feature's part over drawn pairs, divided by the sum over all features: features
     that always pull together with others are not counted less for it. Exact for the pairs drawn; columns that mix
-    features, such as principal components, are shared out by `Preprocess.origins`.
+    features, such as principal components, are shared out by `Preprocess.origins`. The features of a model with
+    categories are the columns of its encoder, ``model.feature_names``.
 
     Args:
         model: what ranks.
@@ -145,6 +146,7 @@ def pair_importance(
     """
     check_positive("lists", lists)
     check_positive("pairs", pairs)
+    data = model.encoded(data)
     useful = data.select((data.sizes > 1).nonzero()[:, 0])
     if not useful.num_queries:
         raise LGMMLError("`data` must have a list of at least two documents, got none")

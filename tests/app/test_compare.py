@@ -80,7 +80,8 @@ def test_trees(models: tuple[Path, Path], tmp_path: Path, capsys: pytest.Capture
     small_model(data=wide).save(tmp_path / "wide.safetensors")
     message = refused(capsys, "compare", tmp_path / "wide.safetensors", tmp_path / "trees.txt", file)
     assert message == (
-        "both must rank documents with the same number of features: wide.safetensors has 6, trees.txt has 5"
+        "both must rank documents with the same number of features, or by their names: "
+        "wide.safetensors has 6, trees.txt has 5"
     )
 
 

@@ -46,6 +46,18 @@ def test_more_data_means_fewer_epochs_and_less_dropout() -> None:
         assert f"{chosen.epochs} epochs" in chosen.reason
 
 
+def test_the_reason_leaves_out_what_was_asked_for() -> None:
+    large, small = Sizes(7_274, 722_339, 110), Sizes(471, 9_630, 46)
+    for sizes, asked, words in (
+        (large, {"epochs": 2}, "epochs"),
+        (large, {"bank": "trained", "num_metrics": 9}, "of rank"),
+        (large, {"feature_dropout": 0.5}, "of features,"),
+        (small, {"rounds": 5}, "rounds"),
+    ):
+        assert words in f"{choose_defaults(sizes).reason},"
+        assert words not in f"{choose_defaults(sizes, asked).reason.partition(': ')[2]},"
+
+
 def test_ramps_keep_within_width_and_memory() -> None:
     """Each feature has three columns and its ramps; at most 1,000 columns and 4 GiB."""
     for documents, features in ((700_000, 110), (700_000, 136), (500_000, 700), (4_000_000, 110)):

@@ -130,13 +130,13 @@ def is_set(name: str) -> bool:
     return name in CATALOG or (name != "-" and Path(name).is_dir())
 
 
-def open_data(args: Namespace, model: LGMML | None, *, num_features: int | None = None) -> DataSource:
-    """The lists to rank, from a file, a folder or a data set known by name; as wide as ``model`` needs them, or so."""
+def open_data(args: Namespace, model: LGMML | None, *, reading: dict[str, Any] | None = None) -> DataSource:
+    """The lists to rank, from a file, a folder or a data set known by name; read as ``model`` needs them, or so."""
     name = args.data
-    reading: dict[str, Any] = {"num_features": num_features, "feature_names": None}
     dtype = torch.float32
     if model is not None:
-        reading, dtype = model.reading, model.dtype
+        reading, dtype = reading or model.reading, model.dtype
+    reading = reading or {"num_features": None, "feature_names": None}
     how = {"missing": args.missing, "dtype": dtype, **reading}
     columns = columns_of(args)
     if is_set(name):
