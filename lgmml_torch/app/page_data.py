@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lgmml_torch.evaluation.calibration import Calibration, label_by_score
+from lgmml_torch.evaluation.evaluate import Calibration, label_by_score
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
 from lgmml_torch.models.explain import document_label, explain_pairs

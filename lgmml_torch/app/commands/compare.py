@@ -14,7 +14,7 @@ from rich.table import Table
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, open_data, output, use_machine
 from lgmml_torch.app.rankers import Ranker, open_ranker
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
-from lgmml_torch.evaluation.paired import Paired, compare_rankings
+from lgmml_torch.evaluation.evaluate import Paired, compare_rankings
 from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
 
 PICTURES = (".png", ".svg", ".pdf")
