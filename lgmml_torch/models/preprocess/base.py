@@ -60,8 +60,16 @@ class Preprocess(nn.Module):
 
     @property
     def num_features_out(self) -> int:
-        """Number of features `forward` gives."""
-        return self.num_features_in
+        """Number of features `forward` gives.
+
+        Raises:
+            LGMMLError: before `fit`.
+        """
+        return self._width_out(self.num_features_in)
+
+    def _width_out(self, width: int) -> int:
+        """Number of features out, of a fitted step with this many in."""
+        return width
 
     @property
     def fitted(self) -> bool:
@@ -74,7 +82,11 @@ class Preprocess(nn.Module):
         Raises:
             LGMMLError: before `fit`.
         """
-        return [Source(column, self.view) for column in range(self.num_features_in)]
+        return self._sources(self.num_features_in)
+
+    def _sources(self, width: int) -> list[Source]:
+        """Those of a fitted step with this many features in."""
+        return [Source(column, self.view) for column in range(width)]
 
     def origins(self) -> Tensor:  # (D', D)
         """How much of every column of the result belongs to each feature; rows add up to 1.
@@ -194,8 +206,9 @@ class Preprocess(nn.Module):
     def extra_repr(self) -> str:
         """Arguments and, once fitted, the number of features."""
         parts = [f"{key}={value!r}" for key, value in self.arguments().items()]
-        if self.fitted:
-            parts.append(f"{self.num_features_in} → {self.num_features_out} features")
-        else:
-            parts.append("not fitted")
-        return ", ".join(parts)
+        return ", ".join([*parts, self._size()])
+
+    def _size(self) -> str:
+        if not self.fitted:
+            return "not fitted"
+        return f"{self.num_features_in} → {self.num_features_out} features"

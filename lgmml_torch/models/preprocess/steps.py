@@ -121,17 +121,10 @@ class RemoveConstant(Preprocess):
         super().__init__()
         self.tolerance = float(tolerance)
 
-    @property
-    def num_features_out(self) -> int:
-        """Number of features kept."""
-        if not self.fitted:
-            return self.num_features_in
+    def _width_out(self, width: int) -> int:
         return len(self.kept)
 
-    def sources(self) -> list[Source]:
-        """The features kept."""
-        if not self.fitted:
-            return super().sources()
+    def _sources(self, width: int) -> list[Source]:
         return [Source(column, self.view) for column in self.kept.tolist()]
 
     def arguments(self) -> dict[str, Any]:
@@ -232,17 +225,11 @@ class Ramps(Preprocess):
         super().__init__()
         self.count = int(count)
 
-    @property
-    def num_features_out(self) -> int:
-        """Number of ramps."""
-        if not self.fitted:
-            return self.num_features_in
+    def _width_out(self, width: int) -> int:
         return len(self.origin)
 
-    def sources(self) -> list[Source]:
+    def _sources(self, width: int) -> list[Source]:
         """Ramps of a feature are counted from 1."""
-        if not self.fitted:
-            return super().sources()
         columns = self.origin.tolist()
         ramps = []
         for place, column in enumerate(columns):
@@ -356,16 +343,12 @@ class PCA(Preprocess):
         super().__init__()
         self.components = components
 
-    @property
-    def num_features_out(self) -> int:
-        """Number of components."""
-        if not self.fitted:
-            return self.num_features_in
+    def _width_out(self, width: int) -> int:
         return self.directions.shape[1]
 
-    def sources(self) -> list[Source]:
+    def _sources(self, width: int) -> list[Source]:
         """Components, each of several features."""
-        return [Source(-1, f"component {number + 1}") for number in range(self.num_features_out)]
+        return [Source(-1, f"component {number + 1}") for number in range(self.directions.shape[1])]
 
     def origins(self) -> Tensor:  # (D', D)
         """A component, which is a direction of length 1, belongs to its features by their squared entries."""
