@@ -22,7 +22,8 @@ from lgmml_torch.functional.ranking.measures import rank_data, rank_metrics
 from lgmml_torch.functional.ranking.presets import REPORTED, Preset, describe, find_preset
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.functional.significance import Comparison, Interval, bootstrap_interval, compare
-from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.explain import largest_parts
+from lgmml_torch.models.ranker import LGMML, plain_qid
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
 
@@ -86,7 +87,7 @@ class Evaluation:
             "metrics": {name: self._metric(name) for name in self.means},
         }
         if per_query:
-            content["qids"] = list(map(_plain_qid, self.qids))
+            content["qids"] = list(map(plain_qid, self.qids))
             content["per_query"] = {}
             for name, values in self.per_query.items():
                 content["per_query"][name] = list(map(_plain_number, values.tolist()))
@@ -324,10 +325,7 @@ class Paired:
 
     def most_different(self, count: int = 5) -> list[int]:
         """The queries with the largest differences of either sign, as indices; equal ones are left out."""
-        sizes = self.gaps.abs().nan_to_num(0.0)
-        order = sizes.argsort(descending=True, stable=True)[:count]
-        queries: list[int] = order[sizes[order] > 0].tolist()
-        return queries
+        return largest_parts(self.gaps.nan_to_num(0.0), count)
 
     def sentence(self) -> str:
         """The comparison in words."""
@@ -352,7 +350,7 @@ class Paired:
             "losses": found.losses, "seed": self.seed,
         }  # fmt: skip
         if per_query:
-            content["qids"] = list(map(_plain_qid, self.qids))
+            content["qids"] = list(map(plain_qid, self.qids))
             content["per_query"] = [list(map(_plain_number, row)) for row in self.values.tolist()]
         return content
 
@@ -446,8 +444,3 @@ def label_by_score(
 def _plain_number(value: float) -> float | None:
     """The value, or None for NaN, which JSON does not have."""
     return None if math.isnan(value) else value
-
-
-def _plain_qid(qid: Hashable) -> int | float | str:
-    """The id of a query as JSON has it."""
-    return qid if isinstance(qid, (int, float, str)) else repr(qid)

@@ -19,7 +19,7 @@ from lgmml_torch.checks import LGMMLError, check_choice, check_positive
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.ranking.presets import describe
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
-from lgmml_torch.models.explain import explain_pairs
+from lgmml_torch.models.explain import explain_pairs, largest_parts
 from lgmml_torch.models.local_metrics import LocalMetrics
 from lgmml_torch.models.phi import RULES
 from lgmml_torch.models.ranker import LGMML
@@ -51,12 +51,7 @@ class Importance:
 
     def leading(self, count: int = 10) -> list[tuple[int, float]]:
         """The features with the largest shares, from 0, with these; those without any are left out."""
-        order = self.features.argsort(descending=True, stable=True)[:count].tolist()
-        leading = []
-        for feature in order:
-            if self.features[feature] > 0:
-                leading.append((feature, float(self.features[feature])))
-        return leading
+        return [(feature, float(self.features[feature])) for feature in largest_parts(self.features, count)]
 
 
 def feature_label(names: Sequence[str] | None, feature: int) -> str:
