@@ -61,7 +61,7 @@ def _check_names(got: Sequence[str] | None, fitted: Sequence[str] | None, what: 
 
 
 @contextmanager
-def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
+def _surroundings(threads: int | None, verbose: int) -> Iterator[None]:
     """Temporarily set the number of threads and the log level.
 
     Messages go where the program's own logging sends them, or to standard error where it has no handler.
@@ -100,7 +100,7 @@ def _keyboard_interrupts() -> Iterator[None]:
         raise
 
 
-def started(init_model: Any) -> Start | None:
+def _started(init_model: Any) -> Start | None:
     """What to go on from: of a fitted ranker, a model or the file of one."""
     from lgmml_torch.training.resume import Start  # Lightning takes its time to import
 
@@ -328,7 +328,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             LGMMLError: for a parameter that does not exist or lies outside its range.
         """
         check_parameters(self.get_params(deep=False), grows=init_model is not None)
-        seed, start = self._seed(), started(init_model)
+        seed, start = self._seed(), _started(init_model)
         rows = find_queries(Rows(X, y, qid, group))
         data = weighed(self._data(rows, self.categories, positions=position), sample_weight)
         judged = validation_rows(eval_set, eval_qid, eval_group)
@@ -345,7 +345,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         splits = {"train": train}
         if valid is not None:
             splits["valid"] = valid
-        with surroundings(self.n_jobs, self.verbose):
+        with _surroundings(self.n_jobs, self.verbose):
             trained, bank = _fit_model(splits, self.get_params(deep=False), seed, start)
         return self._keep(trained, bank, rows.X, data.num_features)
 
@@ -398,12 +398,11 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         columns = structural_importance(self.model_).features
         encoder = self.model_.encoder
         if encoder is None:
-            shares: NDArray[np.float64] = columns.numpy()
-            return shares
+            return np.asarray(columns)
         widths = []
         for step in encoder.steps:
             widths.append(len(step.codes) if isinstance(step, OneHot) else 1)
-        return np.array([float(part.sum()) for part in columns.split(widths)])
+        return np.array([float(part.sum()) for part in torch.split(columns, widths)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model, see `LGMML.save`."""

@@ -169,18 +169,15 @@ def explain_pairs(
     prepared, phi, trees = _one_list(model, data, policy=policy)
     both = prepared[pairs]  # (P, 2, D')
     metrics, features = both.new_zeros(len(pairs), len(phi)), both.new_zeros(len(pairs), both.shape[2])
-    start = 0
-    for block in model.metrics.iter_blocks():
-        weights = phi[start : start + block.num_metrics]
+    for columns, block in model.metrics.iter_columns():
         step = max(1, PAIR_VALUES // block.factors[..., 0].numel())
         for first in range(0, len(pairs), step):
             here = slice(first, first + step)
             _, shares, support = _split_block(block, both[here], model.metrics.norm, model.kernel)  # (K, P, s)
-            shares = shares * weights[:, None, None]
-            metrics[here, start : start + block.num_metrics] = shares.sum(2).T
+            shares = shares * phi[columns, None, None]
+            metrics[here, columns] = shares.sum(2).T
             index = support.reshape(1, -1).expand(shares.shape[1], -1)
             features[here] = features[here].scatter_add(1, index, shares.transpose(0, 1).flatten(1))
-        start += block.num_metrics
     return _PairParts(metrics, features, trees[pairs[:, 0]] - trees[pairs[:, 1]])
 
 

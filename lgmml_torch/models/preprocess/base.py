@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -97,8 +98,8 @@ class Preprocess(nn.Module):
         return nn.functional.one_hot(places, self.num_features_in).double()
 
     def arguments(self) -> dict[str, Any]:
-        """Constructor arguments as JSON-able primitives."""
-        return {}
+        """Arguments of the constructor, which are attributes of the same names, as primitives."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def spec(self) -> dict[str, Any]:
         """A description in primitives from which `build_preprocess` makes an unfitted module of the same kind."""

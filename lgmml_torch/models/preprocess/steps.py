@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -96,10 +94,6 @@ class Clip(Preprocess):
         super().__init__()
         self.limit = float(limit)
 
-    def arguments(self) -> dict[str, Any]:
-        """The limit."""
-        return {"limit": self.limit}
-
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return features.clamp(-self.limit, self.limit)
 
@@ -126,10 +120,6 @@ class RemoveConstant(Preprocess):
 
     def _sources(self, width: int) -> list[Source]:
         return [Source(column, self.view) for column in self.kept.tolist()]
-
-    def arguments(self) -> dict[str, Any]:
-        """The tolerance."""
-        return {"tolerance": self.tolerance}
 
     def columns_kept(self) -> Tensor | None:  # (D',) long
         """Those that vary."""
@@ -179,10 +169,6 @@ class Quantile(Preprocess):
             raise LGMMLError(f"`tail` must lie in (0, 0.5), got {tail}")
         super().__init__()
         self.output, self.max_knots, self.tail = output, int(max_knots), float(tail)
-
-    def arguments(self) -> dict[str, Any]:
-        """The output, the number of knots and the tail."""
-        return {"output": self.output, "max_knots": self.max_knots, "tail": self.tail}
 
     def _fit(self, lists: TrainingLists) -> None:
         columns = lists.per_column(lambda column: mid_rank_knots(column, self.max_knots))
@@ -235,10 +221,6 @@ class Ramps(Preprocess):
         for place, column in enumerate(columns):
             ramps.append(Source(column, f"ramp {place + 1 - columns.index(column)}"))
         return ramps
-
-    def arguments(self) -> dict[str, Any]:
-        """The number of ramps."""
-        return {"count": self.count}
 
     def _fit(self, lists: TrainingLists) -> None:
         step = max(1, lists.num_documents // _RAMP_ROWS)
@@ -354,10 +336,6 @@ class PCA(Preprocess):
         """A component, which is a direction of length 1, belongs to its features by their squared entries."""
         squares = self.directions.detach().double().cpu().square().mT
         return squares / squares.sum(1, keepdim=True)
-
-    def arguments(self) -> dict[str, Any]:
-        """The number of components, or the share of the variance."""
-        return {"components": self.components}
 
     def _fit(self, lists: TrainingLists) -> None:
         columns = lists.num_features
