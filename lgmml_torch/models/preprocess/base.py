@@ -44,7 +44,7 @@ class Preprocess(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("width", torch.tensor(-1))
-        self._num_features_in: int | None = None  # mirrors `width`: reading a tensor would break export
+        self._num_features_in = -1  # mirrors `width`: reading a tensor would break export
         for name in self.state:
             self.register_buffer(name, torch.empty(0))
 
@@ -55,7 +55,7 @@ class Preprocess(nn.Module):
         Raises:
             LGMMLError: before `fit`.
         """
-        if self._num_features_in is None:
+        if not self.fitted:
             raise LGMMLError(f"preprocessing {self.name!r} must be fitted before it is used: call `fit` first")
         return self._num_features_in
 
@@ -75,7 +75,7 @@ class Preprocess(nn.Module):
     @property
     def fitted(self) -> bool:
         """Whether `fit` has run or a state has been loaded."""
-        return self._num_features_in is not None
+        return self._num_features_in != -1
 
     def sources(self) -> list[Source]:
         """For every column of the result, the feature it comes from and the view of it.
@@ -174,7 +174,7 @@ class Preprocess(nn.Module):
     def _start(self, lists: TrainingLists) -> None:
         lists.check(self.name)
         self.width.fill_(-1)  # should a step fail, what an earlier `fit` left must not pass for a whole
-        self._num_features_in = None
+        self._num_features_in = -1
 
     def _finish(self, width: int) -> Self:
         self.width.fill_(width)
@@ -200,9 +200,7 @@ class Preprocess(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         saved_width = state_dict.get(prefix + "width")
         if saved_width is not None:
-            self._num_features_in = None
-            if int(saved_width) >= 0:
-                self._num_features_in = int(saved_width)
+            self._num_features_in = int(saved_width)
 
     def extra_repr(self) -> str:
         """Arguments and, once fitted, the number of features."""
