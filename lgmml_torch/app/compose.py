@@ -22,6 +22,7 @@ from omegaconf.errors import MissingMandatoryValue
 from pytorch_lightning.callbacks import Callback, EarlyStopping, LearningRateMonitor, ProgressBar
 
 from lgmml_torch.app.config import load_config
+from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import BankBuilder, as_builder
@@ -191,6 +192,8 @@ def load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | 
         raise ConfigError("`base` needs validation queries to choose the weights by, and the data has none")
     if splits["train"].categories is not None:
         raise ConfigError("`base` needs data of numbers only, and this data has categories")
+    if cfg.base == "auto":
+        return fit_lightgbm(splits, find_measure("measure", cfg.measure), seed=cfg.seed, threads=cfg.threads)
     base = TreeBase.read(str(cfg.base))
     base.check(splits["train"].num_features, splits["train"].feature_names)
     return base

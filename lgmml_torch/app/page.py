@@ -38,12 +38,12 @@ Report = Mapping[str, Any]
 _NONE = "–"
 
 
-def make_page(report: Report, data: PageData, paired: Paired | None = None) -> str:
+def make_page(report: Report, data: PageData, paired: Sequence[Paired] = ()) -> str:
     """The whole page, from what ``report.json`` holds and the data of the lists."""
     title = str(report["config"].get("name") or "run")
     sections = [_data_section(report), _results_section(report)]
-    if paired is not None:
-        sections.append(_comparison_section(paired))
+    for each in paired:
+        sections.append(_comparison_section(each))
     sections += [_validation_section(report), _queries_section(data), _importance_section(data)]
     sections.append(_settings_section(report))
     links, contents = list[Markup](), list[Markup]()
@@ -426,7 +426,7 @@ def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
     note = f"Blue: {paired.first} is better; orange: {paired.second} is."
     charts = [figure(title, chart, note), figure("Queries that differ most", differing)]
     return _section(
-        "Comparison",
+        f"Against {paired.second}",
         tag("p", _sentence(f"{paired.first} against {paired.second} on {paired.split}: {paired.sentence()}")),
         tag("div", charts, class_="charts"),
         tag("p", paired.definition, class_="note"),

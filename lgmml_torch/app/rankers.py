@@ -1,23 +1,33 @@
-"""Whatever ranks, by the name of its file: our models, trees of LightGBM and XGBoost, TREC runs."""
+"""What ranks: our models, trees of LightGBM and XGBoost and TREC runs by their files, and LightGBM fitted here."""
 
 from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lgmml_torch.checks import CheckpointError, DataError
+from lgmml_torch.checks import CheckpointError, DataError, require
 from lgmml_torch.data.trec import read_run
+from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase, file_kind
 from lgmml_torch.ragged import RankingData
 
 MODEL = "model.safetensors"  # of a run's folder
+FITTED = {"lgmml": "lgmml.safetensors", "lightgbm": "lightgbm.txt"}  # references that a run fits, and their files
+TITLES = {"lgmml": "L-GMML", "lightgbm": "LightGBM"}
+# LightGBM's usual settings, not tuned; validation decides on the number of trees.
+_LIGHTGBM = {"objective": "lambdarank", "metric": "None", "learning_rate": 0.05, "num_leaves": 31, "verbose": -1}
+_TREES, _PATIENCE = 1_000, 50
+_LARGEST_LABEL, _LONGEST_LIST = 30, 10_000  # that its objective takes
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +66,7 @@ def open_ranker(path: str | Path) -> Ranker:
         model = LGMML.load(file)
         return Ranker(name, "lgmml", _by_name(model), model.reading["num_features"], model)
     if file_kind(file.read_bytes()) is not None:
-        trees = TreeBase.read(file)
-        return Ranker(name, trees.title, _checked(trees), trees.num_features)
+        return tree_ranker(name, TreeBase.read(file))
     if file.suffix in (".gz", ".run", ".trec", ".txt"):
         scores = read_run(file)
         return Ranker(name, "run", lambda data: run_scores(scores, data, name))
@@ -80,6 +89,82 @@ def _by_name(model: LGMML) -> Callable[[RankingData], Tensor]:
         return model.score(data.replace(features=data.features[:, columns], feature_names=own, categories=categories))
 
     return score
+
+
+def reference_names(setting: str | Sequence[str] | None) -> list[str]:
+    """What the setting `reference` names: references that a run fits, and files.
+
+    >>> reference_names("none"), reference_names("lgmml"), reference_names(["lgmml", "old.safetensors"])
+    ([], ['lgmml'], ['lgmml', 'old.safetensors'])
+    """
+    if setting is None or setting == "none":
+        return []
+    if isinstance(setting, str):
+        return [setting]
+    return list(map(str, setting))
+
+
+def references_of_run(folder: Path, setting: str | Sequence[str] | None) -> list[Ranker]:
+    """The references of a run that has ended; those that it fitted lie in its folder."""
+    found = []
+    for name in reference_names(setting):
+        if name not in FITTED:
+            found.append(open_ranker(name))
+        elif (folder / FITTED[name]).is_file():  # LightGBM may have been missing
+            found.append(replace(open_ranker(folder / FITTED[name]), name=TITLES[name]))
+    return found
+
+
+def tree_ranker(name: str, trees: TreeBase) -> Ranker:
+    """Trees as something that scores lists."""
+    return Ranker(name, trees.title, _checked(trees), trees.num_features)
+
+
+def fit_lightgbm(
+    splits: Mapping[str, RankingData], measure: Measure, *, seed: int = 0, threads: int | None = None
+) -> TreeBase:
+    """LightGBM's LambdaMART with its usual settings; the number of trees is chosen by validation.
+
+    Raises:
+        DataError: lists that LightGBM does not take: categories, labels that are no grades, very long lists, no
+            validation lists.
+        MissingDependencyError: it is not installed.
+    """
+    lightgbm = require("lightgbm", "to fit trees", "trees")
+    if "valid" not in splits:
+        raise DataError("LightGBM needs validation queries to choose the number of trees by, and the data has none")
+    train, valid = splits["train"], splits["valid"]
+    if train.categories is not None:
+        raise DataError("LightGBM needs data of numbers only, and this data has categories")
+    for part in (train, valid):
+        _check_for_lightgbm(part)
+    own = _as_lightgbm(lightgbm, train)
+
+    def judge(scores: NDArray[Any], _: Any) -> tuple[str, float, bool]:
+        return measure.name, mean_measure(torch.from_numpy(scores), valid, measure), True
+
+    booster = lightgbm.train(
+        {**_LIGHTGBM, "seed": seed, "num_threads": threads or 0},
+        own,
+        _TREES,
+        valid_sets=[_as_lightgbm(lightgbm, valid, reference=own)],
+        feval=judge,
+        callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
+    )
+    return TreeBase(booster.model_to_string(num_iteration=booster.best_iteration).encode(), kind="lightgbm")
+
+
+def _check_for_lightgbm(data: RankingData) -> None:
+    labels, longest = data.labels, int(data.offsets.diff().max())
+    whole = bool((labels == labels.round()).all())
+    if not whole or float(labels.min()) < 0 or float(labels.max()) > _LARGEST_LABEL:
+        raise DataError(f"LightGBM needs whole labels from 0 to {_LARGEST_LABEL}")
+    if longest > _LONGEST_LIST:
+        raise DataError(f"LightGBM takes at most {_LONGEST_LIST:,} documents of a query, got {longest:,}")
+
+
+def _as_lightgbm(lightgbm: Any, data: RankingData, **settings: Any) -> Any:
+    return lightgbm.Dataset(data.features.numpy(), data.labels.numpy(), group=data.offsets.diff().numpy(), **settings)
 
 
 def _checked(trees: TreeBase) -> Callable[[RankingData], Tensor]:

@@ -10,25 +10,40 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
 from pytorch_lightning.loggers import Logger
+from torch import Tensor
 
 from lgmml_torch import __version__
+from lgmml_torch.app.compose import asked_measures
 from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import PageData, page_data
 from lgmml_torch.app.rankers import Ranker
-from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings
-from lgmml_torch.evaluation.tables import preprocessing_steps, print_evaluations, run_markdown
+from lgmml_torch.evaluation.evaluate import (
+    OWN_PHI,
+    Evaluation,
+    Paired,
+    compare_rankings,
+    evaluate,
+    evaluate_scores,
+)
+from lgmml_torch.evaluation.tables import OWN_LABELS, preprocessing_steps, print_evaluations, run_markdown
 from lgmml_torch.files import write_text
+from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import KeepCheckpoints
+from lgmml_torch.training.ideal import ideal_scores
 from lgmml_torch.training.loggers import sink_of
+from lgmml_torch.training.preprocessed import compute_distances
+from lgmml_torch.training.stages import Prepared, Trained
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +74,7 @@ class Outcome:
         keeper: the validation curve, and the epoch kept.
         bank_history: how building the metrics went.
         seconds: of each stage.
-        other: what to compare the model with, or None.
+        others: what to compare the model with.
     """
 
     model: LGMML
@@ -68,7 +83,76 @@ class Outcome:
     keeper: KeepCheckpoints
     bank_history: dict[str, Any]
     seconds: Mapping[str, float]
-    other: Ranker | None = None
+    others: Sequence[Ranker] = ()
+
+
+def measuring_rules(cfg: DictConfig) -> dict[str, Any]:
+    """Measures, their definitions and the seed of an evaluation."""
+    return {"metrics": asked_measures(cfg), "preset": cfg.evaluation.preset, "seed": cfg.seed}
+
+
+def evaluate_model(
+    cfg: DictConfig, trained: Trained, prepared: Prepared, base: TreeBase | None = None
+) -> list[Evaluation]:
+    """Three kinds of number, kept apart: training queries, unseen ones, and these with Φ fitted to their own labels.
+
+    With trees added, unseen queries are also ranked by ours and by the trees alone.
+    """
+    splits, model, options = prepared.splits, trained.model, measuring_rules(cfg)
+    own = model.phi.mode == "per_query" or model.phi.deviations
+    seen = evaluate(model, splits["train"], split="training queries", known_queries=own, **options)
+    if not trained.moved and seen.policy == OWN_PHI:
+        seen = replace(seen, policy=f"{seen.policy}, not trained")
+    found = [seen]
+    policies: Sequence[str] = (model.phi.policy,)
+    if cfg.evaluation.all_policies:
+        policies = POLICIES[model.phi.mode]
+    if base is not None:
+        found = [_joint(seen)]
+    for name in ("valid", "test"):
+        if name in splits:
+            found += _evaluate_unseen(model, splits[name], f"{name}: unseen queries", policies, base, options)
+    if cfg.evaluation.ideal and "test" in splits:
+        data = splits["test"]
+        dists = prepared.inputs["test"]
+        if prepared.bank.trained or not isinstance(dists, Tensor):
+            dists = compute_distances(model, data)
+        start = model.phi.mean_row()[0].detach()
+        scores = ideal_scores(dists, data, start, kernel=model.kernel, seed=cfg.seed)
+        found.append(evaluate_scores(scores, data, split=f"test: {OWN_LABELS}", policy="own labels", **options))
+    return found
+
+
+def _evaluate_unseen(
+    model: LGMML,
+    data: RankingData,
+    split: str,
+    policies: Sequence[str],
+    base: TreeBase | None,
+    options: Mapping[str, Any],
+) -> list[Evaluation]:
+    """Unseen queries by each policy; with trees added, also ours and the trees alone."""
+    found = []
+    for policy in policies:
+        found.append(evaluate(model, data, split=split, policy=policy, **options))
+    if base is None:
+        return found
+    return _beside_each_alone(found, model, base, data, options)
+
+
+def _joint(evaluation: Evaluation) -> Evaluation:
+    """Called what it is: ours and the trees together."""
+    return replace(evaluation, policy=f"together ({evaluation.policy})")
+
+
+def _beside_each_alone(
+    together: list[Evaluation], model: LGMML, base: TreeBase, data: RankingData, options: Mapping[str, Any]
+) -> list[Evaluation]:
+    """What ours and the trees reach together, called so, then ours alone and the trees alone on the same queries."""
+    found = list(map(_joint, together))
+    for label, scores in (("ours alone", model.score(data, alone=True)), ("base alone", base.predict(data.features))):
+        found.append(evaluate_scores(scores, data, split=together[0].split, policy=label, **options))
+    return found
 
 
 def write_report(folder: Path, found: Outcome, settings: Any) -> None:
@@ -79,16 +163,16 @@ def write_report(folder: Path, found: Outcome, settings: Any) -> None:
     found.model.save(folder / "model.safetensors")
     print_evaluations(evaluations)
     split, data = reported_part(found.splits)
-    paired, comparison = None, None
-    if found.other is not None:
-        paired = compare_with(found.model, found.other, data, split, settings)
-        comparison = f"{paired.first} against {paired.second}: {paired.sentence()}"
-        content["comparison"] = paired.to_dict()
+    paired = [compare_with(found.model, other, data, split, settings) for other in found.others]
+    content["comparisons"] = [each.to_dict() for each in paired]
+    sentences = [f"{each.first} against {each.second}, {split}: {each.sentence()}" for each in paired]
+    for sentence in sentences:
+        log.info("%s", sentence)
     text = run_markdown(
         evaluations, keeper.curve, keeper.best_epoch, settings["name"], settings["chosen"],
         bank=found.bank_history, seconds=found.seconds, settings=_flat(settings, ""),
         measure=settings.get("measure", "ndcg@10"),
-        comparison=comparison,
+        comparisons=sentences,
     )  # fmt: skip
     write_text(folder / "report.md", text)
     write_text(folder / "report.json", json.dumps(content, indent=2, default=str))

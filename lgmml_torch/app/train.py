@@ -15,15 +15,14 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
 
 from lgmml_torch import distributed
 from lgmml_torch.app.compose import (
-    asked_measures,
     build,
     check_start_files,
     check_trainer,
     find_cache,
+    find_measure,
     load_base,
     load_splits,
     make_loggers,
@@ -32,24 +31,29 @@ from lgmml_torch.app.compose import (
     recipe_of,
     settle,
 )
-from lgmml_torch.app.config import asked_for, check_settings
-from lgmml_torch.app.rankers import Ranker, open_ranker
-from lgmml_torch.app.report import Outcome, Stopwatch, reported_part, tell_loggers, write_report
+from lgmml_torch.app.config import asked_for, check_settings, load_config
+from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, open_ranker, reference_names, tree_ranker
+from lgmml_torch.app.report import (
+    Outcome,
+    Stopwatch,
+    evaluate_model,
+    measuring_rules,
+    reported_part,
+    tell_loggers,
+    write_report,
+)
 from lgmml_torch.app.start import Interrupted, Watch, fail, say_goodbye, set_threads
-from lgmml_torch.checks import ConfigError, LGMMLError, sentence
-from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, evaluate, evaluate_scores
-from lgmml_torch.evaluation.tables import OWN_LABELS
+from lgmml_torch.checks import ConfigError, DataError, LGMMLError, MissingDependencyError, sentence
+from lgmml_torch.evaluation.evaluate import Evaluation, evaluate_scores
+from lgmml_torch.files import write_bytes
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.combine import combination_weights
-from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import StopAtStep, bank_curve, quiet_lightning
-from lgmml_torch.training.ideal import ideal_scores
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.preprocessed import compute_distances
 from lgmml_torch.training.recipe import Recipe
 from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import Prepared, Trained, check_positions, prepare, train_phi
@@ -92,39 +96,46 @@ def train(
     clock = Stopwatch()
     splits = load_splits(cfg)
     base = load_base(cfg, splits)
-    other = _load_other(cfg, splits)
+    files = _open_references(cfg, splits)
     clock.lap("data")
     cfg = settle(cfg, asked, splits["train"])
-    recipe = recipe_of(cfg)
-    folder = Path(cfg.paths.output_dir)
+    recipe, folder = recipe_of(cfg), Path(cfg.paths.output_dir)
+    if watch is not None:
+        watchers = [*watchers, StopAtStep(watch)]
+    references = [*_fit_references(cfg, splits, folder, watchers), *files]
+    clock.lap("references")
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
     loggers = make_loggers(cfg)
     prepared = _prepared_parts(cfg, splits, recipe, loggers)
     clock.lap("local metrics")
-    if watch is not None:
-        watchers = [*watchers, StopAtStep(watch)]
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
     clock.lap("training" if prepared.bank.trained else "weights")
-    if "test" in splits:
-        with quiet_lightning():
-            trained.trainer.test(trained.module, trained.trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
+    _test(trained, splits)
     first, shared = trained.trainer.is_global_zero, any(part.spread is not None for part in splits.values())
-    if not first and not shared:
+    if not (first or shared):
         return None
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
-    evaluations = _evaluate_model(cfg, trained.model, prepared, base)
-    if not trained.moved and evaluations[0].policy == OWN_PHI:
-        evaluations[0] = replace(evaluations[0], policy=f"{evaluations[0].policy}, not trained")
+    evaluations = evaluate_model(cfg, trained, prepared, base)
     if not first:
         return None
     clock.lap("evaluation")
+    for reference in references:
+        evaluations += reference.evaluations
+    rankers = [reference.ranker for reference in references]
     model, keeper, history = trained.model, trained.keeper, _history_of(prepared, trained)
     settings = OmegaConf.to_container(cfg, resolve=True)
-    outcome = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, other)
+    outcome = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, rankers)
     write_report(folder, outcome, settings)
     tell_loggers(folder, evaluations, model.phi.policy, settings, loggers)
     return RunResult(model, evaluations, folder, keeper.best_epoch, keeper.best, history)
+
+
+def _test(trained: Trained, splits: Mapping[str, RankingData]) -> None:
+    """Lightning's test loop, for the loggers."""
+    if "test" in splits:
+        with quiet_lightning():
+            trained.trainer.test(trained.module, trained.trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
 
 
 def _checked(cfg: DictConfig) -> DictConfig:
@@ -205,16 +216,88 @@ def _words_of(run: Path) -> list[str]:
     return [line for line in lines if not line.startswith(("- resume=", "- launcher"))]
 
 
-def _load_other(cfg: DictConfig, splits: Mapping[str, RankingData]) -> Ranker | None:
-    """What the model shall be compared with, where the configuration names it; tried before anything is fitted."""
-    if cfg.compare is None:
-        return None
-    other = open_ranker(str(cfg.compare))
-    lists = reported_part(splits)[1]
-    if other.kind != "run":  # a run may lack any one list
-        lists = lists.select([0])
-    other.score(lists)
-    return other
+@dataclass(frozen=True, eq=False)
+class _Reference:
+    """A ranker to compare with, and how well it ranks the same lists."""
+
+    ranker: Ranker
+    evaluations: list[Evaluation]
+
+
+def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list[_Reference]:
+    """The files among the references; each is tried before anything is fitted."""
+    found = []
+    names = reference_names(cfg.reference)
+    if names and any(part.spread is not None for part in splits.values()):
+        raise ConfigError("`reference` needs data that is in one place, got shards")
+    for name in names:
+        if name in FITTED:
+            continue
+        ranker = open_ranker(name)
+        lists = reported_part(splits)[1]
+        if ranker.kind != "run":  # a run may lack any one list
+            lists = lists.select([0])
+        ranker.score(lists)
+        found.append(_Reference(ranker, []))
+    return found
+
+
+def _fit_references(
+    cfg: DictConfig, splits: Mapping[str, RankingData], folder: Path, watchers: Sequence[pl.Callback]
+) -> list[_Reference]:
+    """The paper's own system and LightGBM, fitted on the same lists where `reference` names them."""
+    found = []
+    names = reference_names(cfg.reference)
+    if "lgmml" in names:
+        found.append(_fit_lgmml(cfg, splits, folder, watchers))
+    if "lightgbm" in names:
+        try:
+            trees = fit_lightgbm(splits, find_measure("measure", cfg.measure), seed=cfg.seed, threads=cfg.threads)
+        except (MissingDependencyError, DataError) as error:
+            log.warning("no LightGBM to compare with: %s", error)
+            return found
+        write_bytes(folder / FITTED["lightgbm"], trees.content.numpy().tobytes())
+        ranker = tree_ranker(TITLES["lightgbm"], trees)
+        found.append(_Reference(ranker, _evaluate_ranker(cfg, ranker, splits)))
+    return found
+
+
+# Parts of a run that its references share.
+_SHARED = (
+    "data", "name", "seed", "measure", "categories", "evaluation", "threads", "paths", "logger",
+)  # fmt: skip
+
+
+def _fit_lgmml(
+    cfg: DictConfig, splits: Mapping[str, RankingData], folder: Path, watchers: Sequence[pl.Callback]
+) -> _Reference:
+    """The paper's system (`experiment=lgmml`): on its own training queries, and on new ones."""
+    own = load_config(["experiment=lgmml"])
+    for key in _SHARED:
+        own[key] = cfg[key]
+    own.trainer = {**cfg.trainer, "max_epochs": own.trainer.max_epochs, "gradient_clip_val": None}
+    own.callbacks = {**cfg.callbacks, "early_stopping": None}
+    own.loader.num_workers = cfg.loader.num_workers
+    log.info("reference: L-GMML, the system of the paper (experiment=lgmml)")
+    recipe, loggers = recipe_of(own), make_loggers(own, version="lgmml")
+    prepared = prepare(splits, recipe, bank_curve(loggers))
+    trained = train_best_phi(own, prepared, [recipe], loggers, folder / "lgmml", watchers)
+    trained.model.save(folder / FITTED["lgmml"])
+    evaluations = []
+    for evaluation in evaluate_model(own, trained, prepared):
+        evaluations.append(replace(evaluation, policy=f"L-GMML: {evaluation.policy}"))
+    return _Reference(Ranker(TITLES["lgmml"], "lgmml", trained.model.score, model=trained.model), evaluations)
+
+
+def _evaluate_ranker(cfg: DictConfig, ranker: Ranker, splits: Mapping[str, RankingData]) -> list[Evaluation]:
+    """Unseen queries by another ranker."""
+    found = []
+    for name in ("valid", "test"):
+        if name in splits:
+            scores = ranker.score(splits[name])
+            split = f"{name}: unseen queries"
+            found.append(evaluate_scores(scores, splits[name], split=split, policy=ranker.name, **measuring_rules(cfg)))
+    return found
 
 
 def _reuse(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe) -> Prepared:
@@ -292,69 +375,6 @@ def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
         return
     base.own_weight, base.weight = own, theirs
     model.base = base
-
-
-def _evaluate_model(
-    cfg: DictConfig, model: LGMML, prepared: Prepared, base: TreeBase | None = None
-) -> list[Evaluation]:
-    """Three kinds of number, kept apart: training queries, unseen ones, and these with Φ fitted to their own labels.
-
-    With trees added, unseen queries are also ranked by ours and by the trees alone.
-    """
-    splits = prepared.splits
-    options = {"metrics": asked_measures(cfg), "preset": cfg.evaluation.preset, "seed": cfg.seed}
-    own = model.phi.mode == "per_query" or model.phi.deviations
-    seen = evaluate(model, splits["train"], split="training queries", known_queries=own, **options)
-    found = [seen]
-    policies: Sequence[str] = (model.phi.policy,)
-    if cfg.evaluation.all_policies:
-        policies = POLICIES[model.phi.mode]
-    if base is not None:
-        found = [_joint(seen)]
-    for name in ("valid", "test"):
-        if name in splits:
-            found += _evaluate_unseen(model, splits[name], f"{name}: unseen queries", policies, base, options)
-    if cfg.evaluation.ideal and "test" in splits:
-        data = splits["test"]
-        dists = prepared.inputs["test"]
-        if prepared.bank.trained or not isinstance(dists, Tensor):
-            dists = compute_distances(model, data)
-        start = model.phi.mean_row()[0].detach()
-        scores = ideal_scores(dists, data, start, kernel=model.kernel, seed=cfg.seed)
-        found.append(evaluate_scores(scores, data, split=f"test: {OWN_LABELS}", policy="own labels", **options))
-    return found
-
-
-def _evaluate_unseen(
-    model: LGMML,
-    data: RankingData,
-    split: str,
-    policies: Sequence[str],
-    base: TreeBase | None,
-    options: Mapping[str, Any],
-) -> list[Evaluation]:
-    """Unseen queries by each policy; with trees added, also ours and the trees alone."""
-    found = []
-    for policy in policies:
-        found.append(evaluate(model, data, split=split, policy=policy, **options))
-    if base is None:
-        return found
-    return _beside_each_alone(found, model, base, data, options)
-
-
-def _joint(evaluation: Evaluation) -> Evaluation:
-    """Called what it is: ours and the trees together."""
-    return replace(evaluation, policy=f"together ({evaluation.policy})")
-
-
-def _beside_each_alone(
-    together: list[Evaluation], model: LGMML, base: TreeBase, data: RankingData, options: Mapping[str, Any]
-) -> list[Evaluation]:
-    """What ours and the trees reach together, called so, then ours alone and the trees alone on the same queries."""
-    found = list(map(_joint, together))
-    for label, scores in (("ours alone", model.score(data, alone=True)), ("base alone", base.predict(data.features))):
-        found.append(evaluate_scores(scores, data, split=together[0].split, policy=label, **options))
-    return found
 
 
 def run_and_tell(cfg: DictConfig, watch: Watch) -> float | None:

@@ -82,7 +82,7 @@ def run_markdown(
     *,
     bank: Mapping[str, Any] | None = None,
     measure: str = "ndcg@10",
-    comparison: str | None = None,
+    comparisons: Sequence[str] = (),
     seconds: Mapping[str, float] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> str:
@@ -96,7 +96,7 @@ def run_markdown(
         chosen: why this was fitted.
         bank: how the fit of the metrics went, see `lgmml_torch.fitting.bank.Bank`.
         measure: what validation goes by.
-        comparison: with another model, in words.
+        comparisons: with other models, in words.
         seconds: of each stage.
         settings: all of them, flat.
     """
@@ -108,8 +108,8 @@ def run_markdown(
     parts = [f"# {name}", evaluation_markdown(evaluations).rstrip()]
     if any(evaluation.split.endswith(OWN_LABELS) for evaluation in evaluations):
         parts.append(OWN_LABELS_NOTE)
-    if comparison:
-        parts.append(f"## Comparison\n\n{comparison}.")
+    if comparisons:
+        parts.append("## Comparison\n\n" + "\n".join(f"- {each}." for each in comparisons))
     if chosen:
         parts.append(f"## What was fitted\n\n{chosen[0].upper()}{chosen[1:]}.")
     parts.append(f"## Validation\n\n{validation}")

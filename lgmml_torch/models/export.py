@@ -195,6 +195,8 @@ class ListScorer(nn.Module):
         super().__init__()
         self.model = model.without_idle(policy)
         self.policy = policy
+        if policy == "amortized":
+            self.model.phi.keep_regression_()
         for number, block in enumerate(self.model.metrics.iter_blocks()):
             self.register_buffer(f"lenses{number}", norm_factors(block.factors, self.model.metrics.norm))
 

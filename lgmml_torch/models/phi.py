@@ -20,12 +20,15 @@ from lgmml_torch.checks import (
 )
 from lgmml_torch.functional.score import nearest_mean
 
-# The policies for new queries that each way of training Φ allows; the first is the default.
+# The policies for new queries that each way of training Φ allows. The first is the default, except for per-query
+# weights: there validation chooses (`AUTO`).
 POLICIES = {
-    "per_query": ("ones", "mean", "knn"),
+    "per_query": ("mean", "knn", "amortized", "ones"),
     "shared": ("shared", "ones"),
     "amortized": ("amortized", "shared", "ones"),
 }
+AUTO = "auto"
+_RIDGE = 10.0  # of the regression of per-query weights on list summaries, per number of summaries
 
 # The parameter `phi` of `LGMMLRanker`, as settings of `Phi`.
 PHIS: dict[str, dict[str, Any]] = {
@@ -40,7 +43,8 @@ class Phi(nn.Module):
     Three ways to train them:
 
     - ``"per_query"``: a row for each training query (the paper's). A new query gets ``"ones"``, the ``"mean"`` row,
-      or (``"knn"``) the mean row of the training queries whose list summaries are nearest.
+      the mean row of the training queries whose list summaries are nearest (``"knn"``), or the row that a linear
+      regression of the training rows on their list summaries predicts (``"amortized"``).
     - ``"shared"``: one row Φ₀ for all; with ``deviations`` each training query adds a row of its own to it, kept
       small by a penalty. A new query gets Φ₀.
     - ``"amortized"``: Φ₀ · exp(gate), the gate a small network of the list's own summary.
@@ -49,7 +53,8 @@ class Phi(nn.Module):
         num_queries: Q, of the training data.
         num_metrics: K.
         mode: one of the three ways.
-        policy: what a new query gets; the mode's default when None.
+        policy: what a new query gets; the mode's default when None. That of ``"per_query"`` is ``"auto"``: validation
+            chooses after training, and until then it is the mean.
         init: starting weight, a number or one for each metric.
         deviations: with ``"shared"``: whether training queries have rows of their own.
         neighbours: for ``"knn"``.
@@ -86,7 +91,8 @@ class Phi(nn.Module):
             raise LGMMLError(f"`deviations` needs `mode` 'shared', got {mode!r}")
         self.mode, self.deviations, self.neighbours, self.hidden = mode, deviations, neighbours, hidden
         self.num_queries, self.num_metrics, self.sparse = num_queries, num_metrics, sparse
-        self.policy = policy or POLICIES[mode][0]
+        self._solution: Tensor | None = None
+        self.policy = policy or (AUTO if mode == "per_query" else POLICIES[mode][0])
         self.table = _embedding(num_queries if mode == "per_query" else 1, num_metrics, sparse)
         self.deviation = _embedding(num_queries, num_metrics, sparse) if deviations else None
         self.gate = _Gate(num_metrics, hidden) if mode == "amortized" else None
@@ -104,8 +110,12 @@ class Phi(nn.Module):
 
     @policy.setter
     def policy(self, name: str) -> None:
-        check_choice("policy", name, POLICIES[self.mode])
+        self._check_policy(name)
         self._policy = name
+
+    def _check_policy(self, name: str) -> None:
+        if name != AUTO or self.mode != "per_query":
+            check_choice("policy", name, POLICIES[self.mode])
 
     @property
     def needs_summaries(self) -> bool:
@@ -168,7 +178,7 @@ class Phi(nn.Module):
     ) -> Tensor:  # (Q, K), or (1, K) when all are the same
         """The weights of queries that were not trained on, by the policy."""
         name = policy or self.policy
-        check_choice("policy", name, POLICIES[self.mode])
+        self._check_policy(name)
         rule = RULES[name]
         if rule.looks and summaries is None:
             raise LGMMLError(f"`summaries` must be given for policy {name!r}, got None")
@@ -200,6 +210,15 @@ class Phi(nn.Module):
         half = self.num_metrics
         return nearest_mean(summaries[:, :half], self.summaries[:, :half], self.table.weight, self.neighbours)
 
+    def amortized(
+        self,
+        summaries: Tensor,  # (Q, 2K)
+    ) -> Tensor:  # (Q, K)
+        """Weights as a function of the list: by the gate, or by regression of the rows of training queries."""
+        if self.mode == "per_query":
+            return self.regressed(summaries)
+        return self.gated(self.table.weight, summaries)
+
     def gated(
         self,
         base: Tensor,  # (1, K)
@@ -207,8 +226,38 @@ class Phi(nn.Module):
     ) -> Tensor:  # (Q, K)
         """The weights times the gate's answer to the lists' summaries."""
         assert self.gate is not None
-        standard = ((summaries - self.summary_mean) / self.summary_spread).clamp(-5, 5)
-        return base * self._typed(self.gate(standard)).exp()
+        return base * self._typed(self.gate(self._standard(summaries))).exp()
+
+    def regressed(
+        self,
+        summaries: Tensor,  # (Q, 2K)
+    ) -> Tensor:  # (Q, K)
+        """The rows that ridge regression of the training rows on their list summaries predicts, clamped at 0.
+
+        It is solved in closed form, in float64: W = (ZᵀZ + c·I)⁻¹ Zᵀ(Φ − mean Φ).
+        """
+        solution = self._solution
+        if solution is None:
+            solution = self._solve()
+        mean = self.mean_row()
+        rows: Tensor = mean + (self._standard(summaries).double() @ solution).to(mean.dtype)
+        return rows.clamp_min(0)
+
+    def _solve(self) -> Tensor:  # (2K, K)
+        known = self._standard(self.summaries).double()
+        ridge = _RIDGE * known.shape[1] * torch.eye(known.shape[1], dtype=known.dtype, device=known.device)
+        gaps = (self.table.weight - self.mean_row()).double()
+        solution: Tensor = torch.linalg.solve(known.T @ known + ridge, known.T @ gaps)
+        return solution
+
+    @torch.no_grad()
+    def keep_regression_(self) -> None:
+        """Solve the regression of per-query rows once, for programs that are exported; rows must not change after."""
+        if self.mode == "per_query":
+            self._solution = self._solve()
+
+    def _standard(self, summaries: Tensor) -> Tensor:
+        return ((summaries - self.summary_mean) / self.summary_spread).clamp(-5, 5)
 
     def penalty(
         self,
@@ -343,6 +392,7 @@ RULES: dict[str, Policy] = {
     "shared": Policy(lambda phi, _: phi.table.weight),
     "mean": Policy(lambda phi, _: phi.mean_row()),
     "knn": Policy(lambda phi, summaries: phi.nearest(_given(summaries)), looks=True),
-    "amortized": Policy(lambda phi, summaries: phi.gated(phi.table.weight, _given(summaries)), looks=True),
+    "amortized": Policy(lambda phi, summaries: phi.amortized(_given(summaries)), looks=True),
+    AUTO: Policy(lambda phi, _: phi.mean_row()),
 }
 """Policies by name. A new one stands here, and in `POLICIES` with the ways of training Φ that allow it."""

@@ -28,8 +28,9 @@ from lgmml_torch.distributed import gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
 from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.encode import CategoryEncoder, encode_splits
-from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.phi import AUTO, POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
@@ -250,6 +251,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
     measure = Measure.of(recipe.measure)
     keeper = KeepCheckpoints(around.folder, monitor=f"val/{measure.name}", every_n_steps=around.every_n_steps)
     keep, around = _what_validation_sees(module, settings.keep, around)
+    log.info("%s", _describe(module, recipe))
     start = _trained_tensors(module)
     if around.resume is not None:
         bring_best(around.resume, keeper.best_file)
@@ -262,9 +264,12 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
         take_kept(module, keeper.best_file if keep == "best" else keeper.last_file, keeper.run)
     moved = not all(map(torch.equal, start, _trained_tensors(module)))
     if not moved:
-        log.info("The weights kept are those before training: no epoch was better on validation.")
+        untrained = "The weights kept are those before training: no epoch was better on validation."
+        log.log(logging.WARNING if module.model.phi.mode == "per_query" else logging.INFO, untrained)
     module.model.metrics.train_metrics_(False)
     module.model.eval()
+    if module.model.phi.policy == AUTO:
+        module.model.phi.policy = _best_policy(module.model, splits.get("valid"), measure)
     kept = keeper.best_epoch if keep == "best" else lightning.current_epoch
     for callback in around.callbacks:
         if isinstance(callback, Story):
@@ -282,6 +287,36 @@ def _what_validation_sees(module: LGMMLModule, keep: str, around: Surroundings) 
     )
     callbacks = [callback for callback in around.callbacks if not isinstance(callback, EarlyStopping)]
     return "last", replace(around, callbacks=callbacks)
+
+
+def _best_policy(model: LGMML, valid: RankingData | None, measure: Measure) -> str:
+    """The policy for new queries that ranks the validation queries best; the mean without any."""
+    judged = {"mean": 0.0}
+    if valid is not None:
+        for policy in POLICIES[model.phi.mode]:
+            judged[policy] = mean_measure(model.score(valid, policy=policy), valid, measure)
+        figures = ", ".join(f"{policy} {value:.4f}" for policy, value in judged.items())
+        log.info("Φ of new queries, validation %s: %s", measure.name, figures)
+    return max(judged, key=judged.__getitem__)
+
+
+def _describe(module: LGMMLModule, recipe: Recipe) -> str:
+    """What is trained, in one sentence for the log."""
+    metrics, phi = module.model.metrics, module.model.phi
+    kind = "in closed form, kept as buffers"
+    if module.trains_metrics:
+        kind = "trained by gradient"
+    elif recipe.builder.kind == "boosted":
+        kind = "in closed form, chosen by boosting, kept as buffers"
+    rows, columns = phi.table.weight.shape
+    workers = recipe.phi.loader.get("num_workers", 0)
+    loss = recipe.phi.loss.name
+    if recipe.phi.loss.draws:
+        loss = f"sampled {loss.upper()}"
+    return (
+        f"{metrics.num_metrics} local metrics {kind}; Φ: a {rows} × {columns} embedding, kept ≥ 0 by projection; "
+        f"loss: {loss}; {workers} loader workers"
+    )
 
 
 def _trained_tensors(module: LGMMLModule) -> list[Tensor]:

@@ -202,3 +202,11 @@ class TestRefusals:
         monkeypatch.setitem(sys.modules, "lightgbm", None)
         with pytest.raises(MissingDependencyError, match=r"`lightgbm` is needed.*pip install 'lgmml-torch\[trees\]'"):
             compose.load_base(small(tmp_path, *QUICK, f"base={trees}"), load_splits(small(tmp_path, *QUICK)))
+
+
+def test_trees_are_fitted_where_none_are_given(tmp_path: Path) -> None:
+    """``base=auto``: LightGBM on the same training lists, in the same model file."""
+    result = run(tmp_path, "base=auto")
+    assert LGMML.load(tmp_path / "model.safetensors").base is not None
+    policies = [each.policy for each in result.evaluations if each.split == "test: unseen queries"]
+    assert policies[1:] == ["ours alone", "base alone"]

@@ -233,7 +233,7 @@ def test_info(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "remove_constant → (quantile + list_rank) → remove_constant → standardize → clip",
         "4 on 2 features, 3 on all features",
         "per_query",
-        "ones",
+        "auto",
     ):
         assert piece in printed
     lgmml("info", model_file, "--json")
@@ -267,7 +267,7 @@ def test_errors_are_one_sentence(tmp_path: Path, model_file: Path, capsys: pytes
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(model_file.read_bytes()[:-100])
     assert "is not a model file, or it is damaged" in refused(capsys, "score", cut, file)
-    assert "`policy` must be one of 'ones', 'mean', 'knn'" in refused(
+    assert "`policy` must be one of 'mean', 'knn', 'amortized', 'ones'" in refused(
         capsys, "score", model_file, file, "--policy", "shared"
     )
     assert "`device` 'abacus' cannot be used here" in refused(capsys, "score", model_file, file, "--device", "abacus")

@@ -74,9 +74,9 @@ def test_a_run_leaves_everything_behind(default_run: RunResult) -> None:
 
 def test_what_to_compare_with_is_tried_before_the_fit(default_run: RunResult, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no model file at .*none\.safetensors"):
-        run(tmp_path, *BOOSTED, f"compare={tmp_path / 'none.safetensors'}")
+        run(tmp_path, *BOOSTED, f"reference={tmp_path / 'none.safetensors'}")
     with pytest.raises(LGMMLError, match=r"`features` must have shape \(\*, 6\)"):
-        run(tmp_path, *BOOSTED, "data.num_features=7", f"compare={default_run.folder}")
+        run(tmp_path, *BOOSTED, "data.num_features=7", f"reference={default_run.folder}")
     assert not (tmp_path / "model.safetensors").exists()
 
 
@@ -231,7 +231,7 @@ def test_paper_reports_every_policy(tmp_path: Path) -> None:
         "search.policy=mean", "trainer.max_epochs=2",
     )  # fmt: skip
     policies = [e.policy for e in result.evaluations if e.split == "test: unseen queries"]
-    assert policies == ["ones", "mean", "knn"]
+    assert policies == ["mean", "knn", "amortized", "ones"]
     assert result.model.metrics.norm == "trace"
     assert result.evaluations[0].policy == "own Φ"
 

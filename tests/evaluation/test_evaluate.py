@@ -59,7 +59,7 @@ def test_flat_scores_are_warned_of() -> None:
 
 def test_known_queries_use_their_own_weights() -> None:
     model, data = small_model(mode="per_query"), small_data()
-    own, ones = evaluate(model, data, known_queries=True), evaluate(model, data)
+    own, ones = evaluate(model, data, known_queries=True), evaluate(model, data, policy="ones")
     assert (own.policy, ones.policy) == ("own Φ", "ones")
     scores = model.score(data, known_queries=True)
     expected = evaluate_scores(scores, data, policy="own Φ")

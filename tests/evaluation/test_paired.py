@@ -82,8 +82,8 @@ def test_a_report_says_how_it_went() -> None:
     rounds = list(range(5, 505, 5))
     bank = {"rounds": rounds, "valid_ndcg": [0.5 + r / 1e4 for r in rounds], "best_round": 485}
     text = run_markdown(
-        [found], {0: 0.5}, 0, "demo", "because", bank=bank, comparison="a against b", seconds={"data": 1.0, "Φ": 2.25},
-        settings={"seed": 0, "a.b": "x"},
+        [found], {0: 0.5}, 0, "demo", "because", bank=bank, comparisons=["a against b"],
+        seconds={"data": 1.0, "Φ": 2.25}, settings={"seed": 0, "a.b": "x"},
     )  # fmt: skip
     assert "| 485 | 0.5485 (kept) |" in text
     assert text.count("\n| ") < 40  # of many rounds, some

@@ -104,7 +104,10 @@ def test_scores_of_lists_of_any_length_equal_the_models(name: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "policy"), [("shared", "ones"), ("per_query", "knn"), ("amortized", "amortized")])
+@pytest.mark.parametrize(
+    ("mode", "policy"),
+    [("shared", "ones"), ("per_query", "knn"), ("per_query", "amortized"), ("amortized", "amortized")],
+)
 def test_policies_are_exported(mode: str, policy: str, tmp_path: Path) -> None:
     data = lists()
     model = ranker(data, Chain([Standardize()]), mode=mode, kernel="rbf" if mode == "shared" else "paper")

@@ -4,6 +4,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from lgmml_torch.models.phi import POLICIES, Phi
 
 
 def test_modes_and_default_policies() -> None:
-    assert Phi(3, 2, mode="per_query").policy == "ones"
+    assert Phi(3, 2, mode="per_query").policy == "auto"  # validation chooses
     assert Phi(3, 2, mode="shared").policy == "shared"
     assert Phi(3, 2, mode="amortized").policy == "amortized"
 
@@ -371,3 +372,21 @@ def test_columns_are_selected_from_all_rows() -> None:
     for name in ("summaries", "summary_mean", "summary_spread"):
         assert torch.equal(getattr(small, name), getattr(phi, name)[..., both])
     assert small.spec() == {**phi.spec(), "num_metrics": 2}
+
+
+def test_amortized_rows_are_a_ridge_regression_on_list_summaries() -> None:
+    """Against numpy: the row of a new list is the mean row plus what the regression of the training rows predicts."""
+    g = torch.Generator().manual_seed(0)
+    phi = Phi(9, 2, mode="per_query")
+    with torch.no_grad():
+        phi.table.weight.copy_(torch.rand((9, 2), generator=g) * 3)
+    known, new = torch.randn((9, 4), generator=g), torch.randn((5, 4), generator=g)
+    phi.set_summaries(known)
+    z = ((known - phi.summary_mean) / phi.summary_spread).clamp(-5, 5).double().numpy()
+    z_new = ((new - phi.summary_mean) / phi.summary_spread).clamp(-5, 5).double().numpy()
+    rows = phi.table.weight.detach().double().numpy()
+    mean = rows.mean(axis=0)
+    stacked = np.vstack([z, np.sqrt(10.0 * 4) * np.eye(4)])
+    solution = np.linalg.lstsq(stacked, np.vstack([rows - mean, np.zeros((4, 2))]), rcond=None)[0]
+    expected = np.maximum(mean + z_new @ solution, 0)
+    np.testing.assert_allclose(phi.for_new(new, 5, "amortized").detach().numpy(), expected, rtol=1e-5)

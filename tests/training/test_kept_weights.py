@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,9 @@ def run(folder: Path, *words: str) -> tuple[torch.Tensor, str, list[str]]:
 def test_weights_of_training_queries_are_kept_where_validation_cannot_judge_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``python train.py local_metrics=sampled phi=per_query``: new queries get ones, whatever is trained."""
+    """New queries get ones, whatever is trained."""
     with caplog.at_level(logging.WARNING):
-        weights, _, labels = run(tmp_path, "phi=per_query", "trainer.max_epochs=8")
+        weights, _, labels = run(tmp_path, "phi=per_query", "phi.policy=ones", "trainer.max_epochs=8")
     assert "validation cannot judge the weights that are trained" in caplog.text
     assert (weights != 1).any()
     assert (weights >= 0).all()
@@ -44,14 +45,25 @@ def test_weights_that_did_not_move_are_not_called_trained(tmp_path: Path) -> Non
     assert "own Φ, not trained" in report
 
 
-def test_validation_judges_the_mean_of_the_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        run(tmp_path, "phi=per_query", "phi.policy=mean", "trainer.max_epochs=2")
+def test_validation_chooses_what_new_queries_get(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """``python train.py local_metrics=sampled phi=per_query``: the best policy on validation lists, by the log."""
+    with caplog.at_level(logging.INFO):
+        weights, _, labels = run(tmp_path, "phi=per_query", "trainer.max_epochs=2", "keep=last")
     assert "cannot judge" not in caplog.text
+    figures = re.search(r"Φ of new queries, validation ndcg@10: (.*)", caplog.text)
+    assert figures is not None
+    judged = dict(each.split(" ") for each in figures[1].split(", "))
+    assert set(judged) == {"mean", "knn", "amortized", "ones"}
+    assert judged[labels[1]] == max(judged.values())
+    assert (weights != 1).any()
 
 
-def test_the_estimator_keeps_them_too() -> None:
+def test_the_estimator_keeps_them_or_says_why_not(caplog: pytest.LogCaptureFixture) -> None:
     data = letor_like(40, 5, num_documents=800, seed=1)
-    ranker = LGMMLRanker(bank="sampled", num_metrics=10, phi="per_query", epochs=3, learning_rate=0.1, random_state=0)
+    settings = {"bank": "sampled", "num_metrics": 10, "phi": "per_query", "epochs": 3, "random_state": 0}
+    ranker = LGMMLRanker(**settings, policy="ones", learning_rate=0.1)
     ranker.fit(data.features, data.labels, group=data.sizes)
     assert (ranker.model_.phi.table.weight != 1).any()
+    chosen = LGMMLRanker(**settings, learning_rate=0.1).fit(data.features, data.labels, group=data.sizes)
+    moved = bool((chosen.model_.phi.table.weight != 1).any())
+    assert moved != ("The weights kept are those before training" in caplog.text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, open_data, use_machine
-from lgmml_torch.app.rankers import MODEL, open_ranker
+from lgmml_torch.app.rankers import MODEL, open_ranker, references_of_run
 from lgmml_torch.checks import DataError
 from lgmml_torch.evaluation.card import read_report
 from lgmml_torch.files import write_text
@@ -47,13 +47,11 @@ def run(args: Namespace) -> None:
     folder = Path(args.run)
     content, device = _read_report(folder), use_machine(args)
     model = LGMML.load(folder / MODEL).to(device)
-    place = args.compare or content["config"].get("compare")
-    other, paired = None, None
-    if place is not None:
-        other = open_ranker(place)
+    others = references_of_run(folder, content["config"].get("reference"))
+    if args.compare:
+        others = [open_ranker(args.compare)]
     split, data = _lists(args, content, model)
-    if other is not None:
-        paired = compare_with(model, other, data, split, content["config"])
+    paired = [compare_with(model, other, data, split, content["config"]) for other in others]
     shown = page_data_of_run(content, model, data, split, importance=args.importance)
     file = folder / "report.html"
     if args.output:
