@@ -25,6 +25,8 @@ from lgmml_torch.functional.ranking.measures import rank_metrics as rank_metrics
 from lgmml_torch.functional.ranking.measures import recall as recall
 from lgmml_torch.functional.ranking.measures import reciprocal_rank as reciprocal_rank
 from lgmml_torch.functional.spd import geometric_mean as geometric_mean
+from lgmml_torch.metric_learning import GMML as GMML
+from lgmml_torch.metric_learning import LocalGMML as LocalGMML
 from lgmml_torch.models.combine import merge_models as merge_models
 from lgmml_torch.models.explain import Explanation as Explanation
 from lgmml_torch.models.explain import explain as explain
@@ -42,7 +44,7 @@ from lgmml_torch.models.preprocess.compose import build_preprocess as build_prep
 from lgmml_torch.models.preprocess.compose import list_rank_features as list_rank_features
 from lgmml_torch.models.ranker import LGMML as LGMML
 from lgmml_torch.ragged import RankingData as RankingData
-from lgmml_torch.training.datamodule import RankingDataModule as RankingDataModule
+from lgmml_torch.training.batches import RankingDataModule as RankingDataModule
 from lgmml_torch.training.module import LGMMLModule as LGMMLModule
 
 __version__: str

@@ -6,6 +6,8 @@ that are not in it. What a model makes of the codes is decided by `lgmml_torch.m
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,14 +16,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.checks import DataError
+from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.inputs import as_frame, dense_features, is_missing, numeric_column
 
 if TYPE_CHECKING:
     import narwhals as nw
 
 OTHER = -1.0  # the code of a word that the vocabulary does not hold
-MOST_WORDS = 100_000  # in a vocabulary: the model file holds it
+_MOST_WORDS = 100_000  # in a vocabulary: the model file holds it
+MOST_UNKNOWN = 0.5  # share of the rows of a column with missing or unknown words; with more, the rows are refused
+FEW_ROWS = 100  # with fewer rows nothing is refused: all documents of one query may have a new word
 _GAPS = ("", "null", "nan")
 
 Vocabulary = tuple[str, ...]
@@ -101,9 +105,9 @@ def found_vocabulary(words: Iterable[str | None], name: object) -> Vocabulary:
     """
     found = set(words) - {None}
     vocabulary = tuple(sorted(map(str, found)))
-    if len(vocabulary) > MOST_WORDS:
+    if len(vocabulary) > _MOST_WORDS:
         got = f"got {len(vocabulary):,} words; leave it out or group them"
-        raise DataError(f"column {name!r} must have at most {MOST_WORDS:,} different words to be a category, {got}")
+        raise DataError(f"column {name!r} must have at most {_MOST_WORDS:,} different words to be a category, {got}")
     return vocabulary
 
 
@@ -200,6 +204,39 @@ def fill_words(features: NDArray[Any], categories: Categories | None) -> None:
     for column in category_columns(categories):
         values = features[:, column]
         values[np.isnan(values)] = OTHER
+
+
+def unknown_words(features: Any, categories: Categories | None, names: Sequence[str] | None) -> Counter[str]:
+    """The number of rows with the code `OTHER` in each category, by its name."""
+    found: Counter[str] = Counter()
+    for column in category_columns(categories):
+        name = f"feature {column + 1}" if names is None else names[column]
+        found[name] = int((features[:, column] == OTHER).sum())
+    return found
+
+
+def check_words(unknown: Mapping[str, int], rows: int, where: str = "") -> None:
+    """Warn of rows whose word is missing or not in the vocabulary of the training data.
+
+    Raises:
+        DataError: a column in which more than `MOST_UNKNOWN` of at least `FEW_ROWS` rows are like that.
+    """
+    told = []
+    for name, count in unknown.items():
+        if rows >= FEW_ROWS and count > MOST_UNKNOWN * rows:
+            raise DataError(
+                f"{where}column {name!r} must have words that training has seen in at least half of the rows, but in "
+                f"{count:,} of {rows:,} the word is missing or unknown; are they spelt in another way?"
+            )
+        if count:
+            told.append(f"{name!r} {count:,}")
+    if told:
+        warnings.warn(
+            f"{where}of {rows:,} rows, some have words that are missing or that training never saw: {', '.join(told)}; "
+            "they are treated as a word without meaning",
+            DataWarning,
+            stacklevel=3,
+        )
 
 
 def recoded(features: torch.Tensor, categories: Categories | None, target: Categories | None) -> torch.Tensor:

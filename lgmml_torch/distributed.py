@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -159,8 +159,8 @@ class Traffic:
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
-    """A set whose lists are spread over processes: how long every list is, and which process has it.
+class SharedLists:
+    """A set whose lists several processes share: how long every list is, and which process has it.
 
     Lists are numbered as they would be on one process. A process keeps the documents of its own lists, one list after
     the other in the order of their numbers.
@@ -291,9 +291,9 @@ class Spread:
     def part(
         self,
         lists: Tensor,  # (C,) numbers of lists, rising
-    ) -> Spread:
+    ) -> SharedLists:
         """Some of the lists as a set of their own."""
-        return Spread(self.sizes[lists], self.owner[lists], self.rank, self.traffic)
+        return SharedLists(self.sizes[lists], self.owner[lists], self.rank, self.traffic)
 
     def exchange(
         self,
@@ -314,6 +314,20 @@ class Spread:
         for source, part in enumerate(received):
             whole[(owner == source).to(whole.device)] = part[: counts[source]]
         return whole
+
+
+def query_numbers(data: RankingData) -> Tensor:  # (q,)
+    """The numbers of these queries in the whole set."""
+    if data.shared_lists is None:
+        return torch.arange(data.num_queries)
+    return data.shared_lists.own
+
+
+def all_qids(data: RankingData) -> tuple[Hashable, ...]:
+    """The ids of all queries of the whole set."""
+    if data.shared_lists is None:
+        return data.qids
+    return data.shared_lists.all_ids(data.qids)
 
 
 def limit_documents(data: RankingData, documents: int, *, seed: int = 0, folder: Path | None = None) -> RankingData:
@@ -337,25 +351,25 @@ def pick_lists(
     folder: Path | None = None,
 ) -> RankingData:
     """Lists by their numbers in the whole set; each stays on its process."""
-    if data.spread is None:
+    if data.shared_lists is None:
         return data.select(queries)
-    own = torch.isin(data.spread.own, queries).nonzero()[:, 0]
+    own = torch.isin(data.shared_lists.own, queries).nonzero()[:, 0]
     rows = gather_segments(data.offsets, own)[0]
     part = data.replace(features=data.features[:, :0]).select(own)
     return part.replace(
         features=_copied(data, rows, lambda some: data.features[some], folder),
         feature_names=data.feature_names,
         categories=data.categories,
-        spread=data.spread.part(queries),
+        shared_lists=data.shared_lists.part(queries),
     )
 
 
 def gather_lists(data: RankingData, folder: Path | None = None) -> RankingData:
     """All lists on every process; features of shared lists are copied to a file in ``folder``."""
-    if data.spread is None:
+    if data.shared_lists is None:
         return data
     if world_size() == 1:
-        return data.replace(spread=None)
+        return data.replace(shared_lists=None)
     offsets = data.all_offsets
     rows = torch.arange(int(offsets[-1]))
     order = torch.empty_like(data.order)  # of the documents of a list, as the caller gave them
@@ -377,7 +391,7 @@ def gather_lists(data: RankingData, folder: Path | None = None) -> RankingData:
         order=data.take(order, rows) + offsets[:-1].repeat_interleave(offsets.diff()),
         doc_ids=None,
         query_weights=weights,
-        spread=None,
+        shared_lists=None,
     )
 
 

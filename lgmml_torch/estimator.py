@@ -18,7 +18,6 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from lgmml_torch.categories import Asked
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.estimator_inputs import (
     ACCELERATORS,
@@ -152,7 +151,7 @@ def _fit_model(
     # Lightning takes its time to import.
     from lgmml_torch.training.callbacks import LogEpochs
     from lgmml_torch.training.defaults import GRADIENT_CLIP, Sizes, choose_defaults, make_recipe
-    from lgmml_torch.training.recipe import Surroundings
+    from lgmml_torch.training.recipe import TrainerSettings
     from lgmml_torch.training.stages import train_phi
 
     kind = None
@@ -174,7 +173,7 @@ def _fit_model(
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = folder
         with _keyboard_interrupts():
-            trained = train_phi(prepared, recipe, Surroundings(Path(folder), trainer, watching))
+            trained = train_phi(prepared, recipe, TrainerSettings(Path(folder), trainer, watching))
     return trained, prepared.bank
 
 
@@ -194,7 +193,11 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         bank_options: further settings of `fit_boosted`, `start_trained` or `fit_sampled`.
         preprocess: what happens to raw features: a `Preprocess` or its description; `list_rank_features`, or
             `all_views` for trained metrics, when None.
+        features: raw features that boosted and trained metrics see: ``"auto"`` sets aside those that mean nothing where
+            most do, ``"all"`` keeps them.
         categories: columns of a frame whose words are categories, besides those whose type says so.
+        missing: what NaN stands for, in `fit` and, by the fitted model, in `predict`: ``"error"``, ``"zero"``,
+            ``"query-min"`` or ``"query-mean"``; see `RankingData.from_arrays`.
         max_one_hot: a category of up to so many words gets a column for each; of more, the mean label of each word.
         kernel: κ, see `lgmml_torch.functional.score.kernel`.
         phi: how Φ is trained: ``"shared"``, ``"per_query"``, ``"amortized"``, or ``"deviations"``: shared, and a
@@ -248,7 +251,9 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         num_metrics: int | None = None,
         bank_options: Mapping[str, Any] | None = None,
         preprocess: Preprocess | Mapping[str, Any] | None = None,
+        features: str = "auto",
         categories: Sequence[str] | None = None,
+        missing: str = "error",
         max_one_hot: int = 12,
         kernel: str = "paper",
         phi: str = "shared",
@@ -272,7 +277,9 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         self.num_metrics = num_metrics
         self.bank_options = bank_options
         self.preprocess = preprocess
+        self.features = features
         self.categories = categories
+        self.missing = missing
         self.max_one_hot = max_one_hot
         self.kernel = kernel
         self.phi = phi
@@ -330,12 +337,13 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         check_parameters(self.get_params(deep=False), grows=init_model is not None)
         seed, start = self._seed(), _started(init_model)
         rows = find_queries(Rows(X, y, qid, group))
-        data = weighed(self._data(rows, self.categories, positions=position), sample_weight)
+        reading = {"categories": self.categories, "missing": self.missing}
+        data = weighed(self._data(rows, **reading, positions=position), sample_weight)
         judged = validation_rows(eval_set, eval_qid, eval_group)
         if judged is None:
             train, valid = held_out(data, self.validation_fraction, seed)
         else:
-            train, valid = data, self._data(judged, self.categories)
+            train, valid = data, self._data(judged, **reading)
             _check_names(feature_names(judged.X), feature_names(rows.X), "eval_set")
             if valid.num_features != data.num_features:
                 got = valid.num_features
@@ -416,20 +424,20 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         phi = model.phi.mode
         if model.phi.deviations:
             phi = "deviations"
-        ranker = cls(kernel=model.kernel, phi=phi, policy=model.phi.policy)
+        ranker = cls(kernel=model.kernel, phi=phi, policy=model.phi.policy, missing=model.reading["missing"])
         ranker.model_, ranker.n_features_in_ = model, model.reading["num_features"]
         ranker._keep_names(model.reading["feature_names"])
         return ranker
 
-    def _data(self, rows: Rows, categories: Asked, **extras: Any) -> RankingData:
-        settings = {"dtype": getattr(torch, self.precision), "categories": categories, **extras}
-        return RankingData.from_arrays(**rows._asdict(), **settings)
+    def _data(self, rows: Rows, **reading: Any) -> RankingData:
+        return RankingData.from_arrays(**rows._asdict(), dtype=getattr(torch, self.precision), **reading)
 
     def _features(self, rows: Rows) -> RankingData:
         """Data for the fitted model."""
         rows = find_queries(rows)
         _check_names(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
-        data = self._data(rows, self.model_.reading["categories"])
+        known = self.model_.reading
+        data = self._data(rows, categories=known["categories"], missing=known["missing"])
         if data.num_features != self.n_features_in_:
             raise DataError(f"`X` must have {self.n_features_in_} features as in `fit`, got {data.num_features}")
         return data

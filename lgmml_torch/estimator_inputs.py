@@ -33,16 +33,16 @@ from lgmml_torch.checks import (
     optional,
     shortened,
 )
-from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.ranking.measures import Measure
 from lgmml_torch.functional.score import KERNELS
-from lgmml_torch.inputs import drop_column, frame_columns
+from lgmml_torch.inputs import MISSING_POLICIES, drop_column, frame_columns
 from lgmml_torch.models.phi import PHIS, POLICIES
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
 
 _QID = "qid"  # the column of a frame that holds the query
-WAYS = "`eval_set` must be (X, y, qid), got {}; or [(X, y)] with `eval_qid` or `eval_group`"
+_WAYS = "`eval_set` must be (X, y, qid), got {}; or [(X, y)] with `eval_qid` or `eval_group`"
 
 
 class Rows(NamedTuple):
@@ -94,7 +94,7 @@ def validation_rows(eval_set: Any, eval_qid: Any, eval_group: Any) -> Rows | Non
         eval_set = [eval_set]
     sets = list(eval_set)
     if not sets or not all(isinstance(one, (tuple, list)) and len(one) in (2, 3) for one in sets):
-        raise DataError(WAYS.format(got))
+        raise DataError(_WAYS.format(got))
     if len(sets) > 1:
         warnings.warn(
             f"of the {len(sets)} sets in `eval_set` the last one decides when to stop; the others are not looked at",
@@ -113,7 +113,7 @@ def validation_rows(eval_set: Any, eval_qid: Any, eval_group: Any) -> Rows | Non
     except DataError:
         if known:
             raise
-        raise DataError(WAYS.format(f"{len(sets[-1])} parts")) from None
+        raise DataError(_WAYS.format(f"{len(sets[-1])} parts")) from None
 
 
 def _last(name: str, given: Any, count: int) -> Any:
@@ -233,7 +233,9 @@ PARAMETERS: dict[str, Rule] = {
     "num_metrics": optional(check_whole),
     "bank_options": optional(instance_of(Mapping, called="a mapping")),
     "preprocess": optional(instance_of(Preprocess, Mapping, called="a Preprocess or a mapping that describes one")),
+    "features": one_of(("auto", "all")),
     "categories": optional(column_names),
+    "missing": one_of(MISSING_POLICIES),
     "max_one_hot": counts_from_zero,
     "kernel": one_of(KERNELS),
     "phi": one_of(PHIS),

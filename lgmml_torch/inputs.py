@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,44 +84,64 @@ def dense_features(X: Any, dtype: torch.dtype) -> NDArray[Any]:
     return array
 
 
-STEPS = 1 << 17  # of float32 within the range of a feature; from so many on, none is lost that matters
+_STEPS = 1 << 17  # of float32 within the range of a feature; with more of them none is lost that matters
 
 
-def warn_if_flattened(
-    X: Any,
-    features: NDArray[Any],  # (N, D) the same, cast
-    names: tuple[str, ...] | None = None,
-) -> None:
-    """Warn of features whose values, large and close together as timestamps are, float32 cannot tell apart.
+def flattened(
+    features: NDArray[Any],  # (N, D) cast
+    original: Callable[[int], NDArray[Any] | None],
+) -> list[int]:
+    """Features whose values float32 cannot tell apart, because they are large and close together, as timestamps are.
 
-    Only features in whose range there are few numbers of float32 are looked at. The same sentence for the same
-    features, so that Python shows it once.
+    Only features in whose range there are few numbers of float32 are looked at.
+
+    Args:
+        features: as they were cast.
+        original: called with the number of a feature, gives its values before the cast; None where it was no number.
     """
-    if features.dtype != np.float32 or not features.size or getattr(X, "dtype", None) in (np.float32, torch.float32):
-        return
+    if features.dtype != np.float32 or not features.size:
+        return []
     with np.errstate(invalid="ignore", over="ignore"):
         low, high = np.fmin.reduce(features, axis=0), np.fmax.reduce(features, axis=0)
         step = np.spacing(np.maximum(np.abs(low), np.abs(high)))
-        narrow = np.flatnonzero((step > 0) & (high.astype(np.float64) - low < STEPS * step.astype(np.float64)))
-    called = list(map(str, range(1, features.shape[1] + 1)))
-    if names is not None:
-        called = list(map(repr, names))
-    flat = []
+        narrow = np.flatnonzero((step > 0) & (high.astype(np.float64) - low < _STEPS * step.astype(np.float64)))
+    found = []
     for place in narrow.tolist():
-        if _is_flattened(_original(X, place), features[:, place]):
-            flat.append(called[place])
-    if flat:
-        plural = "s" if len(flat) > 1 else ""
-        warnings.warn(
-            f"float32 cannot tell all values of feature{plural} {', '.join(flat[:5])} apart: take "
-            '`precision="float64"` (of a reader, `dtype=torch.float64`), or subtract what all values have in common',
-            DataWarning,
-            stacklevel=3,
-        )
+        if _is_flattened(original(place), features[:, place]):
+            found.append(place)
+    return found
 
 
-def _original(X: Any, column: int) -> NDArray[Any] | None:
-    """One feature as it was handed in; None where it was no number."""
+def _is_flattened(given: NDArray[Any] | None, cast: NDArray[Any]) -> bool:
+    """Whether values that differ by more than float64 rounds have become equal."""
+    if given is None or given.dtype.kind not in "iuf" or given.dtype in (np.float32, np.float16):
+        return False
+    values = np.unique(given[~np.isnan(cast)])
+    if len(values) < 2 or float(values[-1] - values[0]) < 1e-12 * float(np.abs(values).max()):
+        return False
+    return len(np.unique(values.astype(np.float32))) < len(values)
+
+
+def warn_if_flattened(columns: Sequence[int], names: Sequence[str] | None, where: str = "") -> None:
+    """Warn of features that `flattened` has found; the same sentence for the same features, which Python shows once."""
+    if not columns:
+        return
+    called = [str(column + 1) for column in columns]
+    if names is not None:
+        called = [repr(names[column]) for column in columns]
+    plural = "s" if len(called) > 1 else ""
+    warnings.warn(
+        f"{where}float32 cannot tell all values of feature{plural} {', '.join(called[:5])} apart: take "
+        '`precision="float64"` (of a reader, `dtype=torch.float64`), or subtract what all values have in common',
+        DataWarning,
+        stacklevel=3,
+    )
+
+
+def original_column(X: Any, column: int) -> NDArray[Any] | None:
+    """One feature as it was handed in; None where it was no number, or is float32 already."""
+    if getattr(X, "dtype", None) in (np.float32, torch.float32):
+        return None
     if (frame := as_frame(X)) is not None:
         try:
             return numeric_column(frame[:, column], column)
@@ -136,14 +156,32 @@ def _original(X: Any, column: int) -> NDArray[Any] | None:
     return np.array([row[column] for row in X])
 
 
-def _is_flattened(given: NDArray[Any] | None, cast: NDArray[Any]) -> bool:
-    """Whether values that differ by more than float64 rounds have become equal."""
-    if given is None or given.dtype.kind not in "iuf" or given.dtype in (np.float32, np.float16):
-        return False
-    values = np.unique(given[~np.isnan(cast)])
-    if len(values) < 2 or float(values[-1] - values[0]) < 1e-12 * float(np.abs(values).max()):
-        return False
-    return len(np.unique(values.astype(np.float32))) < len(values)
+_STEEPEST_LABEL = 31  # the highest that XGBoost takes; the gain 2^y - 1 of a higher one exceeds four billion
+
+
+def warn_if_steep(highest: float) -> None:
+    """Warn of labels whose exponential gain leaves nothing of all others."""
+    if highest > _STEEPEST_LABEL:
+        warnings.warn(
+            f"the highest label is {highest:g}, and its gain 2^y - 1 is {2.0**highest:.0e}: documents with the highest "
+            "labels alone decide. Counts are no grades: make grades of them, such as 0 to 4, or their logarithm; to "
+            'measure, a preset with linear gain does as well (preset="sklearn")',
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def check_distinct(names: Sequence[str] | None, where: str = "") -> None:
+    """Require names of features to differ.
+
+    Raises:
+        DataError: the first name that comes twice.
+    """
+    seen: set[str] = set()
+    for name in names or ():
+        if name in seen:
+            raise DataError(f"{where}column {name!r} is named twice")
+        seen.add(name)
 
 
 def float_vector(name: str, values: Any) -> NDArray[np.float32]:

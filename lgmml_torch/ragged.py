@@ -7,7 +7,7 @@ go back in it, and equal scores are ranked by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -17,25 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lgmml_torch import segments
-from lgmml_torch.categories import Asked, Categories, WordColumns, coded_features, fill_words, recoded, united
+from lgmml_torch import categories as vocabularies
+from lgmml_torch import inputs, segments
+from lgmml_torch.categories import Asked, Categories
 from lgmml_torch.checks import DataError, check_choice, check_positive
-from lgmml_torch.distributed import Spread
-from lgmml_torch.inputs import (
-    MISSING_POLICIES,
-    canonical_order,
-    check_length,
-    check_values,
-    check_weights,
-    fill_missing,
-    float_vector,
-    place_vector,
-    query_codes,
-    warn_if_flattened,
-)
-from lgmml_torch.inputs import (
-    feature_names as names_of,
-)
+from lgmml_torch.distributed import SharedLists
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -61,10 +47,11 @@ class RankingData:
         doc_ids: an id for each document, or None.
         query_weights: ``(Q,)`` or None.
         feature_names: a name for each feature, or None.
-        spread: where these are the lists of one process of several: which of the set's lists they are. None: all.
+        shared_lists: where these are the lists of one process of several: which of the set's lists they are. None: all.
         categories: for each feature the words its codes stand for, None for numbers; None where all are numbers.
         document_weights: ``(N,)`` how often the relevance of each document counts, or None.
         positions: ``(N,)`` where each document was shown when its clicks were logged, or None.
+        table: how the rows were read, for the model: the rule for missing values, the names of other columns.
     """
 
     features: Tensor = field(repr=False)
@@ -75,10 +62,11 @@ class RankingData:
     doc_ids: tuple[str, ...] | None = field(default=None, repr=False)
     query_weights: Tensor | None = field(default=None, repr=False)
     feature_names: tuple[str, ...] | None = field(default=None, repr=False)
-    spread: Spread | None = field(default=None, repr=False)
+    shared_lists: SharedLists | None = field(default=None, repr=False)
     categories: Categories | None = field(default=None, repr=False)
     document_weights: Tensor | None = field(default=None, repr=False)
     positions: Tensor | None = field(default=None, repr=False)
+    table: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def from_arrays(
@@ -123,33 +111,37 @@ class RankingData:
         >>> data.in_caller_order(data.features[:, 0]).tolist()
         [1.0, 2.0, 3.0]
         """
-        check_choice("missing", missing, MISSING_POLICIES)
-        features, words = coded_features(X, dtype, WordColumns.of(categories))
-        labels = float_vector("y", y)
+        check_choice("missing", missing, inputs.MISSING_POLICIES)
+        asked = vocabularies.WordColumns.of(categories)
+        features, words = vocabularies.coded_features(X, dtype, asked)
+        labels = inputs.float_vector("y", y)
         rows = len(features)
-        check_length("y", len(labels), rows)
-        names = names_of(X) if feature_names is None else tuple(feature_names)
+        inputs.check_length("y", len(labels), rows)
+        names = inputs.feature_names(X) if feature_names is None else tuple(feature_names)
+        inputs.check_distinct(names)
         if names is not None:
-            check_length("feature_names", len(names), features.shape[1], per="feature")
-        check_values(features, labels, names, missing=missing != "error")
-        warn_if_flattened(X, features, names)
-        codes, qids = query_codes(qid, group, rows)
+            inputs.check_length("feature_names", len(names), features.shape[1], per="feature")
+        inputs.check_values(features, labels, names, missing=missing != "error")
+        inputs.warn_if_flattened(inputs.flattened(features, lambda column: inputs.original_column(X, column)), names)
+        codes, qids = inputs.query_codes(qid, group, rows)
         if doc_ids is not None:
-            check_length("doc_ids", len(doc_ids), rows)
+            inputs.check_length("doc_ids", len(doc_ids), rows)
         weights = row_weights = places = None
         if query_weights is not None:
-            weights = check_weights("query_weights", query_weights, len(qids), per="query")
+            weights = inputs.check_weights("query_weights", query_weights, len(qids), per="query")
         if document_weights is not None:
-            row_weights = check_weights("document_weights", document_weights, rows)
+            row_weights = inputs.check_weights("document_weights", document_weights, rows)
         if positions is not None:
-            places = place_vector("positions", positions, rows)
+            places = inputs.place_vector("positions", positions, rows)
         if missing != "error" and np.isnan(features).any():
             features = features.copy()  # it may be the caller's own
-            fill_words(features, words)
-            fill_missing(features, codes, missing)
+            vocabularies.fill_words(features, words)
+            inputs.fill_missing(features, codes, missing)
+        if asked.closed:
+            vocabularies.check_words(vocabularies.unknown_words(features, words, names), rows)
         return cls.from_codes(
             features, labels, codes, qids, doc_ids=doc_ids, weights=weights, feature_names=names, categories=words,
-            document_weights=row_weights, positions=places,
+            document_weights=row_weights, positions=places, table={"missing": missing},
         )  # fmt: skip
 
     @classmethod
@@ -166,10 +158,11 @@ class RankingData:
         categories: Categories | None = None,
         document_weights: NDArray[np.float32] | None = None,  # (N,)
         positions: NDArray[np.int64] | None = None,  # (N,)
+        table: Mapping[str, Any] | None = None,
     ) -> Self:
         """Sort rows that were checked already; row ``i`` belongs to the query ``qids[codes[i]]``."""
         extras = (positions, document_weights)
-        order, rank = canonical_order(features, labels, codes, qids, doc_ids, extras)
+        order, rank = inputs.canonical_order(features, labels, codes, qids, doc_ids, extras)
         sizes = np.bincount(rank[codes], minlength=len(qids))
         by_rank = np.argsort(rank)
         if not np.array_equal(order, np.arange(len(order))):
@@ -186,6 +179,7 @@ class RankingData:
             categories=categories,
             document_weights=_as_tensor(document_weights, order),
             positions=_as_tensor(positions, order),
+            table=table,
         )
 
     @property
@@ -211,12 +205,12 @@ class RankingData:
     @property
     def all_sizes(self) -> Tensor:
         """``(Q,)`` documents per query of the whole set, where processes share it."""
-        return self.sizes if self.spread is None else self.spread.sizes
+        return self.sizes if self.shared_lists is None else self.shared_lists.sizes
 
     @property
     def all_offsets(self) -> Tensor:
         """``(Q+1,)`` offsets of the whole set, where processes share it."""
-        return self.offsets if self.spread is None else self.spread.offsets
+        return self.offsets if self.shared_lists is None else self.shared_lists.offsets
 
     @property
     def query_index(self) -> Tensor:
@@ -275,7 +269,7 @@ class RankingData:
         >>> data.weighed([2.0, 2.0, 0.5]).query_weights, data.weighed([2.0, 1.0, 0.5]).document_weights
         (tensor([0.5000, 2.0000]), tensor([0.5000, 2.0000, 1.0000]))
         """
-        rows = torch.from_numpy(check_weights(name, weights, self.num_documents))[self.order]
+        rows = torch.from_numpy(inputs.check_weights(name, weights, self.num_documents))[self.order]
         low, high = segments.segment_min(rows, self.offsets), segments.segment_max(rows, self.offsets)
         if not bool((high > 0).any()):
             raise DataError(f"`{name}` must be above 0 for some query, got 0 for all")
@@ -288,7 +282,7 @@ class RankingData:
         values: Tensor,  # (N, ...)
     ) -> Tensor:  # (N, ...)
         """Put one value per document back into the order in which the rows were given."""
-        check_length("values", len(values), self.num_documents)
+        inputs.check_length("values", len(values), self.num_documents)
         out = torch.empty_like(values)
         out[self.order.to(values.device)] = values
         return out
@@ -299,21 +293,21 @@ class RankingData:
         rows: Tensor,  # (M,)
     ) -> Tensor:  # (M, ...)
         """Values of some documents of the whole set, by their rows in it, on every process that shares it."""
-        return values[rows.to(values.device)] if self.spread is None else self.spread.take(values, rows)
+        return values[rows.to(values.device)] if self.shared_lists is None else self.shared_lists.take(values, rows)
 
     def here(
         self,
         rows: Tensor,  # (M,)
     ) -> Tensor:  # (m,)
         """Of some rows of the whole set those that are here, as rows of this data, in the order given."""
-        return rows if self.spread is None else self.spread.here(rows)
+        return rows if self.shared_lists is None else self.shared_lists.here(rows)
 
     def of_all_queries(
         self,
         values: Tensor,  # (q, ...)
     ) -> Tensor:  # (Q, ...)
         """One value for each query of the whole set, on every process that shares it."""
-        return values if self.spread is None else self.spread.per_query(values)
+        return values if self.shared_lists is None else self.shared_lists.per_query(values)
 
     def select(self, queries: Sequence[int] | Tensor) -> Self:
         """The chosen queries (indices, not ids), in the order chosen; the caller's order is kept among their rows."""
@@ -329,17 +323,19 @@ class RankingData:
             parts["doc_ids"] = _picked(self.doc_ids, rows)
         if self.query_weights is not None:
             parts["query_weights"] = self.query_weights[chosen]
-        return self.replace(**parts, offsets=offsets, qids=_picked(self.qids, chosen), order=order, spread=None)
+        return self.replace(**parts, offsets=offsets, qids=_picked(self.qids, chosen), order=order, shared_lists=None)
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Self, ...]:
-        """Cut into parts by query, never by row, in the given proportions.
+        """Cut into parts by query, never by row, in the given proportions; a share of 0 gives an empty part.
 
         >>> data = RankingData.from_arrays(torch.rand(10, 2), torch.zeros(10), qid=list(range(10)))
         >>> [len(part) for part in data.split((0.6, 0.2, 0.2), seed=1)]
         [6, 2, 2]
         """
         for fraction in fractions:
-            check_positive("fractions", fraction)
+            check_positive("fractions", fraction, zero=True)
+        if not sum(fractions):
+            raise DataError(f"`fractions` must be above 0 for some part, got {list(fractions)}")
         shuffled = torch.randperm(self.num_queries, generator=torch.Generator().manual_seed(seed))
         shares = np.cumsum(fractions) / np.sum(fractions) * self.num_queries
         cuts = [0, *map(round, shares.tolist())]
@@ -366,11 +362,14 @@ class RankingData:
         if not parts:
             raise DataError("`parts` must hold at least one data set, got none")
         names = _check_alike(parts)
-        words = united([part.categories for part in parts])
+        words = vocabularies.united([part.categories for part in parts])
+        table = parts[0].table
         features, qids = [], list[Hashable]()
         weights: dict[Hashable, float] = {}
         for part in parts:
-            features.append(recoded(part.in_caller_order(part.features), part.categories, words))
+            if part.table != table:  # read in different ways
+                table = None
+            features.append(vocabularies.recoded(part.in_caller_order(part.features), part.categories, words))
             qids.extend(_picked(part.qids, part.in_caller_order(part.query_index)))
             weights.update(zip(part.qids, _or_ones(part.query_weights, part.num_queries).tolist(), strict=True))
         merged = cls.from_arrays(
@@ -380,7 +379,7 @@ class RankingData:
             dtype=parts[0].features.dtype,
             feature_names=names,
             **_joined_extras(parts),
-        ).replace(categories=words)
+        ).replace(categories=words, table=table)
         if not _count(parts, "query_weights"):
             return merged
         return merged.replace(query_weights=torch.tensor([weights[qid] for qid in merged.qids]))

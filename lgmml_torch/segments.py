@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lgmml_torch.checks import check_positive
+
 
 def segment_ids(
     offsets: Tensor,  # (Q+1,)
@@ -47,6 +49,18 @@ def segment_sum(
     return out.index_add(0, segment_ids(offsets), values)
 
 
+def centre_segments(
+    values: Tensor,  # (N, ...)
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (N, ...)
+    """The values minus the mean of their segment.
+
+    >>> centre_segments(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0, 2, 2, 3]))
+    tensor([-1.,  1.,  0.])
+    """
+    return values - (segment_sum(values, offsets) / _divisors(values, offsets))[segment_ids(offsets)]
+
+
 def segment_std(
     values: Tensor,  # (N, ...)
     offsets: Tensor,  # (Q+1,)
@@ -56,9 +70,13 @@ def segment_std(
     >>> segment_std(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0, 2, 2, 3]))
     tensor([1., 0., 0.])
     """
-    sizes = offsets.diff().clamp_min(1).reshape(-1, *[1] * (values.ndim - 1))
-    gaps = values - (segment_sum(values, offsets) / sizes)[segment_ids(offsets)]
-    return (segment_sum(gaps.square(), offsets) / sizes).sqrt()
+    squares = segment_sum(centre_segments(values, offsets).square(), offsets)
+    return (squares / _divisors(values, offsets)).sqrt()
+
+
+def _divisors(values: Tensor, offsets: Tensor) -> Tensor:
+    """Sizes of the segments, at least 1, in the shape of their sums."""
+    return offsets.diff().clamp_min(1).reshape(-1, *[1] * (values.ndim - 1))
 
 
 def segment_max(
@@ -133,6 +151,18 @@ def argsort_segments(
     return order[segment_ids(offsets)[order].argsort(stable=True)]
 
 
+def row_slices(count: int, width: int, entries: int) -> Iterator[slice]:
+    """Consecutive runs of ``count`` rows of ``width`` numbers, at most ``entries`` numbers in a run, at least one row.
+
+    >>> list(row_slices(5, 3, 7))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    check_positive("entries", entries)
+    rows = max(1, entries // max(1, width))
+    for start in range(0, count, rows):
+        yield slice(start, min(start + rows, count))
+
+
 def list_blocks(
     offsets: Tensor,  # (Q+1,)
     documents: int,
@@ -146,6 +176,7 @@ def list_blocks(
     >>> list(list_blocks(torch.tensor([0, 2, 4, 10, 11]), 4))
     [(0, 2), (2, 3), (3, 4)]
     """
+    check_positive("documents", documents)
     bounds = offsets.tolist()
     documents = min(documents, max(1, bounds[-1] // at_least))
     first, count = 0, len(bounds) - 1

@@ -39,11 +39,11 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import QUIET, quiet_lightning
 from lgmml_torch.training.preprocessed import compute_distances
-from lgmml_torch.training.recipe import Recipe, Surroundings
+from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.stages import Prepared, prepare, train_phi
 from research.protocol import NOISES, RankingFold
 from research.systems.base import ExampleSystem
-from research.systems.gmml import GlobalGMML, LocalGMML
+from research.systems.gmml import GlobalGMML, LocationGMML
 from research.systems.mlr import RMLR, Limits
 from research.systems.simple import Euclidean, LinearRanker, RandomDistances, RandomRanker
 from research.systems.trees import GBRT, LambdaMART, TreeRanker, XGBoostRanker
@@ -54,7 +54,7 @@ Options = Mapping[str, Any]
 # --- training of L-GMML ---
 
 SILENT = (
-    "callbacks=quiet", "~callbacks.story", "logger=none", "loader.num_workers=0", "paths.cache_dir=false",
+    "callbacks=quiet", "~callbacks.log_model", "logger=none", "loader.num_workers=0", "paths.cache_dir=false",
     "paths.output_dir=unused", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
 )  # fmt: skip
 
@@ -162,7 +162,7 @@ def train_on_lists(
 ) -> tuple[LGMML, dict[int, float]]:
     """Third stage: one Φ for all queries on whole lists; the model, and validation NDCG@10 by pass."""
     recipe = Recipe(_normal_quantiles, fit_sampled, seed=seed)
-    around = Surroundings(folder, {"max_epochs": passes, "log_every_n_steps": 50}, callbacks=callbacks)
+    around = TrainerSettings(folder, {"max_epochs": passes, "log_every_n_steps": 50}, callbacks=callbacks)
     trained = train_phi(bank, recipe, around)
     return trained.model, dict(trained.keeper.curve)
 
@@ -442,7 +442,7 @@ EXAMPLE_SYSTEMS: Mapping[str, tuple[str, Callable[[Options, int], ExampleSystem]
     "euclidean": ("Euclidean", lambda options, seed: Euclidean()),
     "rmlr": ("R-MLR", _rmlr),
     "gmml": ("GMML", lambda options, seed: GlobalGMML(**options)),
-    "lgmml": ("L-GMML", lambda options, seed: LocalGMML(**options, seed=seed)),
+    "lgmml": ("L-GMML", lambda options, seed: LocationGMML(**options, seed=seed)),
 }
 NAMES = {name: title for name, (title, _) in EXAMPLE_SYSTEMS.items()} | {
     system.name: system.title for system in (*SYSTEMS, *PAPER_ONLY) if system.title

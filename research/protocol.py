@@ -222,7 +222,7 @@ def has_folder(name: str, data_dir: str | None) -> bool:
     except DataError:
         return False
     if name in CATALOG:
-        return any((home / place).is_dir() for place in CATALOG[name].folders)
+        return any((home / place).is_dir() for place in CATALOG[name])
     return find_examples(name, data_dir) is not None
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing as mp
 
 from lgmml_torch import distributed
-from lgmml_torch.distributed import Spread
+from lgmml_torch.distributed import SharedLists
 from lgmml_torch.ragged import RankingData
 
 
@@ -109,5 +109,5 @@ def own_part(data: RankingData, owner: list[int] | None = None) -> RankingData:
     """The lists of this process; by default every process has the same number, one after the other in turn."""
     rank, count = distributed.rank(), distributed.world_size()
     owners = torch.arange(data.num_queries) % count if owner is None else torch.tensor(owner)
-    spread = Spread(data.sizes, owners, rank)
-    return data.select(spread.own).replace(spread=spread)
+    shared = SharedLists(data.sizes, owners, rank)
+    return data.select(shared.own).replace(shared_lists=shared)

@@ -18,7 +18,7 @@ from lgmml_torch.app.config import load_config
 from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.train import train
 from lgmml_torch.categories import OTHER, WordColumns, codes_of, distinct, word_of
-from lgmml_torch.checks import ConfigError, DataError, LGMMLError
+from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
 from lgmml_torch.data.catalog import load_file, open_table
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import open_source
@@ -108,9 +108,12 @@ def test_every_format_gives_the_same_codes(tmp_path: Path, monkeypatch: pytest.M
         assert torch.equal(torch.cat([part.features for part in streamed]), want.features)
         assert {part.categories for part in streamed} == {want.categories}
         known = {"colour": ["blue", "red"], "brand": []}
-        with open_source(
-            what, columns=columns, categories=known, feature_names=["brand", "new", "x", "colour"]
-        ) as source:
+        with (
+            open_source(
+                what, columns=columns, categories=known, feature_names=["brand", "new", "x", "colour"]
+            ) as source,
+            pytest.warns(DataWarning, match="'brand' 48, 'colour' 16"),
+        ):
             data = source.read()
         green = want.features[:, 0] == 1
         assert data.feature_names == ("brand", "new", "x", "colour")
@@ -208,7 +211,8 @@ def test_other_parts_are_read_with_the_words_of_training(tmp_path: Path) -> None
     lists.loc[lists["qid"] == 5, "colour"] = "violet"
     lists[lists["qid"] < 4].to_csv(tmp_path / "train.csv", index=False)
     lists[lists["qid"] >= 4].to_csv(tmp_path / "test.csv", index=False)
-    parts = open_table(tmp_path, label="grade", categories=["colour", "brand"], cache=False)
+    with pytest.warns(DataWarning, match=r"test.csv: of 16 rows, .* never saw: 'colour' 8, 'brand' \d"):
+        parts = open_table(tmp_path, label="grade", categories=["colour", "brand"], cache=False)
     assert parts["test"].categories == parts["train"].categories
     assert (parts["test"].features[parts["test"].query_index == 1, 0] == OTHER).all()
 
@@ -254,7 +258,8 @@ def test_unknown_words_get_the_mean() -> None:
     encoder = CategoryEncoder.fit(train, CategorySettings(max_one_hot=3))
     lists = frame(2)
     lists["colour"], lists["brand"] = "violet", "unheard"
-    got = encoder.encode(lists_of(lists)).features
+    with pytest.warns(DataWarning, match=r"of 16 rows, .* never saw: 'colour' 16, 'brand' 16"):
+        got = encoder.encode(lists_of(lists)).features
     assert (got[:, :3] == 0).all()
     (mean,) = got[:, 4].unique().tolist()
     assert mean == pytest.approx(float(train.labels.mean()), rel=1e-6)

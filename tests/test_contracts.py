@@ -40,8 +40,8 @@ from lgmml_torch.functional.score import tie_equal_rows
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
-from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
-from lgmml_torch.training.losses import LossValue, Score, build_loss
+from lgmml_torch.training.batches import TrainingBatches
+from lgmml_torch.training.losses import LossValue, Score, TrainingBatch, build_loss
 from lgmml_torch.training.recipe import PhiSettings, Recipe
 from lgmml_torch.training.stages import prepare
 from tests.doors import small_data, small_model

@@ -15,7 +15,7 @@ from torch.multiprocessing import ProcessRaisedException
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.distributed import Spread, gather_lists, limit_documents, pick_lists
+from lgmml_torch.distributed import SharedLists, gather_lists, limit_documents, pick_lists
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments
 from tests.processes import free_port, in_processes, own_part
@@ -28,8 +28,8 @@ DATA = letor_like(24, 9, seed=3, num_documents=200).replace(
 )
 
 
-def spread(owner: list[int], rank: int = 0) -> Spread:
-    return Spread(SIZES, torch.tensor(owner), rank)
+def shared(owner: list[int], rank: int = 0) -> SharedLists:
+    return SharedLists(SIZES, torch.tensor(owner), rank)
 
 
 def exchanged(folder: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def exchanged(folder: str) -> dict[str, Any]:
     rank = distributed.rank()
     found: dict[str, Any] = {"shared": []}
     for owner in OWNERS:
-        part = spread(owner, rank)
+        part = shared(owner, rank)
         values = part.own_rows.double()[:, None] * torch.tensor([[1.0, 2.0]], dtype=torch.float64)
         taken, lists = part.take(values, ROWS), part.per_query(part.own.double())
         sent = [part.traffic.calls, part.traffic.bytes]
@@ -73,19 +73,19 @@ def test_three_processes_exchange_what_one_would_have(tmp_path: Path) -> None:
             assert torch.equal(collected, everything if rank == 1 else everything[:0])
             documents = [sum(int(SIZES[q]) for q in range(6) if owner[q] == process) for process in range(3)]
             assert most == max(documents)
-            lists_of_rows = (torch.bucketize(ROWS, spread(owner).offsets, right=True) - 1).tolist()
+            lists_of_rows = (torch.bucketize(ROWS, shared(owner).offsets, right=True) - 1).tolist()
             rows_of = [sum(owner[q] == process for q in lists_of_rows) for process in range(3)]
             assert sent == [2, max(rows_of) * 2 * 8 + max(owner.count(process) for process in range(3)) * 8]
 
 
 def test_one_process_sends_nothing() -> None:
-    part = spread([0] * 6)
+    part = shared([0] * 6)
     assert torch.equal(part.take(torch.arange(15.0), torch.tensor([4, 1])), torch.tensor([4.0, 1.0]))
     assert part.traffic.calls == 0
     assert (distributed.broadcast("word"), distributed.all_gather(3)) == ("word", [3])
     assert not distributed.joined()
     with pytest.raises(LGMMLError, match="`owner` must name a process for each of 6 lists, got 2"):
-        spread([0, 1])
+        shared([0, 1])
 
 
 @pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "2"), ("x", "2")])
@@ -106,8 +106,8 @@ def test_who_waits_in_vain_is_named(rank: str, size: str, monkeypatch: pytest.Mo
 
 def sampled(owner: list[int] | None) -> dict[str, Any]:
     part = limit_documents(own_part(DATA, owner), 120, seed=5)
-    assert part.spread is not None
-    assert part.sizes.tolist() == part.spread.sizes[part.spread.own].tolist()
+    assert part.shared_lists is not None
+    assert part.sizes.tolist() == part.shared_lists.sizes[part.shared_lists.own].tolist()
     assert part.feature_names == DATA.feature_names
     whole = gather_lists(part)
     return {name: getattr(whole, name) for name in ("features", "labels", "offsets", "query_weights", "positions")}
@@ -150,7 +150,7 @@ def test_lists_of_one_process() -> None:
     assert (part.feature_names, part.categories) == (data.feature_names, data.categories)
     assert torch.equal(part.features, data.select([1, 3]).features)
     assert gather_lists(DATA) is DATA
-    assert gather_lists(own_part(DATA)).spread is None
+    assert gather_lists(own_part(DATA)).shared_lists is None
 
 
 def fails() -> None:

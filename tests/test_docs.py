@@ -31,7 +31,7 @@ from tests.documented import (
 
 PAGES = ["../README.md", "method.md", "metrics.md", "data.md", "shards.md", "configuration.md", "monitoring.md"]
 PAGES += ["report.md", "troubleshooting.md", "from_lightgbm.md", "serving.md", "clicks.md", "index.md", "releases.md"]
-PAGES += ["gallery.md"]
+PAGES += ["gallery.md", "metric_learning.md"]
 # Their Python needs a trained model.
 RESULTS = [
     "performance.md",

@@ -42,6 +42,8 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"bank": "boosted", "bank_options": {"lam": 0.5}}, ["local_metrics=boosted", "local_metrics.lam=0.5"]),
     ({"bank": "trained", "bank_options": {"rank": 3}}, ["local_metrics=trained", "local_metrics.rank=3"]),
     ({"preprocess": Norm2()}, ["preprocess=norm2"]),
+    ({"features": "all"}, ["features=all"]),
+    ({"bank": "sampled", "features": "all"}, ["local_metrics=sampled", "features=all"]),
     ({"max_one_hot": 5}, ["categories.max_one_hot=5"]),
     ({"kernel": "rbf"}, ["local_metrics.kernel=rbf"]),
     ({"phi": "per_query"}, ["phi=per_query"]),
@@ -58,7 +60,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"random_state": 4}, ["seed=4"]),
 ]  # fmt: skip
 # Parameters that say where and how, not what: the configuration has them elsewhere, or needs none.
-ELSEWHERE = {"categories", "validation_fraction", "precision", "n_jobs", "device", "verbose"}
+ELSEWHERE = {"categories", "missing", "validation_fraction", "precision", "n_jobs", "device", "verbose"}
 
 
 def lists(size: str) -> RankingData:
@@ -95,6 +97,7 @@ def described(recipe: Any, trainer: dict[str, Any]) -> dict[str, Any]:
         "rest": [
             plain(part) for part in (recipe.phi.loss, recipe.phi.step_size, recipe.phi.dropout, recipe.categories)
         ],
+        "features": (recipe.features, recipe.chooses_features),
         "choices": (recipe.seed, getattr(recipe.measure, "name", recipe.measure), recipe.phi.keep, trainer),
     }
 

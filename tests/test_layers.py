@@ -20,7 +20,7 @@ LAYERS = (
     ("distributed",),
     ("ragged",),
     ("functional",),
-    ("data", "models", "evaluation/metric"),
+    ("data", "models", "evaluation/metric", "metric_learning"),
     ("plots", "fitting"),
     ("training", "evaluation"),
     ("estimator_inputs",),
@@ -36,7 +36,7 @@ HEAVY = {  # where a package may be imported
     "matplotlib": ("plots",),
     "lightgbm": (),
     "xgboost": (),
-    "sklearn": ("estimator", "data"),
+    "sklearn": ("estimator", "metric_learning", "data"),
     "research": (),
     "tools": (),
 }

@@ -234,8 +234,11 @@ def test_bad_selections_are_named() -> None:
         data.select([2])
     with pytest.raises(DataError, match=r"`folds` must lie in \[2, number of queries = 2\], got 3"):
         list(data.kfold(3))
-    with pytest.raises(LGMMLError, match="`fractions` must be positive, got 0"):
-        data.split((1, 0))
+    with pytest.raises(LGMMLError, match="`fractions` must be at least 0, got -1"):
+        data.split((1, -1))
+    with pytest.raises(LGMMLError, match=r"`fractions` must be above 0 for some part, got \[0, 0\]"):
+        data.split((0, 0))
+    assert [part.num_queries for part in data.split((1, 0))] == [2, 0]
     with pytest.raises(DataError, match="must not share queries, got qid 1 twice"):
         RankingData.merge([data, data])
     with pytest.raises(DataError, match="same number of features"):

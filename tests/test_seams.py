@@ -20,9 +20,9 @@ from lgmml_torch.models.phi import POLICIES, RULES, Policy
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import Story
-from lgmml_torch.training.loggers import SINKS, Sink
-from lgmml_torch.training.recipe import Recipe, Surroundings
+from lgmml_torch.training.callbacks import LogModel
+from lgmml_torch.training.loggers import LOGGER_OUTPUTS, LoggerOutput
+from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.stages import prepare, train_phi
 from tests.doors import small_data, small_model
 
@@ -51,7 +51,7 @@ def random_metrics(
 def test_a_bank_builder(tmp_path: Path) -> None:
     recipe = Recipe(list_rank_features, random_metrics)
     splits = {"train": small_data(20, seed=1), "valid": small_data(20, seed=2)}
-    trained = train_phi(prepare(splits, recipe), recipe, Surroundings(tmp_path, {"max_epochs": 1}))
+    trained = train_phi(prepare(splits, recipe), recipe, TrainerSettings(tmp_path, {"max_epochs": 1}))
     assert (trained.model.kernel, trained.model.metrics.num_metrics) == ("rbf", 3)
     assert bool(torch.isfinite(trained.model.score(splits["valid"])).all())
 
@@ -91,14 +91,14 @@ def test_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_logger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown: list[str] = []
 
-    class Album(Sink):
+    class Album(LoggerOutput):
         shows_pictures = True
 
         def picture(self, tag: str, figure: Any, step: int) -> None:
             shown.append(tag)
 
-    monkeypatch.setitem(SINKS, DummyLogger, Album)
+    monkeypatch.setitem(LOGGER_OUTPUTS, DummyLogger, Album)
     recipe = Recipe(list_rank_features, random_metrics)
-    around = Surroundings(tmp_path, {"max_epochs": 1}, callbacks=(Story(),), loggers=(DummyLogger(),))
+    around = TrainerSettings(tmp_path, {"max_epochs": 1}, callbacks=(LogModel(),), loggers=(DummyLogger(),))
     train_phi(prepare({"train": small_data(20, seed=1)}, recipe), recipe, around)
     assert shown == ["metrics/spectrum", "metrics/learned", "metrics/learned"]  # before training, and what was kept

@@ -246,7 +246,7 @@ def test_data_are_parsed(tmp_path: Path, trace: Path) -> None:
 
 @claims("A compressed text or")
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "MOST_UNPACKED", 1 << 16)
+    monkeypatch.setattr(source_module, "_MOST_UNPACKED", 1 << 16)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"1 qid:1 1:0\n" * 20_000))
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("X.npy", bytes(10_000_000))

@@ -130,7 +130,7 @@ class TestDocuments:
         weighed = TrainingBatches(data.replace(document_weights=weights), batching=batching)[0, 0]
         assert torch.equal(weighed.weights, plain.weights * weights[plain.rows[plain.positives]])
         assert torch.equal(weighed.document_weights, weights[plain.rows])
-        assert plain.relevance_weights is None
+        assert torch.equal(plain.document_weights, torch.ones(len(plain.rows)))
 
     @pytest.mark.parametrize("loss", [Softmax(), LambdaRank(), Warp()])
     def test_the_same_weight_within_a_query_is_the_query_s(self, loss: Any) -> None:

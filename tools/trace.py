@@ -7,9 +7,11 @@ thread. Definitions:
 - A change of module is a call in another module than the call before.
 - Before data: modules entered before the first call of a reader. A reader is a function of ``lgmml_torch/data`` whose
   annotated result names `RankingData`. Documents are those in the results of readers, without readers that these call.
-- Preprocessed are the rows given to `Preprocess.forward`, without calls from inside another one.
-- Scored are the documents given to `LGMML.score`. A call is for the page if a file or folder called page, page_data,
-  charts or look is on the stack, for evaluation if one called evaluation is, else for the rest.
+- Preprocessed are the rows given to `Preprocess.forward` or to `fit_transform` of several steps, without calls from
+  inside another one.
+- Scored are the documents given to `LGMML.score`, and in evaluation to `Trained.score`. A call is for the page if a
+  file or folder called page, page_data, charts or look is on the stack, for evaluation if one called evaluation is,
+  else for the rest.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from types import FrameType
 from typing import Any
 
 PAGE = {"page", "page_data", "charts", "look"}
+PREPROCESSING = {"Preprocess.forward", "_Composite.fit_transform"}
 
 
 class Trace:
@@ -66,9 +69,12 @@ class Trace:
         self.calls += 1
         self.changes += module != self.last
         self.last = module
-        if code.co_qualname == "Preprocess.forward" and self.inside["forward"] is None:
+        if code.co_qualname in PREPROCESSING and self.inside["forward"] is None:
             self.inside["forward"] = frame
             self.preprocessed[self.purpose(frame)] += len(frame.f_locals["features"])
+        if code.co_qualname == "Trained.score":
+            data = frame.f_locals["self"].module.data_of(frame.f_locals["split"])
+            self.scored["evaluation"] += data.num_documents
         if code.co_qualname == "LGMML.score":
             self.scored[self.purpose(frame)] += frame.f_locals["data"].num_documents
 

@@ -26,7 +26,7 @@ from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import BankBuilder, as_builder
-from lgmml_torch.functional.ranking.custom import Measure, measures_of
+from lgmml_torch.functional.ranking.measures import Measure, measures_of
 from lgmml_torch.functional.ranking.presets import PRESETS
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import POLICIES
@@ -44,7 +44,8 @@ from lgmml_torch.training.defaults import (
     choose_defaults,
 )
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.recipe import PhiSettings, Recipe, Surroundings, rehearse
+from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings, rehearse
+from lgmml_torch.training.stages import check_precision
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ def load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | 
     """
     if cfg.base is None:
         return None
-    if any(part.spread is not None for part in splits.values()):
+    if any(part.shared_lists is not None for part in splits.values()):
         raise ConfigError("`base` needs data that is in one place, got shards")
     if "valid" not in splits:
         raise ConfigError("`base` needs validation queries to choose the weights by, and the data has none")
@@ -265,7 +266,7 @@ def default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
         f"dropout.metrics={chosen.dropout.metrics}",
     ]
     if "preprocess" not in given:
-        found.append(f"preprocess.ramps={chosen.ramps}")
+        found.append(f"preprocess.max_columns={chosen.max_columns}")
     if given.get("phi") == "per_query":
         found.append("phi.sparse=false")  # AdamW takes no sparse gradients
     if "experiment" not in given:
@@ -328,6 +329,7 @@ def recipe_of(cfg: DictConfig) -> Recipe:
         categories=CategorySettings(**cfg.categories),
         measure=find_measure("measure", cfg.measure),
         grows=cfg.grow,
+        features=cfg.features,
     )
     with named(cfg, "local_metrics", "phi", "loader"):
         rehearse(recipe)
@@ -363,14 +365,14 @@ def check_start_files(cfg: DictConfig) -> None:
         load_checkpoint(cfg.resume)
 
 
-def make_surroundings(
+def make_trainer_settings(
     cfg: DictConfig, folder: Path, loggers: list[Any], *, validated: bool, watchers: Sequence[Callback] = ()
-) -> Surroundings:
+) -> TrainerSettings:
     """Output folder, Trainer, callbacks, loggers and cache for training Φ."""
     resume = None
     if cfg.resume is not None:
         resume = Path(cfg.resume)
-    return Surroundings(
+    return TrainerSettings(
         folder=folder,
         trainer=build(cfg.trainer),
         callbacks=[*_make_callbacks(cfg, validated=validated), *watchers],
@@ -384,11 +386,12 @@ def check_trainer(cfg: DictConfig) -> None:
     """Make Lightning's trainer once for nothing: a device that is not there should not cost a fit.
 
     Raises:
-        ConfigError: what Lightning has to say.
+        ConfigError: what Lightning has to say, or a precision that the processor cannot compute in.
     """
     try:
         with quiet_lightning():
-            build(cfg.trainer)(callbacks=_make_callbacks(cfg, validated=True), logger=False, enable_checkpointing=False)
+            callbacks = _make_callbacks(cfg, validated=True)
+            check_precision(build(cfg.trainer)(callbacks=callbacks, logger=False, enable_checkpointing=False))
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise ConfigError(f"`trainer`: {' '.join(str(error).split())}") from error
 

@@ -263,7 +263,7 @@ RUN_SETTINGS: dict[str, Rule] = {
     "callbacks.early_stopping.mode": one_of(("min", "max")),
     "callbacks.early_stopping.monitor": text,
     "callbacks.learning_rate.logging_interval": optional(one_of(("step", "epoch"))),
-    "callbacks.story.pictures": flag,
+    "callbacks.log_model.pictures": flag,
 }
 
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import CheckpointError, DataError, require
-from lgmml_torch.data.trec import read_run
-from lgmml_torch.functional.ranking.custom import Measure
-from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.data.trec import read_run, word
+from lgmml_torch.functional.ranking.measures import Measure, mean_measure
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase, file_kind
 from lgmml_torch.ragged import RankingData
@@ -185,7 +184,7 @@ def run_scores(run: dict[str, dict[str, float]], data: RankingData, name: str) -
     found = torch.full((data.num_documents,), -math.inf, dtype=torch.float64)
     for row, query in enumerate(queries):
         own = (data.doc_ids[row] if data.doc_ids is not None else "") or str(order[row] + 1)
-        found[row] = run.get(str(data.qids[query]), {}).get(own, -math.inf)
+        found[row] = run.get(word(data.qids[query]), {}).get(word(own), -math.inf)
     if not bool(found.isfinite().any()):
         raise DataError(f"{name}: none of the documents of the data is in this run")
     return found

@@ -18,31 +18,22 @@ from typing import Any
 
 from omegaconf import DictConfig
 from pytorch_lightning.loggers import Logger
-from torch import Tensor
 
 from lgmml_torch import __version__
 from lgmml_torch.app.compose import asked_measures
 from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import PageData, page_data
 from lgmml_torch.app.rankers import Ranker
-from lgmml_torch.evaluation.evaluate import (
-    OWN_PHI,
-    Evaluation,
-    Paired,
-    compare_rankings,
-    evaluate,
-    evaluate_scores,
-)
-from lgmml_torch.evaluation.tables import OWN_LABELS, preprocessing_steps, print_evaluations, run_markdown
+from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings, evaluate_scores
+from lgmml_torch.evaluation.tables import preprocessing_steps, print_evaluations, run_markdown
 from lgmml_torch.files import write_text
+from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import KeepCheckpoints
-from lgmml_torch.training.ideal import ideal_scores
-from lgmml_torch.training.loggers import sink_of
-from lgmml_torch.training.preprocessed import compute_distances
+from lgmml_torch.training.loggers import output_of
 from lgmml_torch.training.stages import Prepared, Trained
 
 log = logging.getLogger(__name__)
@@ -94,14 +85,14 @@ def measuring_rules(cfg: DictConfig) -> dict[str, Any]:
 def evaluate_model(
     cfg: DictConfig, trained: Trained, prepared: Prepared, base: TreeBase | None = None
 ) -> list[Evaluation]:
-    """Three kinds of number, kept apart: training queries, unseen ones, and these with Φ fitted to their own labels.
+    """Two kinds of number, kept apart: training queries, and unseen ones.
 
     With trees added, unseen queries are also ranked by ours and by the trees alone.
     """
     splits, model, options = prepared.splits, trained.model, measuring_rules(cfg)
     own = model.phi.mode == "per_query" or model.phi.deviations
-    seen = evaluate(model, splits["train"], split="training queries", known_queries=own, **options)
-    if not trained.moved and seen.policy == OWN_PHI:
+    seen = _evaluate_split(trained, "train", "training queries", options, own_rows=own)
+    if own and not trained.moved:
         seen = replace(seen, policy=f"{seen.policy}, not trained")
     found = [seen]
     policies: Sequence[str] = (model.phi.policy,)
@@ -111,33 +102,38 @@ def evaluate_model(
         found = [_joint(seen)]
     for name in ("valid", "test"):
         if name in splits:
-            found += _evaluate_unseen(model, splits[name], f"{name}: unseen queries", policies, base, options)
-    if cfg.evaluation.ideal and "test" in splits:
-        data = splits["test"]
-        dists = prepared.inputs["test"]
-        if prepared.bank.trained or not isinstance(dists, Tensor):
-            dists = compute_distances(model, data)
-        start = model.phi.mean_row()[0].detach()
-        scores = ideal_scores(dists, data, start, kernel=model.kernel, seed=cfg.seed)
-        found.append(evaluate_scores(scores, data, split=f"test: {OWN_LABELS}", policy="own labels", **options))
+            found += _evaluate_unseen(trained, name, policies, base, options)
     return found
 
 
-def _evaluate_unseen(
-    model: LGMML,
-    data: RankingData,
-    split: str,
-    policies: Sequence[str],
-    base: TreeBase | None,
+def _evaluate_split(
+    trained: Trained,
+    name: str,
+    title: str,
     options: Mapping[str, Any],
+    *,
+    own_rows: bool = False,
+    policy: str | None = None,
+) -> Evaluation:
+    """One split, from the inputs of training."""
+    scores, data = trained.score(name, own_rows=own_rows, policy=policy), trained.module.data_of(name)
+    warn_if_degenerate(scores, data.offsets)
+    weights = policy or trained.model.phi.policy
+    if own_rows:
+        weights = OWN_PHI
+    return evaluate_scores(scores, data, split=title, policy=weights, **options)
+
+
+def _evaluate_unseen(
+    trained: Trained, name: str, policies: Sequence[str], base: TreeBase | None, options: Mapping[str, Any]
 ) -> list[Evaluation]:
     """Unseen queries by each policy; with trees added, also ours and the trees alone."""
     found = []
     for policy in policies:
-        found.append(evaluate(model, data, split=split, policy=policy, **options))
+        found.append(_evaluate_split(trained, name, f"{name}: unseen queries", options, policy=policy))
     if base is None:
         return found
-    return _beside_each_alone(found, model, base, data, options)
+    return _beside_each_alone(found, trained.model, base, trained.module.data_of(name), options)
 
 
 def _joint(evaluation: Evaluation) -> Evaluation:
@@ -196,10 +192,10 @@ def tell_loggers(
     """
     figures = final_figures(evaluations, own_policy)
     files = [folder / name for name in _ATTACHED if (folder / name).is_file()]
-    for sink in map(sink_of, loggers):
-        sink.outcome(comparable(settings), figures, 0)
-        sink.attach(files)
-        sink.close()
+    for output in map(output_of, loggers):
+        output.outcome(comparable(settings), figures)
+        output.attach(files)
+        output.close()
     log.info("model, report and logs are in %s", folder)
 
 
@@ -249,7 +245,7 @@ def report_content(found: Outcome, settings: Any) -> dict[str, Any]:
 
 def statistics(data: RankingData) -> dict[str, Any]:
     """`RankingData.statistics` with the most frequent labels only: fractions may all be different."""
-    if data.spread is not None:  # of all processes what each of them knows; labels stay with their lists
+    if data.shared_lists is not None:  # of all processes what each of them knows; labels stay with their lists
         sizes = data.all_sizes
         spans = (int(sizes.min()), int(sizes.median()), int(sizes.max()))
         counts = {"queries": len(sizes), "documents": int(sizes.sum()), "features": data.num_features}

@@ -26,7 +26,7 @@ from lgmml_torch.app.compose import (
     load_base,
     load_splits,
     make_loggers,
-    make_surroundings,
+    make_trainer_settings,
     named,
     recipe_of,
     settle,
@@ -52,7 +52,7 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import StopAtStep, bank_curve, quiet_lightning
+from lgmml_torch.training.callbacks import StopAtStep, bank_curve
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.recipe import Recipe
 from lgmml_torch.training.resume import Start
@@ -110,8 +110,7 @@ def train(
     clock.lap("local metrics")
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
     clock.lap("training" if prepared.bank.trained else "weights")
-    _test(trained, splits)
-    first, shared = trained.trainer.is_global_zero, any(part.spread is not None for part in splits.values())
+    first, shared = trained.trainer.is_global_zero, any(part.shared_lists is not None for part in splits.values())
     if not (first or shared):
         return None
     if base is not None:
@@ -124,6 +123,7 @@ def train(
         evaluations += reference.evaluations
     rankers = [reference.ranker for reference in references]
     model, keeper, history = trained.model, trained.keeper, _history_of(prepared, trained)
+    cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
     settings = OmegaConf.to_container(cfg, resolve=True)
     outcome = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, rankers)
     write_report(folder, outcome, settings)
@@ -131,16 +131,11 @@ def train(
     return RunResult(model, evaluations, folder, keeper.best_epoch, keeper.best, history)
 
 
-def _test(trained: Trained, splits: Mapping[str, RankingData]) -> None:
-    """Lightning's test loop, for the loggers."""
-    if "test" in splits:
-        with quiet_lightning():
-            trained.trainer.test(trained.module, trained.trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
-
-
 def _checked(cfg: DictConfig) -> DictConfig:
     """The configuration with ``resume=auto`` resolved; errors in it are raised before data is read."""
     check_settings(cfg)
+    if cfg.evaluation.ideal:
+        raise ConfigError("`evaluation.ideal` must be false: python -m research.ideal RUN evaluates a run that way")
     recipe_of(cfg)
     check_trainer(cfg)
     cfg = resolve_resume(cfg)
@@ -228,7 +223,7 @@ def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list
     """The files among the references; each is tried before anything is fitted."""
     found = []
     names = reference_names(cfg.reference)
-    if names and any(part.spread is not None for part in splits.values()):
+    if names and any(part.shared_lists is not None for part in splits.values()):
         raise ConfigError("`reference` needs data that is in one place, got shards")
     for name in names:
         if name in FITTED:
@@ -354,7 +349,7 @@ def train_best_phi(
         if not only:
             place = place / f"candidate-{number}"
             watching = make_loggers(cfg, version=f"candidate-{number}")
-        around = make_surroundings(cfg, place, watching, validated="valid" in prepared.splits, watchers=watchers)
+        around = make_trainer_settings(cfg, place, watching, validated="valid" in prepared.splits, watchers=watchers)
         trained = train_phi(prepared, recipe, around)
         if only:
             return trained

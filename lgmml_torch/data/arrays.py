@@ -19,11 +19,14 @@ from lgmml_torch.data.columns import check_same_names, lay_out
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, check_unpacked
 from lgmml_torch.inputs import (
     as_frame,
+    check_distinct,
     check_length,
     feature_names,
+    flattened,
     float_vector,
     is_missing,
     numeric_column,
+    original_column,
     query_codes,
 )
 from lgmml_torch.ragged import RankingData
@@ -77,6 +80,7 @@ class ArraySource(DataSource):
         self._doc_ids = doc_ids
         if names is None:
             names = feature_names(X)
+        self._flat.update(flattened(self._features, lambda column: original_column(X, column)))
         self._arrange(names)
         if not len(self._features):
             raise DataError(f"{name}: there are no documents")
@@ -86,6 +90,7 @@ class ArraySource(DataSource):
         wanted = self.options.feature_names
         if names is not None and len(names) != self._features.shape[1]:
             raise DataError(f"{self.name}: {self._features.shape[1]} features need as many names, got {len(names)}")
+        check_distinct(names, f"{self.name}: ")
         if names is not None and wanted is not None and names != wanted:
             check_same_names(names, wanted, self.name, model=self.options.model)
             place = dict(zip(names, range(len(names)), strict=True))
@@ -100,10 +105,7 @@ class ArraySource(DataSource):
         return self._codes, self._ids
 
     def _read(self, rows: NDArray[np.int64]) -> SourceRows:
-        part = SourceRows(self._features[rows], None, _picked(self._doc_ids, rows.tolist()))
-        if self._labels is not None:
-            part.labels = self._labels[rows]
-        return part
+        return SourceRows(self._features, self._labels, self._doc_ids).take(rows)
 
     def _whole(self) -> SourceRows:
         features = self._features
@@ -112,26 +114,24 @@ class ArraySource(DataSource):
         return SourceRows(features, self._labels, self._doc_ids)
 
 
-def _picked(values: Sequence[str] | None, rows: Sequence[int]) -> list[str] | None:
-    """The values of some rows; None where there are none."""
-    if values is None:
-        return None
-    return [values[row] for row in rows]
-
-
 def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> ArraySource:
     """The lists of a data set that was loaded."""
     features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
-    return ArraySource(
+    doc_ids = None
+    if data.doc_ids is not None:
+        doc_ids = [data.doc_ids[row] for row in data.order.argsort().tolist()]
+    source = ArraySource(
         name,
         replace(options, dtype=data.features.dtype, categories=WordColumns()),
         data.in_caller_order(features),
         data.in_caller_order(data.labels),
         qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()],
-        doc_ids=_picked(data.doc_ids, data.order.argsort().tolist()),
+        doc_ids=doc_ids,
         names=data.feature_names,
         categories=words,
     )
+    source.table, source._closed = data.table, options.categories.closed
+    return source
 
 
 def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
@@ -192,6 +192,8 @@ class _FrameSource(ArraySource):
         qid = frame[:, plan.qid]
         coded = replace(options, categories=WordColumns())
         super().__init__(name, coded, features, labels, qid=qid, doc_ids=ids, names=plan.names, categories=words)
+        self.table, self._closed = options.table(named=True), options.categories.closed
+        self._flat.update(flattened(features, lambda column: original_column(frame, plan.features[column])))
 
     def column(self, name: str) -> list[str]:
         """The text of one column, row by row; empty where it is missing."""

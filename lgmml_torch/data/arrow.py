@@ -37,12 +37,12 @@ from lgmml_torch.data.columns import (
     require_arrow,
 )  # fmt: skip
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, check_memory
-from lgmml_torch.inputs import is_missing, no_numbers
+from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STEP = 8192  # documents decoded at a time, about
+_STEP = 8192  # documents decoded at a time, about
 NAMES = b"feature_names"  # in the metadata: a JSON list
 
 
@@ -114,6 +114,7 @@ class ArrowSource(DataSource):
         close: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name, options)
+        self.table = options.table(named=True)
         self._word, self._schema, self._sizes, self._close = word, schema, sizes, close
         self._all_pieces = pieces
         self._stream: Iterator[SourceRows] = iter(())
@@ -155,7 +156,7 @@ class ArrowSource(DataSource):
     def _choose_shape(self) -> tuple[list[str], list[str]]:
         """Set `_nested` and `_matrix`; returns the columns besides the query's, and those of them that hold lists."""
         columns = self.options.columns
-        aside = {columns.qid, columns.weight, columns.position, *columns.drop}
+        aside = {columns.qid, *columns.left_out}
         rest = [name for name in self._schema.names if name not in aside]
         lists = [name for name in rest if is_list(self._type(name))]
         others = [name for name in rest if name not in (columns.label, columns.doc_id)]
@@ -197,6 +198,7 @@ class ArrowSource(DataSource):
         self._read_names = [column]
         text = (self._schema.metadata or {}).get(NAMES)
         names = None if text is None else tuple(json.loads(text))
+        check_distinct(names, f"{self.name}: ")
         width = vector.list_size if pa.types.is_fixed_size_list(vector) else self._first_width(column)
         if width == 0:
             raise DataError(f"{self.name}: column {column!r} must hold features, got lists without entries")
@@ -250,7 +252,7 @@ class ArrowSource(DataSource):
         hint = did_you_mean(label, self._schema.names)
         return f"{self._head}: {self.what} names no column {label!r}, and training needs labels{hint}"
 
-    def _pieces(self, first: int, columns: list[str], step: int = STEP) -> Iterator[Any]:
+    def _pieces(self, first: int, columns: list[str], step: int = _STEP) -> Iterator[Any]:
         with _readable(self.name, self._word):
             yield from self._all_pieces(first, columns, step)
 
@@ -320,13 +322,7 @@ class ArrowSource(DataSource):
         if last - first == len(rows):
             check_memory(self.name, last - first, self._width, np.dtype(self.options.kind).itemsize)
             return self._filled(np.empty((last - first, self._width), self.options.kind), first, last)
-        everything = self._scattered
-        part = SourceRows(np.array(everything.features[rows]), None, None)
-        if everything.labels is not None:
-            part.labels = everything.labels[rows]
-        if everything.doc_ids is not None:
-            part.doc_ids = [everything.doc_ids[row] for row in rows.tolist()]
-        return part
+        return self._scattered.take(rows)
 
     @cached_property
     def _scattered(self) -> SourceRows:
@@ -370,7 +366,7 @@ class ArrowSource(DataSource):
     def _decoded(self, group: int) -> Iterator[SourceRows]:
         plan, special = self.layout, self._special
         row, document = int(np.cumsum([0, *self._sizes])[group]), int(self._starts[group])
-        step = STEP * sum(self._sizes) // max(int(self._starts[-1]), 1)  # a row may be a long list
+        step = _STEP * sum(self._sizes) // max(int(self._starts[-1]), 1)  # a row may be a long list
         for piece in self._pieces(group, [*special, *self._read_names], max(step, 1)):
             columns = piece.columns
             if self._nested:
@@ -388,9 +384,12 @@ class ArrowSource(DataSource):
         with np.errstate(over="ignore"):
             if self._matrix is not None:
                 self._check_widths(columns[0], document)
-                values = numbers(columns[0].flatten()).astype(self.options.kind)
-                whole: NDArray[Any] = values.reshape(-1, self._width)
-                return whole if self._order is None else whole[:, self._order]
+                values = numbers(columns[0].flatten()).reshape(-1, self._width)
+                if self._order is not None:
+                    values = values[:, self._order]
+                whole: NDArray[Any] = values.astype(self.options.kind)
+                self._flat.update(flattened(whole, lambda place: values[:, place]))
+                return whole
             out = np.empty((len(columns[0]), len(columns)), self.options.kind)
             words = self.categories or (None,) * len(columns)
             for position, (column, known) in enumerate(zip(columns, words, strict=True)):
@@ -398,6 +397,7 @@ class ArrowSource(DataSource):
                     out[:, position] = numbers(column)
                 else:
                     out[:, position] = codes_of(*distinct_words(column), known)
+        self._flat.update(flattened(out, lambda place: numbers(columns[place]) if words[place] is None else None))
         return out
 
     def _check_widths(self, vectors: Any, document: int) -> None:

@@ -24,7 +24,7 @@ import torch
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from lgmml_torch.checks import CheckpointError, DataWarning
+from lgmml_torch.checks import CheckpointError, DataError, DataWarning
 from lgmml_torch.files import replacing, write_text
 from lgmml_torch.ragged import RankingData
 
@@ -33,12 +33,13 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # shape and dtype of each ar
 
 _VERSION = 3
 _KEY = "key.json"
+_PARSER = 1  # part of the key of every parsed file: raise it when the same text comes to mean other numbers
 _SETTLED = 50_000_000  # nanoseconds: a file that was changed later than this before hashing may change unnoticed
 _TENSORS = ("features", "labels", "offsets", "order", "query_weights", "document_weights", "positions")
 _DESCRIPTIONS = ("feature_names", "categories")  # stored as JSON
 
 
-def default_folder() -> Path:
+def _default_folder() -> Path:
     """``LGMML_CACHE``, else ``lgmml_torch`` in the user's cache folder."""
     if chosen := os.environ.get("LGMML_CACHE"):
         return Path(chosen)
@@ -59,7 +60,7 @@ class Cache:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self.folder = default_folder() if folder is None else Path(folder)
+        self.folder = _default_folder() if folder is None else Path(folder)
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """The folder of an entry, whether it exists or not."""
@@ -92,16 +93,7 @@ class Cache:
             for name, array in built.items():
                 targets[name][...] = array
 
-        shapes = {name: (array.shape, array.dtype) for name, array in built.items()}
-        try:
-            _write(self.path(key), _text(key), shapes, copy)
-        except OSError as error:
-            warnings.warn(f"cannot cache in {self.folder}: {error}", DataWarning, stacklevel=2)
-            return built
-        stored = self.get(key)
-        if stored is None:
-            return built
-        return stored
+        return self._filled(key, {name: (array.shape, array.dtype) for name, array in built.items()}, copy)
 
     def get_or_fill(self, key: Mapping[str, Any], shapes: Shapes, fill: Callable[[Arrays], None]) -> Arrays:
         """As `get_or_build`, for arrays that need not fit into memory: ``fill`` writes into the mapped files.
@@ -109,13 +101,24 @@ class Cache:
         Args:
             key: what the arrays depend on.
             shapes: shape and dtype of each array.
-            fill: called with arrays of zeros of these shapes.
+            fill: called with arrays of zeros of these shapes; they are in memory if the folder cannot be written to.
         """
         stored = self.get(key)
         if stored is not None:
             return stored
-        _write(self.path(key), _text(key), shapes, fill)
-        return _open(self.path(key), _text(key))
+        return self._filled(key, shapes, fill)
+
+    def _filled(self, key: Mapping[str, Any], shapes: Shapes, fill: Callable[[Arrays], None]) -> Arrays:
+        """Write an entry and map it; arrays in memory, with a warning, if the folder cannot be written to."""
+        try:
+            _write(self.path(key), _text(key), shapes, fill)
+            return _open(self.path(key), _text(key))
+        except OSError as error:
+            sentence = f"cannot cache in {self.folder}: {error}; working without a cache"
+            warnings.warn(sentence, DataWarning, stacklevel=3)
+        arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        fill(arrays)
+        return arrays
 
     def content(self, path: str | os.PathLike[str]) -> str:
         """The SHA-256 of a file. It is stored, and computed again only when the file was changed."""
@@ -149,7 +152,7 @@ def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
     """Compare the bytes of all entries of a cache with their checksums.
 
     Args:
-        folder: of the cache; by default `default_folder`.
+        folder: of the cache; by default `_default_folder`.
 
     Returns:
         A sentence for each entry that is damaged. It is safe to remove such an entry.
@@ -276,6 +279,35 @@ def _digest(file: Path) -> str:
 
 def _text(key: Mapping[str, Any]) -> str:
     return json.dumps(key, sort_keys=True, allow_nan=False)
+
+
+def cached(
+    cache: bool | str | os.PathLike[str] | Cache,
+    files: Sequence[Path],
+    facts: Mapping[str, Any],
+    parse: Callable[[], RankingData],
+    table: Mapping[str, Any] | None = None,
+) -> RankingData:
+    """What ``parse`` makes of the files, from the cache if they were parsed before with the same ``facts``."""
+    store = resolve(cache)
+    if store is None or not all(map(Path.is_file, files)):
+        return parse()
+    key = {"parser": _PARSER, "content": list(map(store.content, files)), **facts}
+
+    def build() -> dict[str, NDArray[Any]]:
+        before = list(map(_state, files))
+        arrays = to_arrays(parse())
+        for file, state in zip(files, before, strict=True):
+            if _state(file) != state:
+                raise DataError(f"{file}: the file was changed while it was being read")
+        return arrays
+
+    return from_arrays(store.get_or_build(key, build)).replace(table=table)
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def to_arrays(data: RankingData) -> Arrays:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,32 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.cache import Cache
+from lgmml_torch.data.cache import Cache, cached
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
-from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, cached, kind_of, open_file, sizes_file
+from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, kind_of, open_file, sizes_file
 from lgmml_torch.inputs import place_vector
 from lgmml_torch.ragged import RankingData
 
 _VALIDATION_SHARE = 0.2  # of the training queries, where a data set has no validation part
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """Where a data set may lie below the data folder, and what it is."""
-
-    about: str
-    folders: tuple[str, ...]
-    prefix: str = ""  # of the file names, for sets that share a folder
-
-
-CATALOG = {
-    "mq2008": _Entry("LETOR 4.0 MQ2008, five folds", ("mq2008", "MQ2008")),
-    "ohsumed": _Entry("LETOR 3.0 OHSUMED, five folds", ("ohsumed", "OHSUMED/QueryLevelNorm", "OHSUMED")),
-    "mslr-sample": _Entry("the head of MSLR-WEB30K's first fold", ("mslr-sample",)),
-    "mslr": _Entry("MSLR-WEB10K or WEB30K, five folds", ("mslr", "MSLR-WEB10K", "MSLR-WEB30K")),
-    "mslr-web10k": _Entry("MSLR-WEB10K, five folds", ("MSLR-WEB10K", "mslr-web10k")),
-    "mslr-web30k": _Entry("MSLR-WEB30K, five folds", ("MSLR-WEB30K", "mslr-web30k")),
-    "yahoo1": _Entry("Yahoo! learning to rank challenge, set 1", ("yahoo1", "yahoo", "ltrc_yahoo"), prefix="set1."),
-    "yahoo2": _Entry("Yahoo! learning to rank challenge, set 2", ("yahoo2", "yahoo", "ltrc_yahoo"), prefix="set2."),
-    "debian": _Entry("which packages go with this one? from Debian's package index", ("debian",)),
-    "moby": _Entry("which words does a thesaurus list? built by research.moby", ("moby",)),
-    "letor": _Entry("any LETOR data: train.txt, vali.txt, test.txt, or folds of them", ("letor", ".")),
-    "lgbm-rank": _Entry("LightGBM's ranking example", ("lgbm-rank",)),
+CATALOG = {  # where a data set may lie below the data folder
+    "mq2008": ("mq2008", "MQ2008"),
+    "ohsumed": ("ohsumed", "OHSUMED/QueryLevelNorm", "OHSUMED"),
+    "mslr-sample": ("mslr-sample",),  # the head of MSLR-WEB30K's first fold
+    "mslr": ("mslr", "MSLR-WEB10K", "MSLR-WEB30K"),
+    "mslr-web10k": ("MSLR-WEB10K", "mslr-web10k"),
+    "mslr-web30k": ("MSLR-WEB30K", "mslr-web30k"),
+    "yahoo1": ("yahoo1", "yahoo", "ltrc_yahoo"),  # Yahoo! learning to rank challenge
+    "yahoo2": ("yahoo2", "yahoo", "ltrc_yahoo"),
+    "debian": ("debian",),  # which packages go with this one?
+    "moby": ("moby",),  # which words does a thesaurus list? built by research.moby
+    "letor": ("letor", "."),
+    "lgbm-rank": ("lgbm-rank",),  # LightGBM's ranking example
 }
+_PREFIXES = {"yahoo1": "set1.", "yahoo2": "set2."}  # of the file names of sets that share a folder
 
 
 def open_dataset(
@@ -76,13 +67,13 @@ def open_dataset(
     Raises:
         DataError: if the data is not there, saying where it was looked for.
     """
-    folder, entry = _locate(name, data_dir)
-    if not entry.prefix and any(folder.glob("Fold[0-9]*")):
+    folder, prefix = _locate(name, data_dir), _PREFIXES.get(str(name), "")
+    if not prefix and any(folder.glob("Fold[0-9]*")):
         return _load_folder(_fold(folder, 1 if fold is None else fold), **options)
     if fold is not None:
         raise DataError(f"`fold` must be None for data without folds, got {fold} for {folder}")
-    if entry.prefix or find_file(folder, ["set1.train", "set2.train"]):
-        return _load_prefixed(folder, entry.prefix or _only_prefix(folder), **options)
+    if prefix or find_file(folder, ["set1.train", "set2.train"]):
+        return _load_prefixed(folder, prefix or _only_prefix(folder), **options)
     if not _parts(folder) and (files := _lightgbm_parts(folder)):
         return _load_lightgbm(folder, files, seed, **options)
     return _load_folder(folder, **options)
@@ -101,20 +92,20 @@ def data_folder(data_dir: PathLike | None = None) -> Path:
     return folder
 
 
-def _locate(name: PathLike, data_dir: PathLike | None) -> tuple[Path, _Entry]:
-    hint, entry = "", CATALOG.get(str(name))
-    if entry is None:
+def _locate(name: PathLike, data_dir: PathLike | None) -> Path:
+    hint, folders = "", CATALOG.get(str(name))
+    if folders is None:
         if Path(name).is_dir():
-            return Path(name), _Entry("a folder", ())
+            return Path(name)
         if os.sep in str(name) or isinstance(name, Path):
             raise DataError(f"no such folder: {name}")
         hint = f" (known names: {', '.join(CATALOG)}){did_you_mean(str(name), list(CATALOG))}"
-        entry = _Entry("a folder", (str(name),))
+        folders = (str(name),)
     home = data_folder(data_dir)
-    for folder in entry.folders:
+    for folder in folders:
         if (home / folder).is_dir():
-            return home / folder, entry
-    looked = " or ".join([str(home / folder) for folder in entry.folders])
+            return home / folder
+    looked = " or ".join([str(home / folder) for folder in folders])
     raise DataError(f"data set {str(name)!r} not found: looked for {looked}; set `data_dir` or LGMML_DATA{hint}")
 
 
@@ -202,15 +193,14 @@ def _read_names(file: Path) -> tuple[str, ...] | None:
     if not file.is_file():
         return None
     lines = list(filter(None, map(str.strip, file.read_text(encoding="utf-8").splitlines())))
-    numbers, names = [], []
-    for line in lines:
-        words = line.split(None, 1)
-        if len(words) < 2 or not words[0].isdigit():
-            return tuple(lines)
-        numbers.append(int(words[0]))
-        names.append(words[1])
-    if numbers == list(range(numbers[0], numbers[0] + len(numbers))) and numbers[0] in (0, 1):
-        return tuple(names)
+    if not lines:
+        raise DataError(f"{file}: the file must name the features, one per line, but it is empty; remove or fill it")
+    pairs = [line.split(None, 1) for line in lines]
+    numbers = [pair[0] for pair in pairs]
+    for first in (0, 1):
+        counted = list(map(str, range(first, first + len(lines))))
+        if numbers == counted and min(map(len, pairs)) > 1:
+            return tuple([name for _, name in pairs])
     return tuple(lines)
 
 
@@ -266,7 +256,7 @@ def load_file(
         return parse()
     facts: dict[str, Any] = {
         "kind": kind,
-        "columns": [used.qid, used.label, used.doc_id, [*used.drop, *filter(None, (used.weight, used.position))]],
+        "columns": [used.qid, used.label, used.doc_id, used.left_out],
         "num_features": options.num_features,
         "feature_names": names,
         "missing": missing,
@@ -274,7 +264,7 @@ def load_file(
     }
     if words.known:
         facts["categories"] = [dict(words.known), words.closed]
-    return cached(cache, [Path(path)], facts, parse)
+    return cached(cache, [Path(path)], facts, parse, options.table(named=True))
 
 
 def load_parts(
@@ -334,7 +324,7 @@ def open_table(
         weight: a column with what the relevance of each row counts, see `RankingData.weighed`.
         position: a column with the place where each row was shown, whole numbers. In a folder of files called after the
             parts, those beside ``train`` may lack both columns.
-        fractions: shares of the queries in each part, where they are cut at random.
+        fractions: shares of the queries in each part, where they are cut at random; 0 leaves a part out.
         seed: for that cut.
         options: those of `load_file`.
 
@@ -364,9 +354,7 @@ def open_table(
     if split is not None:
         words = _columns("split", files, split, columns, kind)
         return _split_by_words(data, words, f"{place}: column {split!r}")
-    if len(fractions) != len(SPLITS):
-        raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
-    found = _split_queries(data, list(map(float, fractions)), seed=seed)
+    found = _split_queries(data, fractions, seed=seed)
     for name, part in found.items():
         if not part.num_queries:
             raise DataError(f"{place}: {data.num_queries} queries are too few to cut: none would be left for {name}")
@@ -441,11 +429,16 @@ def _split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict
     return parts
 
 
-def _split_queries(
-    data: RankingData, fractions: Sequence[float] = (0.6, 0.2, 0.2), *, seed: int = 0
-) -> dict[str, RankingData]:
-    """Parts ``train``, ``valid`` and ``test``, cut by query."""
-    return dict(zip(SPLITS, data.split(fractions, seed=seed), strict=True))
+def _split_queries(data: RankingData, fractions: Sequence[float], *, seed: int) -> dict[str, RankingData]:
+    """Parts ``train``, ``valid`` and ``test``, cut by query; a part whose share is 0 is left out."""
+    if len(fractions) != len(SPLITS):
+        raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
+    shares = dict(zip(SPLITS, map(float, fractions), strict=True))
+    parts = {}
+    for name, part in zip(shares, data.split(tuple(shares.values()), seed=seed), strict=True):
+        if shares[name]:
+            parts[name] = part
+    return parts
 
 
 def generated_splits(

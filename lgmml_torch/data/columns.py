@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import word_of
 from lgmml_torch.checks import DataError, did_you_mean, require
+from lgmml_torch.inputs import check_distinct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, that many rows at a time
 _SHOWN = 6  # names in a message
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # names that pandas gives the index of a table
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Columns:
         drop: columns to leave out.
         weight: what the relevance of each row counts, see `RankingData.weighed`; may be absent.
         position: where each row was shown; may be absent.
+        spare: more columns to leave out; they may be absent.
     """
 
     qid: str = "qid"
@@ -40,6 +44,27 @@ class Columns:
     drop: tuple[str, ...] = ()
     weight: str | None = None
     position: str | None = None
+    spare: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> list[str]:
+        """The columns that are neither features nor the query, label or document id."""
+        return [*self.drop, *self.spare, *filter(None, (self.weight, self.position))]
+
+    def record(self) -> dict[str, Any]:
+        """In primitives, for a model."""
+        return {"qid": self.qid, "label": self.label, "doc_id": self.doc_id, "spare": self.left_out}
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any] | None) -> Columns:
+        """The columns of a table that a model remembers, see `RankingData.table`; the usual ones without any.
+
+        >>> Columns.of({"missing": "zero", "qid": "query", "spare": ["title"]})
+        Columns(qid='query', label='label', doc_id='docid', drop=(), weight=None, position=None, spare=('title',))
+        """
+        known = table or {}
+        named = {name: known[name] for name in ("qid", "label", "doc_id") if name in known}
+        return cls(**named, spare=tuple(known.get("spare", ())))
 
 
 @dataclass(frozen=True)
@@ -68,15 +93,13 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
         DataError: for a name that comes twice, a query column that is not there, or other features than asked for.
     """
     columns = options.columns
+    check_distinct(header, f"{where}: ")
     place = dict(zip(header, range(len(header)), strict=True))
-    if len(place) < len(header):
-        twice = _first_twice(header, place)
-        raise DataError(f"{where}: column {twice!r} is named twice")
     for name in (columns.qid, *columns.drop):
         if name not in place:
             hint = did_you_mean(name, list(header)) or f"; there are {_listed(header)}"
             raise DataError(f"{where}: {what} must name a column {name!r}{hint}")
-    special = {columns.qid, columns.label, columns.doc_id, columns.weight, columns.position, *columns.drop}
+    special = {columns.qid, columns.label, columns.doc_id, *columns.left_out}
     found = tuple(_without(header, special))
     wanted = options.feature_names
     if wanted is not None:
@@ -86,16 +109,12 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
     options.check_width(len(found), where, f"{what} names")
     if not found:
         raise DataError(f"{where}: {what} names no feature")
+    for name in found:
+        if _INDEX.fullmatch(name) and wanted is None:
+            hint = "save the table without it (`index=False`), or leave it out (data.drop=, --drop-column)"
+            raise DataError(f"{where}: column {name!r} is no feature, but the index of a pandas table; {hint}")
     features = tuple(place[name] for name in found)
     return _Layout(place[columns.qid], place.get(columns.label), place.get(columns.doc_id), features, found)
-
-
-def _first_twice(header: Sequence[str], place: dict[str, int]) -> str:
-    """The first name that comes again; ``place`` is the last position of each."""
-    position = 0
-    while place[header[position]] == position:
-        position += 1
-    return header[position]
 
 
 def check_same_names(found: Sequence[str], wanted: Sequence[str], where: str, *, model: bool) -> None:

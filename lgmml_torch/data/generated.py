@@ -2,7 +2,7 @@
 
 Each list is a function of the seed and its own number alone: blocks of any size hold the same rows, and memory is
 bounded by the block. What the lists of a set have in common (which features matter where, thresholds, raw scales) is
-its `World`.
+its `_World`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PILOT_LISTS, _PILOT_DOCUMENTS = 2000, 20  # queries differ, so many lists tell 
 
 
 @dataclass(frozen=True, eq=False)
-class World:
+class _World:
     """Columns are kept in the order placing, counting (both informative), copies, noise; ``columns`` mixes them."""
 
     columns: NDArray[np.int64]  # (D,) place of each column in the set
@@ -44,7 +44,7 @@ class World:
     noise: float
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, features: int, informative: int, regions: int, noise: float) -> World:
+    def draw(cls, rng: np.random.Generator, features: int, informative: int, regions: int, noise: float) -> _World:
         """Draw the world; the thresholds come from a pilot sample."""
         placing = max(1, min(2, informative // 4))
         counting = informative - placing
@@ -126,7 +126,7 @@ class World:
 
 
 _SIZES, _WORLD, _LIST = 0, 1, 2  # streams of random numbers below one seed
-MEAN_DOCUMENTS, MAX_DOCUMENTS = 120, 1250
+_MEAN_DOCUMENTS, _MAX_DOCUMENTS = 120, 1250
 
 
 class _GeneratedList(NamedTuple):
@@ -208,9 +208,9 @@ class LetorLike:
     def sizes(self) -> NDArray[np.int64]:  # (Q,)
         """Documents of each list: log-normal, from 1 to 1250 unless an exact total asks for more."""
         drawn = np.random.default_rng([self.seed, _SIZES]).lognormal(
-            np.log(MEAN_DOCUMENTS) - 0.28, 0.75, self.num_queries
+            np.log(_MEAN_DOCUMENTS) - 0.28, 0.75, self.num_queries
         )
-        drawn = drawn.clip(1, MAX_DOCUMENTS)
+        drawn = drawn.clip(1, _MAX_DOCUMENTS)
         if self.num_documents is None:
             return np.round(drawn).astype(np.int64)
         shares = (self.num_documents - self.num_queries) * drawn / drawn.sum()
@@ -225,10 +225,10 @@ class LetorLike:
         return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
 
     @cached_property
-    def _world(self) -> World:
+    def _world(self) -> _World:
         informative = self.informative or max(2, min(16, self.num_features // 3))
         rng = np.random.default_rng([self.seed, _WORLD])
-        return World.draw(rng, self.num_features, informative, self.regions, self.noise)
+        return _World.draw(rng, self.num_features, informative, self.regions, self.noise)
 
     def query(self, index: int) -> _GeneratedList:
         """List number ``index``, from 0."""

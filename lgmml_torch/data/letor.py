@@ -7,48 +7,28 @@ are not mentioned are 0. The loaders parse a file once; after that the data is m
 from __future__ import annotations
 
 import re
+import tempfile
 import warnings
-from array import array
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError, DataWarning
-from lgmml_torch.data.cache import Cache
-from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, cached, sizes_file
-from lgmml_torch.data.svmlight import Block, Rules, parse, parse_block, parse_lines
+from lgmml_torch.data.cache import Cache, cached
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, sizes_file
+from lgmml_torch.data.svmlight import Block, Rules, parse
 from lgmml_torch.data.text import TextFile, query_ids, read_sizes
+from lgmml_torch.inputs import flattened
 from lgmml_torch.ragged import RankingData
 
 SPLITS = {"train": ("train",), "valid": ("vali", "valid", "validation"), "test": ("test",)}
-BLOCK_BYTES = 1 << 18  # temporary arrays of a block then fit into the processor's cache
-INDEX_BYTES = 1 << 20  # of text that is searched for lines at a time
+_BLOCK_BYTES = 1 << 18  # temporary arrays of a block then fit into the processor's cache
 _DOC_ID = re.compile(rb"docid\s*=\s*(\S+)")
-_LAST_INDEX = re.compile(rb"([0-9]{1,9}):[^\s:]*\s*$")
-
-
-@dataclass
-class _Places:
-    """Where the documents of a file stand: an entry for each."""
-
-    qids: dict[bytes, int] = field(default_factory=dict)
-    codes: array[int] = field(default_factory=lambda: array("q"))
-    starts: array[int] = field(default_factory=lambda: array("q"))
-    ends: array[int] = field(default_factory=lambda: array("q"))
-    numbers: array[int] = field(default_factory=lambda: array("q"))  # of lines, from 1
-
-    def add(self, qid: bytes, start: int, end: int, number: int) -> None:
-        """Add one document."""
-        self.codes.append(self.qids.setdefault(qid, len(self.qids)))
-        self.starts.append(start)
-        self.ends.append(end)
-        self.numbers.append(number)
 
 
 class LetorSource(DataSource):
@@ -71,14 +51,12 @@ class LetorSource(DataSource):
             raise DataError(f"{path}: LETOR lines hold numbers only, but these columns are categories: {names}")
         self.text = TextFile(path)
         super().__init__(self.text.name, options)
-        self._last_read = -1  # the row up to which `_texts` has read
         self.sizes, self.feature_names = sizes, options.feature_names
         self._absent = 0.0
         if options.absent == "missing":
             self._absent = np.nan
         self._told = False
         self._seen = 0  # features of the rows that were read
-        self._counts, self._noted, self._widest = array("i"), bytearray(), 0  # of each document: features, a comment
         try:
             self._first_line, words = self._first_words()
         except BaseException:
@@ -93,7 +71,7 @@ class LetorSource(DataSource):
         self.rules = Rules(sizes is None, first_index, width, missing, options.kind, self.has_labels, because)
 
     def _first_words(self) -> tuple[int, list[bytes]]:
-        for line, _, block in self.text.blocks(1):
+        for line, block in self.text.blocks(1):
             if words := block.partition(b"#")[0].split():
                 return line, words
         return 1, []
@@ -106,6 +84,7 @@ class LetorSource(DataSource):
 
     def _all_seen(self) -> None:
         """Lines may leave zeros out, so a feature that is gone looks like one that is always 0: say so once."""
+        super()._all_seen()
         width, seen = self.options.num_features, self._seen
         if self.options.model and width is not None and seen < width and not self._told:
             self._told = True
@@ -119,35 +98,77 @@ class LetorSource(DataSource):
         """Close the file."""
         self.text.close()
 
-    @cached_property
-    def _places(self) -> _Places:
-        """The place and the query of each line, by a pass over the file."""
-        places = _Places()
-        for line, place, block in self.text.blocks(INDEX_BYTES, progress=self.options.progress):
-            self._scan(block, line, place, places)
-        if not places.codes:
+    def _parse(self, keep: Callable[[Block, float | None], None]) -> _Documents:
+        """All documents, by one pass over the file; ``keep`` gets the features, a block at a time.
+
+        ``keep`` is called with the block, and with the number of such blocks in the file, if that is known.
+        """
+        documents, rules, line, text = _Documents(self.rules), self.rules, 1, b""
+        for line, text in self.text.blocks(_BLOCK_BYTES, progress=self.options.progress):
+            block = parse(text, rules, path=self.name, line=line)
+            expected = None
+            if not self.text.zipped:
+                expected = self.text.size / len(text)
+            documents.append(block)
+            keep(block, expected)
+        line += text.count(b"\n")
+        if not documents.count:
             raise DataError(f"{self.name}:1: the file holds no documents")
-        return places
+        if not (documents.width or rules.num_features):
+            raise DataError(f"{self.name}:{line}: no line up to here gives a feature")
+        if not text.endswith(b"\n"):
+            documents.check_last(f"{self.name}:{line}")
+        self._seen = documents.width
+        if rules.qid:
+            self._queries = np.concatenate(documents.codes), query_ids(list(documents.qids))
+        else:
+            self._queries = self._grouped(documents.count)
+        return documents
 
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
-        places = self._places
-        if self.sizes is not None:
-            return self._grouped(len(places.codes))
-        return np.array(places.codes, np.int64), query_ids(list(places.qids))
+        _ = self._stored
+        return self._queries
 
-    def _texts(self, rows: NDArray[np.int64]) -> tuple[list[bytes], list[int]]:
-        """The lines of the given rows, and their numbers."""
-        places = self._places
-        if not self.in_order or rows[0] < self._last_read:  # going back would decompress all of it again
-            self.text.unzip()
-        self._last_read = int(rows[-1])
-        starts, ends = np.frombuffer(places.starts, np.int64), np.frombuffer(places.ends, np.int64)
-        numbers = np.frombuffer(places.numbers, np.int64)
-        return self.text.texts(starts[rows], ends[rows]), numbers[rows].tolist()
+    def _whole(self) -> SourceRows:
+        """A single pass: every block is parsed straight into the array it stays in."""
+        dense = _Dense(self.rules, self._absent)
+        documents = self._parse(dense.append)
+        self._flat |= dense.flat
+        return SourceRows(dense.finished(documents.width), documents.all_labels, documents.doc_ids)
+
+    @cached_property
+    def _stored(self) -> tuple[_Documents, NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
+        """The documents, where the features of each begin, and all indices and values in temporary files."""
+        with tempfile.TemporaryFile() as indices, tempfile.TemporaryFile() as values:  # the maps outlive them
+
+            def keep(block: Block, _: float | None) -> None:
+                block.index.astype(np.int32).tofile(indices)
+                block.values.tofile(values)
+
+            documents = self._parse(keep)
+            ends = np.cumsum(np.concatenate([[0], *documents.given]))
+            return documents, ends, _mapped(indices, np.int32), _mapped(values, np.float64)
+
+    def _read(self, rows: NDArray[np.int64]) -> SourceRows:
+        documents, ends, index, values = self._stored
+        counts = ends[rows + 1] - ends[rows]
+        places = np.repeat(ends[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        dense = _Dense(self.rules, self._absent)
+        dense.append(Block(np.zeros(len(rows), np.float32), [], counts, index[places], values[places], None))
+        self._flat |= dense.flat
+        part = SourceRows(np.empty((documents.count, 0)), documents.all_labels, documents.doc_ids).take(rows)
+        part.features = dense.finished(documents.width)
+        return part
 
     def place(self, row: int) -> str:
         """``file:line``."""
-        return f"{self.name}:{self._places.numbers[row]}"
+        for line, block in self.text.blocks(_BLOCK_BYTES):
+            for number, text in enumerate(block.split(b"\n"), line):
+                if text.partition(b"#")[0].split():
+                    if row == 0:
+                        return f"{self.name}:{number}"
+                    row -= 1
+        return self.name
 
     def _grouped(self, rows: int) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         """Consecutive lists of the sizes that the second file gives."""
@@ -158,139 +179,86 @@ class LetorSource(DataSource):
             raise DataError(f"{where}: the sizes add up to {total}, but {self.name} has {rows} documents")
         return np.repeat(np.arange(len(sizes)), sizes), range(len(sizes))
 
-    def _scan(self, block: bytes, line: int, place: int, places: _Places) -> None:
-        start, rules = place, self.rules
-        at = int(rules.labels)
-        for number, raw in enumerate(_lines(block), line):
-            end = start + len(raw)
-            text, _, comment = raw.partition(b"#")
-            words = text.split(None, 2)
-            word = words[at] if len(words) > at else b""
-            if not words or (rules.qid and not word.startswith(b"qid:")):
-                parse_lines(raw, rules, path=self.name, line=number)  # raises, unless the line is empty
-            else:
-                places.add(word[4:] if rules.qid else b"", start, end, number)
-                self._counts.append(text.count(b":") - rules.qid)
-                self._noted.append(bool(comment.strip()))
-                if rules.num_features is None and (last := _LAST_INDEX.search(text)):
-                    self._widest = max(self._widest, int(last[1]) - rules.first_index + 1)
-            start = end
-        self._complete, self._last_line = block.endswith(b"\n"), line + block.count(b"\n")
-
-    def _read(self, rows: NDArray[np.int64]) -> SourceRows:
-        texts, numbers = self._texts(rows)
-        rules = self.rules
-        if rules.num_features is None and self._widest <= Rules().last_index:
-            if not self._widest:
-                raise DataError(f"{self.name}:{self._last_line}: no line up to here gives a feature")
-            rules = replace(rules, num_features=self._widest)
-        joined = b"".join(texts)
-        block = parse_block(joined, rules)
-        if block is None:
-            for text, number in zip(texts, numbers, strict=True):
-                parse_lines(text, rules, path=self.name, line=number)
-            block = parse_lines(joined, rules, path=self.name)
-        if rows[-1] == self.num_rows - 1 and not self._complete:
-            check_last(np.array(self._counts), np.array(self._noted, bool), f"{self.name}:{self._last_line}")
-        table = _Rows(rules, self._absent)
-        table.append(block, expected=None)
-        self._seen = max(self._seen, table.width)
-        return table.rows()
-
-    def _whole(self) -> SourceRows:
-        """A single pass: every block is parsed straight into the array it stays in."""
-        rows, rules, block = _Rows(self.rules, self._absent), self.rules, b""
-        line = 1
-        for line, _, block in self.text.blocks(BLOCK_BYTES, progress=self.options.progress):
-            expected = None
-            if not self.text.zipped:
-                expected = self.text.size / len(block)
-            rows.append(parse(block, rules, path=self.name, line=line), expected)
-        line += block.count(b"\n")
-        if not rows.count:
-            raise DataError(f"{self.name}:1: the file holds no documents")
-        if not (rows.width or rules.num_features):
-            raise DataError(f"{self.name}:{line}: no line up to here gives a feature")
-        if not block.endswith(b"\n"):
-            noted = np.array(list(map(bool, rows.doc_ids or [""] * rows.count)))
-            check_last(np.concatenate(rows.given), noted, f"{self.name}:{line}")
-        self._seen = rows.width
-        if rules.qid:
-            self._queries = np.concatenate(rows.codes), query_ids(list(rows.qids))
-        else:
-            self._queries = self._grouped(rows.count)
-        return rows.rows()
-
 
 def open_lightgbm(path: PathLike, options: ReadOptions) -> LetorSource:
     """Lines without ``qid:``; the sizes of the queries stand in the file beside them."""
     return LetorSource(path, options, sizes=sizes_file(path))
 
 
-def _lines(block: bytes) -> list[bytes]:
-    """Lines by newline alone: a carriage return inside one is an error that the parser names."""
-    if b"\r" not in block:
-        return block.splitlines(keepends=True)
-    lines = [line + b"\n" for line in block.split(b"\n")]
-    last = lines.pop()
-    if last != b"\n":
-        lines.append(last[:-1])
-    return lines
+class _Documents:
+    """What a file says of its documents besides the features; grows by blocks."""
 
-
-def check_last(counts: NDArray[Any], noted: NDArray[np.bool_], where: str) -> None:
-    """A last line without a newline may be the rest of one; a dense file, or one with comments, shows it."""
-    last, others = int(counts[-1]), counts[:-1]
-    if len(others) < 2:
-        return
-    if (others == others[0]).all() and last < others[0]:
-        raise DataError(f"{where}: the last line is cut: it has {last} features, all others {int(others[0])}")
-    if noted[:-1].all() and not noted[-1]:
-        raise DataError(f"{where}: the last line is cut: it ends without a comment, which all others have")
-
-
-class _Rows:
-    """Grows by blocks; memory is asked for once, from the size of the file, and touched only when filled."""
-
-    def __init__(self, rules: Rules, absent: float) -> None:
-        self.rules, self.absent = rules, absent
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
         self.count = self.width = 0
-        self.data: NDArray[Any] = np.empty((0, rules.num_features or 0), rules.kind)
         self.labels: list[NDArray[np.float32]] = []
-        self.given: list[NDArray[np.int64]] = []
+        self.given: list[NDArray[np.int64]] = []  # features of each document
         self.codes: list[NDArray[np.int64]] = []
         self.qids: dict[bytes, int] = {}
         self.doc_ids: list[str] | None = None
 
-    def append(self, block: Block, expected: float | None) -> None:
-        """Add a block; ``expected`` is the number of such blocks the file has room for."""
-        rows = len(block.labels)
-        if not rows:
-            return
-        widest = int(block.index.max(initial=self.rules.first_index - 1)) - self.rules.first_index + 1
-        self._make_room(rows, widest, expected)
-        target = self.data[self.count : self.count + rows]
-        if (block.counts == target.shape[1]).all():  # increasing indices without a gap
-            target[...] = block.values.reshape(target.shape)
-        else:
-            target[...] = self.absent
-            target[np.repeat(np.arange(rows), block.counts), block.index - self.rules.first_index] = block.values
+    def append(self, block: Block) -> None:
+        """Add a block."""
+        rows, first = len(block.labels), self.rules.first_index
+        self.width = max(self.width, int(block.index.max(initial=first - 1)) - first + 1)
         codes = [self.qids.setdefault(qid, len(self.qids)) for qid in block.qids]
         self.codes.append(np.array(codes, dtype=np.int64))
         self.labels.append(block.labels)
-        self.given.append(block.counts.astype(np.int32))
+        self.given.append(block.counts)
         if block.comments is not None and self.doc_ids is None:
             self.doc_ids = [""] * self.count
         if self.doc_ids is not None:
             self.doc_ids.extend(map(_doc_id, block.comments or [b""] * rows))
         self.count += rows
 
-    def _make_room(self, rows: int, widest: int, expected: float | None) -> None:
-        self.width = max(self.width, widest)
+    @cached_property
+    def all_labels(self) -> NDArray[np.float32] | None:
+        """``(N,)`` the labels; None where the lines have none."""
+        if not self.rules.labels:
+            return None
+        return np.concatenate(self.labels)
+
+    def check_last(self, where: str) -> None:
+        """Refuse a last line that is cut off: it has fewer features than all others, or no comment."""
+        counts = np.concatenate(self.given)
+        last, others = int(counts[-1]), counts[:-1]
+        if len(others) < 2:
+            return
+        if (others == others[0]).all() and last < others[0]:
+            raise DataError(f"{where}: the last line is cut: it has {last} features, all others {int(others[0])}")
+        if self.doc_ids is not None and all(self.doc_ids[:-1]) and not self.doc_ids[-1]:
+            raise DataError(f"{where}: the last line is cut: it ends without a comment, which all others have")
+
+
+class _Dense:
+    """A matrix that grows by blocks; memory is asked for once, from the size of the file, and touched when filled."""
+
+    def __init__(self, rules: Rules, absent: float) -> None:
+        self.rules, self.absent, self.count = rules, absent, 0
+        self.data: NDArray[Any] = np.empty((0, rules.num_features or 0), rules.kind)
+        self.flat: set[int] = set()  # features that float32 flattens
+
+    def append(self, block: Block, expected: float | None = None) -> None:
+        """Add a block; ``expected`` is the number of such blocks the file has room for."""
+        rows, first = len(block.labels), self.rules.first_index
+        if not rows:
+            return
+        self._make_room(rows, int(block.index.max(initial=first - 1)) - first + 1, expected)
+        target = self.data[self.count : self.count + rows]
+        if (block.counts == target.shape[1]).all():  # increasing indices without a gap
+            values = block.values.reshape(target.shape)
+            target[...] = values
+            self.flat.update(flattened(target, lambda column: values[:, column]))
+        else:
+            target[...] = self.absent
+            target[np.repeat(np.arange(rows), block.counts), block.index - first] = block.values
+        self.count += rows
+
+    def _make_room(self, rows: int, width: int, expected: float | None) -> None:
         capacity, columns = self.data.shape
-        if self.width > columns:
+        if width > columns:
             # A margin, because the indices of a sparse file may go on rising, and every widening is a copy.
-            columns = self.width if self.count == 0 else max(self.width, columns + columns // 4)
+            columns = width if self.count == 0 else max(width, columns + columns // 4)
             wider = np.empty((capacity, columns), self.rules.kind)
             wider[: self.count, : self.data.shape[1]] = self.data[: self.count]
             wider[: self.count, self.data.shape[1] :] = self.absent
@@ -301,18 +269,24 @@ class _Rows:
             else:
                 self.data.resize((self.count + rows + self.count // 4, columns), refcheck=False)
 
-    def rows(self) -> SourceRows:
-        """What was read; the builder is empty after that."""
-        columns = self.rules.num_features or self.width
+    def finished(self, width: int) -> NDArray[Any]:
+        """The rows, as wide as asked for or else ``width``; the builder is empty after that."""
+        columns = self.rules.num_features or width
         data, self.data = self.data, np.empty((0, 0), self.rules.kind)
         if data.shape[1] == columns:
             data.resize((self.count, columns), refcheck=False)
-        else:
-            data = np.ascontiguousarray(data[: self.count, :columns])
-        part = SourceRows(data, None, self.doc_ids)
-        if self.rules.labels:
-            part.labels = np.concatenate(self.labels)
-        return part
+            return data
+        out = np.full((self.count, columns), self.absent, self.rules.kind)
+        kept = min(columns, data.shape[1])
+        out[:, :kept] = data[: self.count, :kept]
+        return out
+
+
+def _mapped(file: IO[bytes], kind: type[Any]) -> NDArray[Any]:
+    """The numbers in a file, memory-mapped; an empty file cannot be."""
+    if not file.tell():
+        return np.empty(0, kind)
+    return np.memmap(file, kind, "r")
 
 
 def _doc_id(comment: bytes) -> str:
@@ -416,7 +390,7 @@ def _load(
         with LetorSource(file, options, sizes=sizes, first_index=first_index) as source:
             return source.read(labelled=True)
 
-    return cached(cache, list(filter(None, [file, sizes])), facts, parse_file)
+    return cached(cache, list(filter(None, [file, sizes])), facts, parse_file, options.table())
 
 
 def load_letor_splits(folder: PathLike, *, num_features: int | None = None, **options: Any) -> dict[str, RankingData]:

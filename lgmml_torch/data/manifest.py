@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,7 @@ class Manifest:
         doc_ids: whether documents have ids.
         index: the file that lists all queries.
         shards: the files, in the order of the lists.
+        table: how the rows were read, see `RankingData`; None in folders of earlier releases.
     """
 
     queries: int
@@ -83,6 +84,7 @@ class Manifest:
     doc_ids: bool
     index: Shard
     shards: tuple[Shard, ...]
+    table: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         labels = "no labels"
@@ -144,9 +146,10 @@ def read_manifest(folder: PathLike) -> Manifest:
 
 
 def _decoded(content: dict[str, Any]) -> Manifest:
-    values = {}
+    values: dict[str, Any] = {"table": content.get("table")}
     for entry in fields(Manifest):
-        values[entry.name] = content[entry.name]
+        if entry.name != "table":
+            values[entry.name] = content[entry.name]
     for name in ("feature_names", "labels"):
         if values[name] is not None:
             values[name] = tuple(values[name])

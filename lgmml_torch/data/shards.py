@@ -40,7 +40,7 @@ from lgmml_torch.data.manifest import (
 )
 from lgmml_torch.data.source import DataSource, PathLike
 from lgmml_torch.data.write import nested_table, save_parquet
-from lgmml_torch.distributed import Spread
+from lgmml_torch.distributed import SharedLists
 from lgmml_torch.files import SUFFIX
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
@@ -49,7 +49,7 @@ from lgmml_torch.segments import argsort_segments, list_blocks, offsets_from_siz
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VALUES_AT_ONCE = 1 << 21  # features of a shard that are decoded together
+_VALUES_AT_ONCE = 1 << 21  # features of a shard that are decoded together
 _BUFFER = 1 << 20  # bytes read at a time
 _PLACE = "place"  # the column with a document's place in its list, from 0, in the order of the source
 SHARD_COLUMNS = Columns(drop=(_PLACE,))
@@ -107,6 +107,7 @@ def write_shards(
         doc_ids=any(have_ids),
         index=index,
         shards=shards,
+        table=source.table,
     )
     write_manifest(home, manifest)
     return manifest
@@ -233,7 +234,7 @@ def open_shards(
     doc_ids: bool = False,
     progress: bool = True,
 ) -> RankingData:
-    """The lists of one process; by their numbers in the set, and who has the others, see `RankingData.spread`.
+    """The lists of one process; by their numbers in the set, and who has the others, see `RankingData.shared_lists`.
 
     Its shards are decoded once, one at a time, into a file of the cache, which is memory-mapped.
 
@@ -259,19 +260,20 @@ def open_shards(
     shards = [manifest.shards[number] for number in own]
     check_files(home, manifest, shards)
     index = read_index(home, manifest)
-    spread = Spread(index.sizes, owners[index.shard], rank)
+    shared = SharedLists(index.sizes, owners[index.shard], rank)
     arrays = _load(home, manifest, index, own, resolve(cache), progress=progress)
-    qids = index.qids.take(spread.own.numpy()).to_pylist()
+    qids = index.qids.take(shared.own.numpy()).to_pylist()
     names = _doc_ids(home, shards) if doc_ids and manifest.doc_ids else None
     return RankingData(
         features=torch.from_numpy(arrays["features"]),
         labels=torch.from_numpy(arrays["labels"]),
-        offsets=offsets_from_sizes(index.sizes[spread.own]),
+        offsets=offsets_from_sizes(index.sizes[shared.own]),
         qids=tuple(qids),
         order=torch.from_numpy(arrays["order"]),
         doc_ids=names,
         feature_names=manifest.feature_names,
-        spread=spread,
+        shared_lists=shared,
+        table=manifest.table,
     )
 
 
@@ -327,7 +329,7 @@ def _pieces(
 
     shard, seen = manifest.shards[number], 0
     values = max(1, shard.documents * manifest.features)
-    lists = max(1, VALUES_AT_ONCE * shard.queries // values)
+    lists = max(1, _VALUES_AT_ONCE * shard.queries // values)
     with parquet.ParquetFile(home / shard.file, buffer_size=_BUFFER, pre_buffer=False) as file:
         for batch in file.iter_batches(lists, columns=columns, use_threads=False):
             table = pa.Table.from_batches([batch])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,17 +21,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Asked, Categories, WordColumns, fill_words
+from lgmml_torch.categories import Asked, Categories, WordColumns, check_words, fill_words, unknown_words
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
-from lgmml_torch.data.cache import Cache, from_arrays, resolve, to_arrays
 from lgmml_torch.data.columns import Columns
-from lgmml_torch.inputs import MISSING_HINT, MISSING_POLICIES, canonical_ranks, fill_missing, first_bad, is_frame
+from lgmml_torch.inputs import (
+    MISSING_HINT,
+    MISSING_POLICIES,
+    canonical_ranks,
+    check_distinct,
+    fill_missing,
+    first_bad,
+    is_frame,
+    warn_if_flattened,
+)
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
 PathLike = str | os.PathLike[str]
-MOST_TIMES, MOST_UNPACKED = 100, 1 << 26  # bytes of a compressed file, both as a multiple and in all
-PARSER = 1  # part of every cache key: raise it when the same text comes to mean other numbers
+_MOST_TIMES, _MOST_UNPACKED = 100, 1 << 26  # bytes of a compressed file, both as a multiple and in all
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,20 @@ class ReadOptions:
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, MISSING_POLICIES)
         check_choice("absent", self.absent, ("zero", "missing"))
+        check_distinct(self.feature_names, "`feature_names`: ")
         if self.feature_names is not None and self.num_features is None:
             object.__setattr__(self, "num_features", len(self.feature_names))
         if self.num_features is not None:
             check_positive("num_features", self.num_features)
         if self.dtype not in (torch.float32, torch.float64):
             raise LGMMLError(f"`dtype` must be torch.float32 or torch.float64, got {self.dtype}")
+
+    def table(self, *, named: bool = False) -> dict[str, Any]:
+        """What a model remembers of the reading; ``named`` adds the names of the columns that are no features."""
+        found: dict[str, Any] = {"missing": self.missing, "absent": self.absent}
+        if named:
+            found.update(self.columns.record())
+        return found
 
     @property
     def kind(self) -> type[np.float32] | type[np.float64]:
@@ -127,6 +143,15 @@ class SourceRows:
     labels: NDArray[np.float32] | None  # (n,)
     doc_ids: Sequence[str] | None  # (n,)
 
+    def take(self, rows: NDArray[np.int64]) -> SourceRows:
+        """Some of the rows."""
+        part = SourceRows(np.array(self.features[rows]), None, None)
+        if self.labels is not None:
+            part.labels = self.labels[rows]
+        if self.doc_ids is not None:
+            part.doc_ids = [self.doc_ids[row] for row in rows.tolist()]
+        return part
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -152,6 +177,7 @@ class DataSource(ABC):
         has_labels: whether it says how relevant the documents are; labels are 0 where it does not.
         feature_names: the names of the features, or None.
         categories: for each feature the words its codes stand for, see `RankingData`; None where all are numbers.
+        table: how it is read, see `RankingData`.
     """
 
     has_labels: bool = True
@@ -161,6 +187,11 @@ class DataSource(ABC):
 
     def __init__(self, name: str, options: ReadOptions) -> None:
         self.name, self.options = name, options
+        self.table: Mapping[str, Any] | None = options.table()
+        self._closed = options.categories.closed  # whether the vocabularies are those of training
+        self._flat: set[int] = set()  # features that float32 flattens
+        self._unknown: Counter[str] = Counter()  # rows with unknown words, by column
+        self._read_rows = 0
 
     @abstractmethod
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
@@ -207,8 +238,9 @@ class DataSource(ABC):
         if labelled and not self.has_labels:
             raise DataError(self._unlabelled())
         part = self._whole()
+        data = self._data(part, np.arange(self.num_rows))
         self._all_seen()
-        return self._data(part, np.arange(self.num_rows))
+        return data
 
     def batches(self, documents: int = 32_768, *, by_id: bool = False) -> Iterator[Batch]:
         """Whole lists, about so many documents at a time, in the order in which their queries first appear.
@@ -231,8 +263,11 @@ class DataSource(ABC):
             yield Batch(self._data(self._read(rows), rows), rows)
         self._all_seen()
 
-    def _all_seen(self) -> None:  # noqa: B027 - most sources have nothing to add
+    def _all_seen(self) -> None:
         """Say what only the whole of the source shows."""
+        warn_if_flattened(sorted(self._flat), self.feature_names, f"{self.name}: ")
+        check_words(self._unknown, self._read_rows, f"{self.name}: ")
+        self._flat, self._unknown, self._read_rows = set(), Counter(), 0
 
     def only(self, qid: str) -> RankingData:
         """The list of one query, by its id as text.
@@ -280,6 +315,9 @@ class DataSource(ABC):
         if self.options.missing != "error":
             fill_words(features, self.categories)
             fill_missing(features, codes, self.options.missing)
+        if self._closed:
+            self._unknown.update(unknown_words(features, self.categories, self.feature_names))
+            self._read_rows += len(rows)
         labels = part.labels
         if labels is None:
             labels = np.zeros(len(rows), np.float32)
@@ -292,6 +330,7 @@ class DataSource(ABC):
             doc_ids=part.doc_ids,
             feature_names=self.feature_names,
             categories=self.categories,
+            table=self.table,
         )
 
     def close(self) -> None:  # noqa: B027 - most sources hold no file
@@ -351,16 +390,8 @@ def open_source(
     [(('b',), [0, 2]), (('a',), [1])]
     """
     names = None if feature_names is None else tuple(feature_names)
-    options = ReadOptions(
-        num_features,
-        names,
-        missing,
-        absent,
-        dtype,
-        columns or Columns(),
-        model=True,
-        categories=WordColumns.of(categories),
-    )
+    used, words = columns or Columns(), WordColumns.of(categories)
+    options = ReadOptions(num_features, names, missing, absent, dtype, used, model=True, categories=words)
     if isinstance(what, (str, os.PathLike)):
         return open_file(what, options, kind=kind)
     from lgmml_torch.data import arrays  # which is built on this module
@@ -399,10 +430,10 @@ def check_unpacked(name: str, packed: int, unpacked: int) -> None:
     """Refuse a compressed file that unpacks to a multiple of its size that no data has.
 
     Raises:
-        DataError: more than `MOST_UNPACKED` bytes, and more than `MOST_TIMES` times the size of the file.
+        DataError: more than 64 MiB, and more than 100 times the size of the file.
     """
-    if unpacked > max(MOST_UNPACKED, MOST_TIMES * packed):
-        times = f"{packed:,} bytes unpack to more than {MOST_TIMES} times as many"
+    if unpacked > max(_MOST_UNPACKED, _MOST_TIMES * packed):
+        times = f"{packed:,} bytes unpack to more than {_MOST_TIMES} times as many"
         raise DataError(f"{name}: {times}; unpack it yourself if it is meant to be so")
 
 
@@ -421,28 +452,3 @@ def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
 def sizes_file(path: PathLike) -> Path:
     """Where LightGBM looks for the number of documents of each query."""
     return Path(os.fspath(path).removesuffix(".gz") + ".query")
-
-
-def cached(
-    cache: bool | PathLike | Cache, files: Sequence[Path], facts: Mapping[str, Any], parse: Callable[[], RankingData]
-) -> RankingData:
-    """What ``parse`` makes of the files, from the cache if they were parsed before with the same ``facts``."""
-    store = resolve(cache)
-    if store is None or not all(map(Path.is_file, files)):
-        return parse()
-    key = {"parser": PARSER, "content": list(map(store.content, files)), **facts}
-
-    def build() -> dict[str, NDArray[Any]]:
-        before = list(map(_state, files))
-        arrays = to_arrays(parse())
-        for file, state in zip(files, before, strict=True):
-            if _state(file) != state:
-                raise DataError(f"{file}: the file was changed while it was being read")
-        return arrays
-
-    return from_arrays(store.get_or_build(key, build))
-
-
-def _state(file: Path) -> tuple[int, int, int]:
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -21,8 +21,8 @@ from lgmml_torch.checks import DataError
 from lgmml_torch.inputs import MISSING_HINT
 
 _NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-MISSING = frozenset({b"null", b"nan"})  # compared in lower case
-MAX_FEATURES = 100_000  # rows are dense: a larger index is far more often a damaged file than data
+_MISSING = frozenset({b"null", b"nan"})  # compared in lower case
+_MAX_FEATURES = 100_000  # rows are dense: a larger index is far more often a damaged file than data
 
 _SPACE, _COLON, _NEWLINE, _MINUS, _DOT = b" :\n-."
 _LAST_PRINTABLE = ord("~")
@@ -47,7 +47,7 @@ class Rules:
     Attributes:
         qid: whether every line names its query.
         first_index: the smallest feature index allowed.
-        num_features: the largest number of features allowed, None for up to `MAX_FEATURES`.
+        num_features: the largest number of features allowed, None for up to `_MAX_FEATURES`.
         missing: whether ``NULL`` and ``nan`` are allowed as values.
         kind: the type of the values; a number too large for it is an error.
         labels: whether every line starts with a label; it is 0 where not.
@@ -67,7 +67,7 @@ class Rules:
         """The largest feature index allowed."""
         limit = self.num_features
         if limit is None:
-            limit = MAX_FEATURES
+            limit = _MAX_FEATURES
         return limit + self.first_index - 1
 
 
@@ -79,7 +79,7 @@ class Block:
     qids: list[bytes]  # (n,) as written; empty for files without
     counts: _Ints  # (n,) features given in each row
     index: _Ints  # (m,) from `first_index`, increasing within a row
-    values: NDArray[Any]  # (m,) NaN where missing
+    values: NDArray[np.float64]  # (m,) NaN where missing
     comments: list[bytes] | None  # (n,) without the hash, stripped; empty where there is none
 
 
@@ -102,7 +102,7 @@ def parse_block(block: bytes, rules: Rules) -> Block | None:
         clean, comments = _normalise(block)
         if not clean:
             none = np.empty(0, np.int64)
-            return Block(np.empty(0, np.float32), [], none, none, np.empty(0, rules.kind), None)
+            return Block(np.empty(0, np.float32), [], none, none, np.empty(0), None)
         found = _tokens(clean, rules.qid)
     if found is None:
         return None
@@ -123,7 +123,7 @@ def parse_block(block: bytes, rules: Rules) -> Block | None:
     values = _decimals(clean, data, starts[1::2], ends[1::2], kind=rules.kind, missing=rules.missing)
     if index is None or labels is None or values is None:
         return None
-    return Block(labels, qids, counts, index, values, comments)
+    return Block(labels.astype(np.float32), qids, counts, index, values, comments)
 
 
 def _normalise(block: bytes) -> tuple[bytes, list[bytes] | None]:
@@ -197,10 +197,10 @@ def _indices(data: NDArray[np.uint8], starts: _Ints, ends: _Ints, counts: _Ints,
 
 def _decimals(
     clean: bytes, data: NDArray[np.uint8], starts: _Ints, ends: _Ints, *, kind: type[Any], missing: bool
-) -> NDArray[Any] | None:
-    """Numbers between ``starts`` and ``ends``, NaN where missing; None if one is no number or not finite."""
+) -> NDArray[np.float64] | None:
+    """Numbers between ``starts`` and ``ends``, NaN where missing; None if one is no number or infinite as ``kind``."""
     if not len(starts):
-        return np.empty(0, kind)
+        return np.empty(0)
     negative = data[starts] == _MINUS
     begin = starts + negative
     # Longest first: the tokens that still have a k-th byte are then a prefix of the arrays.
@@ -228,17 +228,16 @@ def _decimals(
             return None
         values[token] = value
     with np.errstate(over="ignore"):
-        cast = values.astype(kind)
-    if np.isinf(cast).any():
-        return None
-    return cast
+        if np.isinf(values.astype(kind)).any():
+            return None
+    return values
 
 
 def decimal(text: bytes) -> float | None:
     """``float(text)``, NaN for a missing value, None for anything that is not a plain decimal number."""
     if _NUMBER.fullmatch(text):
         return float(text)
-    if text.lower() in MISSING:
+    if text.lower() in _MISSING:
         return float("nan")
     return None
 
@@ -286,7 +285,7 @@ def parse_lines(block: bytes, rules: Rules, *, path: object, line: int = 1) -> B
         qids,
         np.array(counts, dtype=np.int64),
         np.array(index, dtype=np.int64),
-        np.array(values, dtype=rules.kind),
+        np.array(values, dtype=np.float64),
         comments if any(comments) else None,
     )
 

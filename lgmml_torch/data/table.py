@@ -73,7 +73,7 @@ class _CsvSource(ArrowSource):
         return f"{self.name}:{self._header_line}"
 
     def _read_header(self) -> tuple[list[str], int]:
-        for line, _, text in self._text.blocks(1):
+        for line, text in self._text.blocks(1):
             if not text.strip():
                 continue
             try:
@@ -88,17 +88,12 @@ class _CsvSource(ArrowSource):
         import pyarrow as pa
 
         types = self._types()
-        number = pa.from_numpy_dtype(self.options.kind)
-        stored = dict(types)
-        for name, kind in types.items():
-            if kind == pa.float64():
-                stored[name] = number
-        schema = pa.schema(stored)
+        schema = pa.schema(types)
         with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
             with pa.ipc.new_file(file.name, schema) as writer:
-                for line, _, block in self._text.blocks(_BLOCK_BYTES, progress=self.options.progress):
+                for line, block in self._text.blocks(_BLOCK_BYTES, progress=self.options.progress):
                     table = self._table(block, line, types)
-                    writer.write_table(table.cast(schema, safe=False))
+                    writer.write_table(table.cast(schema))
             return pa.ipc.open_file(pa.memory_map(file.name))
 
     def _types(self) -> dict[str, Any]:
@@ -106,7 +101,7 @@ class _CsvSource(ArrowSource):
         import pyarrow as pa
 
         columns = self.options.columns
-        text = {columns.qid, columns.doc_id, columns.weight, columns.position, *columns.drop}
+        text = {columns.qid, columns.doc_id, *columns.left_out}
         types = {}
         for name in self.header:
             types[name] = pa.float64()
@@ -181,7 +176,7 @@ class _CsvSource(ArrowSource):
 
     def place(self, row: int) -> str:
         """``file:line``."""
-        for line, _, block in self._text.blocks(_BLOCK_BYTES):
+        for line, block in self._text.blocks(_BLOCK_BYTES):
             lines = _Lines(block, line, skip=self._header_line)
             if row < len(lines):
                 return f"{self.name}:{lines.number(row)}"

@@ -22,7 +22,7 @@ from lgmml_torch.progress import progress_bar
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _WHOLE = re.compile(rb"0|-?[1-9][0-9]{0,17}")
-MOST_LINE = 1 << 24  # bytes of one line
+_MOST_LINE = 1 << 24  # bytes of one line
 
 
 class TextFile:
@@ -42,60 +42,32 @@ class TextFile:
         self._stream.close()
         self._file.close()
 
-    def blocks(self, size: int, *, progress: bool = False) -> Iterator[tuple[int, int, bytes]]:
-        """Whole lines from the start, about ``size`` bytes at a time: number of the first one, its place, and text."""
-        line, place = 1, 0
-        self._seek(0)
+    def blocks(self, size: int, *, progress: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Whole lines from the start, about ``size`` bytes at a time: the number of the first one, and the text."""
+        line = 1
+        self._stream.seek(0)
         with progress_bar(f"Reading {Path(self.name).name}", self.size, enabled=progress) as report:
             while block := self._lines(size):
-                mark = 0
-                if place == 0 and block.startswith(_BYTE_ORDER_MARK):
-                    mark = len(_BYTE_ORDER_MARK)
-                if not block.endswith(b"\n") and len(block) >= size + MOST_LINE:
+                if not block.endswith(b"\n") and len(block) >= size + _MOST_LINE:
                     at = line + block.count(b"\n")
-                    raise DataError(f"{self.name}:{at}: a line must have at most {MOST_LINE:,} bytes, got a longer one")
-                yield line, place + mark, block[mark:]
+                    rule = f"a line must have at most {_MOST_LINE:,} bytes, got a longer one"
+                    raise DataError(f"{self.name}:{at}: {rule}")
+                if line == 1:
+                    block = block.removeprefix(_BYTE_ORDER_MARK)
+                yield line, block
                 line += block.count(b"\n")
-                place += len(block)
-                self._seek(place)  # the caller may have read elsewhere
                 report(self._file.tell())
-
-    def _seek(self, place: int) -> None:
-        if self._stream.tell() != place:
-            self._stream.seek(place)
 
     def _lines(self, size: int) -> bytes:
         try:
             block = self._stream.read(size)
             if not block.endswith(b"\n"):
-                block += self._stream.readline(MOST_LINE)
+                block += self._stream.readline(_MOST_LINE)
             if self.zipped:
                 check_unpacked(self.name, self.size, self._stream.tell())
             return block
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{self.name}: the compressed file is damaged or cut: {error}") from error
-
-    def texts(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[bytes]:
-        """Lines by their places, each with a newline; neighbours are read together."""
-        texts: list[bytes] = []
-        for run in np.split(np.arange(len(starts)), np.flatnonzero(starts[1:] != ends[:-1]) + 1):
-            first = int(starts[run[0]])
-            self._stream.seek(first)
-            block = self._stream.read(int(ends[run[-1]]) - first)
-            for start, end in zip(starts[run] - first, ends[run] - first, strict=True):
-                text = block[start:end]
-                if not text.endswith(b"\n"):
-                    text += b"\n"
-                texts.append(text)
-        return texts
-
-    def unzip(self) -> None:
-        """Keep a decompressed copy: compressed text cannot be read from the middle."""
-        if self.zipped:
-            copy = _spool(self._stream)
-            self.close()
-            self._file = self._stream = copy
-            self.zipped = False
 
 
 def query_ids(words: Sequence[bytes]) -> list[Hashable]:

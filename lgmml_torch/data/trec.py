@@ -3,14 +3,16 @@
     run:    qid Q0 docid rank score tag
     qrels:  qid 0 docid relevance
 
-Ids are text. What is between them is cut at blanks, so no id can hold one.
+Ids are text. A line is cut at blanks, so no id can hold one: ``red shoes`` is written as ``red%20shoes``.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ Run = dict[str, dict[str, float]]  # score by query and document
 Qrels = dict[str, dict[str, int]]  # relevance by query and document
 
 _READ = 1 << 20  # bytes at a time
+_BLANK = re.compile(r"\s|%(?=[0-9A-Fa-f]{2})")  # what is escaped in ids
 _Value = TypeVar("_Value", int, float)
 
 
@@ -91,23 +94,6 @@ def qrels_lines(batch: Batch) -> Iterator[str]:
         yield f"{word(data.qids[query])} 0 {name} {int(label)}\n"
 
 
-def write_run(run: Mapping[str, Mapping[str, float]], stream: IO[bytes], *, tag: str = "lgmml") -> None:
-    """Write a run, each query's documents best first; equal scores by falling id, the way trec_eval reads them."""
-    for qid, scores in run.items():
-        ordered = sorted(scores.items(), key=lambda item: (item[1], item[0]), reverse=True)
-        lines = []
-        for place, (name, score) in enumerate(ordered, 1):
-            lines.append(f"{_checked(qid)} Q0 {_checked(name)} {place} {score!r} {word(tag)}\n")
-        stream.write("".join(lines).encode())
-
-
-def write_qrels(qrels: Mapping[str, Mapping[str, int]], stream: IO[bytes]) -> None:
-    """Write judgements."""
-    for qid, labels in qrels.items():
-        lines = [f"{_checked(qid)} 0 {_checked(name)} {label}\n" for name, label in labels.items()]
-        stream.write("".join(lines).encode())
-
-
 def document_names(batch: Batch) -> list[str]:
     """A word for each row of a batch, in the order of the file: its id, or else its row in the file, from 1."""
     ids = batch.data.doc_ids
@@ -118,18 +104,12 @@ def document_names(batch: Batch) -> list[str]:
 
 
 def word(value: object) -> str:
-    """One word: a TREC line is cut at blanks.
+    """One word for each value: a TREC line is cut at blanks, so blanks are written as in addresses of the web.
 
-    >>> word("two words"), word(7)
-    ('two_words', '7')
+    >>> word("two words"), word("two_words"), word(7), word("100%"), word("a%20b")
+    ('two%20words', 'two_words', '7', '100%', 'a%2520b')
     """
-    return "_".join(str(value).split()) or "_"
-
-
-def _checked(name: str) -> str:
-    if len(name.split()) != 1 or name.split()[0] != name:
-        raise DataError(f"an id must be one word to stand in a TREC file, got {name!r}")
-    return name
+    return _BLANK.sub(lambda found: quote(found[0]), str(value)) or "%00"
 
 
 def _read(path: PathLike, form: str, value: Callable[[list[str], str], _Value]) -> dict[str, dict[str, _Value]]:
@@ -154,7 +134,7 @@ def _read(path: PathLike, form: str, value: Callable[[list[str], str], _Value]) 
 
 
 def _lines(file: TextFile) -> Iterable[tuple[int, str]]:
-    for first, _, block in file.blocks(_READ):
+    for first, block in file.blocks(_READ):
         for number, line in enumerate(block.split(b"\n"), first):
             try:
                 yield number, line.decode()

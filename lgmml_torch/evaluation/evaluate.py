@@ -15,10 +15,10 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, DataWarning, check_positive, check_shape
 from lgmml_torch.data.trec import as_arrays
+from lgmml_torch.distributed import all_qids
 from lgmml_torch.evaluation.tables import evaluation_markdown, evaluation_table
 from lgmml_torch.functional.features import list_rank_percentiles
-from lgmml_torch.functional.ranking.custom import Function, Measure, measures_of
-from lgmml_torch.functional.ranking.measures import rank_data, rank_metrics
+from lgmml_torch.functional.ranking.measures import Function, Measure, measures_of, rank_data, rank_metrics
 from lgmml_torch.functional.ranking.presets import REPORTED, Preset, describe, find_preset
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.functional.significance import Comparison, Interval, bootstrap_interval, compare
@@ -132,7 +132,7 @@ def evaluate(
             not be in memory together.
         split: what to call the data.
         metrics: names such as ``"ndcg@10"`` or ``"map"``, or functions ``(scores, labels, offsets) -> (Q,)`` with NaN
-            for a query that does not count, see `lgmml_torch.functional.ranking.custom`.
+            for a query that does not count, see `lgmml_torch.functional.ranking.measures`.
         preset: metric definitions, see `lgmml_torch.functional.ranking.presets`.
         known_queries: use the trained Φ of queries whose id was in the training data.
         policy: what other queries get, instead of the model's own policy.
@@ -155,7 +155,7 @@ def evaluate(
         scores = model.score(part, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)
         warn_if_degenerate(scores, part.offsets.cpu())
         found.append(_of_all(rank_data(scores, part, **rules), part))
-        qids.append(_all_qids(part))
+        qids.append(all_qids(part))
         documents += int(part.all_sizes.sum())
     weights = policy or model.phi.policy
     if known_queries:
@@ -184,7 +184,7 @@ def evaluate_scores(
     check_shape("scores", scores, (data.num_documents,))
     rules: dict[str, Any] = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
     found, documents = _of_all(rank_data(scores, data, **rules), data), int(data.all_sizes.sum())
-    return _summarise([found], _all_qids(data), documents, rules, split, policy, seed)
+    return _summarise([found], all_qids(data), documents, rules, split, policy, seed)
 
 
 def _of_all(values: dict[str, Tensor], data: RankingData) -> dict[str, Tensor]:
@@ -193,13 +193,6 @@ def _of_all(values: dict[str, Tensor], data: RankingData) -> dict[str, Tensor]:
     for name, column in values.items():
         found[name] = data.of_all_queries(column.cpu())
     return found
-
-
-def _all_qids(data: RankingData) -> tuple[Hashable, ...]:
-    """The ids of all queries, where processes share them."""
-    if data.spread is None:
-        return data.qids
-    return data.spread.all_ids(data.qids)
 
 
 def _summarise(

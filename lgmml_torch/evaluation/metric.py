@@ -15,8 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.ranking.custom import Function, Measure, measures_of
-from lgmml_torch.functional.ranking.measures import rank_metrics
+from lgmml_torch.functional.ranking.measures import Function, Measure, measures_of, rank_metrics
 from lgmml_torch.functional.ranking.presets import Preset, find_preset
 
 
@@ -38,7 +37,7 @@ class RankingMetrics(Metric):
 
     Args:
         metrics: Names such as ``"ndcg@10"`` or ``"map"``, or functions of one's own, see
-            :class:`~lgmml_torch.functional.ranking.custom.Measure`.
+            :class:`~lgmml_torch.functional.ranking.measures.Measure`.
         preset: Name of a set of rules, or a :class:`~lgmml_torch.functional.ranking.presets.Preset`.
         threshold: Label from which a document is relevant, instead of the preset's.
         max_grade: Highest grade of the data set; ERR needs it.

@@ -16,7 +16,7 @@ from lgmml_torch.fitting.boosted import BoostedBuilder, BoostState, RoundInfo
 from lgmml_torch.functional.losses import position_curve
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import segment_ids, segment_sum
+from lgmml_torch.segments import centre_segments
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,25 @@ SEED_STEP = 1000  # between members, so that bags of neighbouring seeds share no
 
 @dataclass(frozen=True)
 class BaggedBuilder(BoostedBuilder):
-    """`fit_bagged` with its settings as fields."""
+    r"""Several boosted banks as one: :math:`\Phi = (\Phi_1 / (M s_1), \dots, \Phi_M / (M s_M))`.
+
+    :math:`s_m` is the spread of member m's scores within the training lists, so every member has the same say. The
+    result is an ordinary bank: one checkpoint, one call to score. One member ranks as `fit_boosted` does. The seed is
+    that of the first member; the others follow from it. Rounds are counted over all members.
+
+    Attributes:
+        members: M.
+        share: of the training queries, drawn anew for each member; 1 gives every member all of them.
+
+    Raises:
+        LGMMLError: for a number of members below 1 or a share outside (0, 1].
+
+    >>> x = torch.linspace(-1, 1, 40)[:, None]
+    >>> data = RankingData.from_arrays(x, (x[:, 0] > 0.5).long(), qid=torch.arange(40) % 4)
+    >>> bank = BaggedBuilder(members=2, rounds=3, sizes=(1,), candidates=2)(data)
+    >>> bank.history["members"], bool((bank.phi >= 0).all())
+    (2, True)
+    """
 
     members: int = 5
     share: float = 1.0
@@ -51,13 +69,15 @@ class BaggedBuilder(BoostedBuilder):
         start: Bank | None = None,
         measure: str | Callable[..., Any] | None = None,
     ) -> Bank:
-        """See `fit_bagged`."""
+        """Fit one member after the other, and merge them.
+
+        Raises:
+            DataError: when a member's share holds nothing to learn from.
+        """
         banks, spreads = [], []
         for member in range(self.members):
             own = seed + SEED_STEP * member
-            part = data
-            if self.share < 1:
-                part = query_share(data, self.share, own)
+            part = query_share(data, self.share, own)
             told = _counted(on_round, member, self.members)
             bank = super().fit(part, valid, seed=own, on_round=told, measure=measure)
             banks.append(bank)
@@ -77,43 +97,6 @@ class BaggedBuilder(BoostedBuilder):
         return replace(merged, history=history)
 
 
-def fit_bagged(
-    data: RankingData,
-    valid: RankingData | None = None,
-    *,
-    seed: int = 0,
-    on_round: OnRound | None = None,
-    measure: str | Callable[..., Any] | None = None,
-    **settings: Any,
-) -> Bank:
-    r"""Several boosted banks as one: :math:`\Phi = (\Phi_1 / (M s_1), \dots, \Phi_M / (M s_M))`.
-
-    :math:`s_m` is the spread of member m's scores within the training lists, so every member has the same say. The
-    result is an ordinary bank: one checkpoint, one call to score. One member ranks as `fit_boosted` does.
-
-    Args:
-        data: training queries, features preprocessed.
-        valid: queries that decide when each member stops.
-        seed: of the first member; the others follow from it.
-        on_round: called as ``on_round(rounds_done, info)``, counted over all members.
-        members: M.
-        share: of the training queries, drawn anew for each member; 1 gives every member all of them.
-        measure: as in `fit_boosted`.
-        **settings: those of `fit_boosted`.
-
-    Raises:
-        LGMMLError: for a number of members below 1 or a share outside (0, 1].
-        DataError: when a member's share holds nothing to learn from.
-
-    >>> x = torch.linspace(-1, 1, 40)[:, None]
-    >>> data = RankingData.from_arrays(x, (x[:, 0] > 0.5).long(), qid=torch.arange(40) % 4)
-    >>> bank = fit_bagged(data, members=2, rounds=3, sizes=(1,), candidates=2)
-    >>> bank.history["members"], bool((bank.phi >= 0).all())
-    (2, True)
-    """
-    return BaggedBuilder.of(**settings)(data, valid, seed=seed, on_round=on_round, measure=measure)
-
-
 def score_spread(
     scores: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
@@ -128,8 +111,7 @@ def score_spread(
     >>> score_spread(torch.tensor([1.0, 3.0, 7.0, 9.0]), torch.tensor([0, 2, 4]))
     1.0
     """
-    means = segment_sum(scores.double(), offsets) / offsets.diff().clamp_min(1)
-    spread = float((scores.double() - means[segment_ids(offsets)]).square().mean().sqrt())
+    spread = float(centre_segments(scores.double(), offsets).square().mean().sqrt())
     if not spread > 0:
         raise DataError("a member of the bag scores all documents of every training list alike; more rounds may help")
     return spread

@@ -24,8 +24,7 @@ from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
 from lgmml_torch.fitting.learners import BoostConfig, Learners
 from lgmml_torch.fitting.round import Problem, draw_bag, find_learners, make_problem, round_generator
 from lgmml_torch.functional.losses import position_curve, position_step
-from lgmml_torch.functional.ranking.custom import Measure
-from lgmml_torch.functional.ranking.measures import ndcg, rank_metrics
+from lgmml_torch.functional.ranking.measures import Measure, rank_metrics
 from lgmml_torch.ragged import RankingData
 
 IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is nothing left to fit
@@ -86,8 +85,6 @@ class BoostState:
         plain = dict(exported)
         learners = Learners(**plain.pop("learners"))
         none = torch.empty(0, dtype=torch.float64)
-        for name in ("evaluated", "train_ndcg", "valid_ndcg", "valid_measure"):
-            plain[name] = tuple(plain.get(name, ()))
         return cls(learners=learners, scores=none, valid_scores=none, **plain)
 
     def evaluated_with(
@@ -99,7 +96,7 @@ class BoostState:
         """
         after = replace(self, evaluated=(*self.evaluated, self.round), train_ndcg=(*self.train_ndcg, train))
         if valid is None:
-            return replace(after, best_round=self.round)
+            return after
         after = replace(after, valid_ndcg=(*self.valid_ndcg, valid))
         if measured is not None:
             after = replace(after, valid_measure=(*self.valid_measure, measured))
@@ -119,7 +116,6 @@ class RoundInfo:
         num_metrics: metrics so far.
         train_ndcg: NDCG of the training queries; None in rounds without an evaluation.
         valid_ndcg: NDCG of the validation queries; None likewise, and without validation data.
-        best_round: rounds up to which the bank would be kept if the fit ended now.
         state: pass it as ``resume``, or store ``state.export()``, to go on from here.
     """
 
@@ -127,7 +123,6 @@ class RoundInfo:
     num_metrics: int
     train_ndcg: float | None
     valid_ndcg: float | None
-    best_round: int
     state: BoostState
 
 
@@ -249,11 +244,12 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
 def evaluated(state: BoostState, problem: Problem) -> BoostState:
     """The state with what it is worth; lists that come with positions are judged as the loss sees them."""
     data, valid, config = problem.data, problem.valid, problem.config
-    train = _ndcg_of_all(problem.seen(state.scores, data, state.position_bias), data, config.k)
+    ndcg = Measure(f"ndcg@{config.k}")
+    train = _measure_of_all(problem.seen(state.scores, data, state.position_bias), data, ndcg)
     if valid is None:
         return state.evaluated_with(train, None, smooth=config.smooth)
     scores = problem.seen(state.valid_scores, valid, state.position_bias)
-    value = _ndcg_of_all(scores, valid, config.k)
+    value = _measure_of_all(scores, valid, ndcg)
     measured = None
     if problem.measure is not None:
         measured = _measure_of_all(scores, valid, problem.measure)
@@ -278,12 +274,6 @@ def _with_scores_of(state: BoostState, found: Learners, problem: Problem) -> Boo
     return replace(state, scores=state.scores - added(problem.data), valid_scores=valid_scores)
 
 
-def _ndcg_of_all(scores: Tensor, data: RankingData, k: int) -> float:
-    """Mean NDCG@k over the queries of all processes that share the data."""
-    values = ndcg(scores, data.labels, data.offsets, k=k, reduction="none")
-    return float(data.of_all_queries(values).nanmean())
-
-
 def _measure_of_all(scores: Tensor, data: RankingData, measure: Measure) -> float:
     """Mean of a measure over the queries it counts, of all processes that share the data."""
     values = rank_metrics(scores, data.labels, data.offsets, metrics=[measure])[measure.name]
@@ -301,10 +291,8 @@ def _resumed(state: BoostState, start: BoostState, problem: Problem) -> BoostSta
             f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"
         )
     state = replace(state, scores=start.scores, valid_scores=start.valid_scores)
-    for number in range(1, state.round + 1):
-        found = state.learners.select(state.learners.rounds == number)
-        if len(found):
-            state = _with_scores_of(state, found, problem)
+    for number in torch.unique(state.learners.rounds).tolist():
+        state = _with_scores_of(state, state.learners.select(state.learners.rounds == number), problem)
     return state
 
 
@@ -314,9 +302,9 @@ def check_scores(state: BoostState, config: BoostConfig) -> None:
     Raises:
         DivergedError: the round, and what usually helps.
     """
-    total = state.learners.phi.sum()  # bounds the score of a κ that is bounded by 1
-    finite = bool(state.scores.isfinite().all()) and bool(state.valid_scores.isfinite().all())
-    if not (finite and bool(total.isfinite())):
+    phi = state.learners.phi
+    totals = phi.cumsum(dim=0)  # the last bounds the score of a κ that is bounded by 1
+    if not bool(torch.cat([totals, state.scores.to(phi), state.valid_scores.to(phi)]).isfinite().all()):
         raise DivergedError(
             f"scores are not finite any more in round {state.round} of boosting; no metrics are kept. "
             f"A smaller `shrinkage` (now {config.shrinkage:g}) or a larger `ridge` (now {config.ridge:g}) usually helps"
@@ -337,8 +325,6 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
     if not validated:  # every round counts
         last, bias, best = state.round, state.position_bias, None
     kept = state.learners.select(state.learners.rounds <= last)
-    if not len(kept) and start is None:
-        raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
     history: dict[str, Any] = {
         "rounds": list(state.evaluated),
         "train_ndcg": list(state.train_ndcg),
@@ -351,14 +337,15 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
         history |= {"measure": problem.measure.name, "valid_measure": list(state.valid_measure), "best_measure": best}
     if bias is not None:
         history["position_bias"] = position_curve(bias, problem.data)
-    if not len(kept) and start is not None:
+    if not len(kept):
+        if start is None:
+            raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
         return replace(start, history=history, position_bias=bias)
     metrics, phi = kept.local_metrics(problem.data.num_features)
     found = Bank(metrics, problem.config.kernel, phi)
-    if start is not None and start.phi is not None:
-        start = replace(start, phi=start.phi.to(phi))
     if start is not None:
-        found = merge_banks([start, found], [1.0, 1.0])
+        assert start.phi is not None
+        found = merge_banks([replace(start, phi=start.phi.to(phi)), found], [1.0, 1.0])
     return replace(found, history=history, position_bias=bias)
 
 
@@ -392,6 +379,5 @@ def _round_info(state: BoostState, total: int) -> RoundInfo:
         num_metrics=len(state.learners),
         train_ndcg=train,
         valid_ndcg=valid,
-        best_round=state.best_round,
         state=state,
     )

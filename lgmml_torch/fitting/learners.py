@@ -200,7 +200,7 @@ class Learners:
     @property
     def widths(self) -> Tensor:
         """``(K,)`` number of features of each metric."""
-        return (self.support >= 0).sum(1)
+        return (self.support >= 0).sum(dim=1)
 
     def kernels(
         self,

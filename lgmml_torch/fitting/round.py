@@ -28,7 +28,7 @@ from lgmml_torch.functional.boosting import (
 )
 from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.losses import bias_of, lambda_gradients, num_positions
-from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.ranking.measures import Measure
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids, segment_max, segment_min
 
@@ -173,7 +173,7 @@ def shuffled(data: RankingData, seed: int) -> RankingData:
 
 def first_prior(data: RankingData, config: BoostConfig, seed: int) -> Tensor:
     """The prior on features from the gradients at scores of zero."""
-    if data.spread is not None:
+    if data.shared_lists is not None:
         raise ConfigError(f"`prior_power` must be 0 where processes share the data, got {config.prior_power}")
     zero = data.features.new_zeros(data.num_documents)
     gradients, _ = lambda_gradients(
@@ -193,7 +193,6 @@ def round_generator(seed: int, step: int) -> torch.Generator:
 
 # Added to both scatters: features are standardised, and one that is constant within lists has no scatter at all.
 LEAST_SCATTER = 1e-4
-_TINY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ def weighted_rows(
     chance = (cap * share).clamp_max(1.0)
     for _ in range(3):  # what sure rows leave over goes to the others
         free = chance < 1
-        raised = chance * (cap - (~free).sum()) / chance[free].sum().clamp_min(_TINY)
+        raised = chance * (cap - (~free).sum()) / chance[free].sum()
         chance = torch.where(free, raised, 1.0).clamp_max(1.0)
     drawn = (torch.rand(count, generator=generator).to(chance) < chance).nonzero()[:, 0]
     return drawn, 1 / chance[drawn]
@@ -350,7 +349,7 @@ def best_of_subspaces(
         gap = image[:, r, None] - centres[:, :, r, None]
         squares.addcmul_(gap, gap)
     dists = squares.sqrt_().flatten(0, 1)  # (C * A, M)
-    base, dists = dists.mean(1).clamp_min(1e-3), dists.T.contiguous()  # (C * A,), (M, C * A)
+    base, dists = dists.mean(dim=1).clamp_min(1e-3), dists.T.contiguous()  # (C * A,), (M, C * A)
     columns = []
     for bandwidth in config.bandwidths:  # one at a time stays in the cache
         kernels = kernel_(dists / (base * bandwidth), config.kernel)
@@ -360,7 +359,7 @@ def best_of_subspaces(
     shape = (len(config.bandwidths), *anchors.shape[:2])
     gains = torch.stack(columns).reshape(shape).transpose(0, 1).flatten(1)
     scales = scales.reshape(shape).transpose(0, 1).flatten(1)
-    gain, best = gains.max(1)
+    gain, best = gains.max(dim=1)
     each = torch.arange(len(support), device=best.device)
     width, pad = support.shape[1], max(config.sizes) - support.shape[1]
     return Learners(

@@ -216,8 +216,6 @@ def _sides(regions: Regions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _some_rows(features: Tensor, generator: torch.Generator) -> Tensor:
-    if len(features) <= MEDIAN_DOCUMENTS:
-        return features
     return features[torch.randperm(len(features), generator=generator)[:MEDIAN_DOCUMENTS].sort().values]
 
 

@@ -24,7 +24,7 @@ from lgmml_torch.functional.spd import cholesky_jittered
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import segment_min, segment_sum
+from lgmml_torch.segments import centre_segments, segment_min
 
 SCALE_DOCUMENTS = 2000  # the mean distance of more of them is the same
 SCATTER_QUERIES = 300  # and so are diagonal scatters of more lists
@@ -115,10 +115,9 @@ def _random(data: RankingData, shape: Shape, pool: int, lam: float, generator: t
 
 def _strength(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
     """Each feature times its covariance with the labels, list by list, over its deviation."""
-    labels = data.labels.double()
-    means = segment_sum(labels, data.offsets) / data.sizes
-    lists = TrainingLists(data.features, data.offsets, data.spread)
-    strength = lists.weighted_sum(labels - means[data.query_index]).abs() / lists.moments[1].clamp_min(_LEAST_DEVIATION)
+    lists = TrainingLists(data.features, data.offsets, data.shared_lists)
+    covariance = lists.weighted_sum(centre_segments(data.labels.double(), data.offsets))
+    strength = covariance.abs() / lists.moments[1].clamp_min(_LEAST_DEVIATION)
     return _weighted(strength / strength.max().clamp_min(torch.finfo(torch.float64).tiny), shape, generator)
 
 
@@ -153,7 +152,7 @@ def _ratio(data: RankingData, shape: Shape, pool: int, lam: float, generator: to
     labels = data.take(data.labels, torch.arange(int(offsets[-1])))
     regions = sample_regions(labels, offsets, shape[0], pool=pool, generator=generator)
     features = data.features
-    if data.spread is not None:
+    if data.shared_lists is not None:
         rows = torch.unique(torch.cat([regions.positives, regions.negatives]))
         features = data.take(features, rows)
         positives = torch.searchsorted(rows, regions.positives)
@@ -167,8 +166,9 @@ def _leading(features: Tensor, regions: Regions, rank: int, lam: float) -> Tenso
     similar, dissimilar = scatter_matrices(
         features, regions.positives, regions.positive_offsets, regions.negatives, regions.negative_offsets
     )
-    scale = (similar + dissimilar).diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] / 2
-    L = cholesky_jittered(similar + lam * scale * torch.eye(similar.shape[-1], dtype=similar.dtype), name="similar")
+    scale = (similar + dissimilar).diagonal(dim1=-2, dim2=-1).mean(dim=-1, keepdim=True) / 2
+    similar.diagonal(dim1=-2, dim2=-1).add_(lam * scale)
+    L = cholesky_jittered(similar, name="similar")
     half = torch.linalg.solve_triangular(L, dissimilar, upper=False)
     whitened = torch.linalg.solve_triangular(L, half.mT, upper=False)
     vectors = torch.linalg.eigh((whitened + whitened.mT) / 2).eigenvectors[..., -rank:].flip(-1)

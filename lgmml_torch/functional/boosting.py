@@ -61,7 +61,7 @@ def feature_prior(
     sums = segment_sum(features * gradients[:, None], offsets)  # (Q, D)
     unit = sums / sums.square().sum(0).sqrt().clamp_min(_TINY)
     signs = torch.randint(0, 2, (flips, len(sums)), generator=generator).mul_(2).sub_(1).to(unit)
-    level = (signs @ unit).abs().amax(1).median()
+    level = (signs @ unit).abs().amax(dim=1).median()
     return (unit.sum(0).abs() / level.clamp_min(_TINY)).clamp_max(1.0).pow(power)
 
 

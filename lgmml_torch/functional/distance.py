@@ -149,8 +149,6 @@ def quadratic_filler(
         return filler
     good, bad = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
     plain = _factor_filler(anchors[bad], factors[bad])
-    if len(good) == 0:
-        return plain
     filler.keep(good)
 
     def fill(rows: Tensor, tile: Tensor) -> None:
@@ -246,7 +244,7 @@ _METHODS = ("factor", "quadratic", "stacked", "auto")
 MANY_ROWS, _HIGH_RANK = 2048, 0.55
 _LOW_RANK = 0.25  # up to this share of D all factors together make one good product
 CHUNK_ROWS = 2048
-_SUBSPACE_TILE = 1 << 17  # distances of one tile: its few copies stay in a core's second-level cache
+_SUBSPACE_TILE = 131_072  # distances of one tile: its few copies stay in a core's second-level cache
 
 
 def norm_factors(

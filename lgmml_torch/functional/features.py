@@ -16,17 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_offsets, check_shape
-from lgmml_torch.segments import list_blocks
+from lgmml_torch.segments import list_blocks, row_slices
 
 
 def row_blocks(
     features: Tensor,  # (N, D)
-    max_elements: int = 1 << 16,
+    max_elements: int = 65_536,
 ) -> Iterator[Tensor]:  # (n, D)
     """The rows, a block at a time: few enough for a processor's cache, and no float64 copy of the whole is needed."""
-    rows = max(1, max_elements // max(1, features.shape[1]))
-    for start in range(0, features.shape[0], rows):
-        yield features[start : start + rows]
+    for rows in row_slices(len(features), features.shape[1], max_elements):
+        yield features[rows]
 
 
 class OrderlessSum:
@@ -46,7 +45,7 @@ class OrderlessSum:
     """
 
     def __init__(self, count: int, like: Tensor) -> None:
-        self.unit = 2.0 ** -max(1, 52 - max(1, count).bit_length())
+        self.unit = 2.0 ** (count.bit_length() - 52)
         self.parts = torch.zeros(2, like.shape[-1], dtype=torch.float64, device=like.device)
 
     def add(
@@ -56,13 +55,14 @@ class OrderlessSum:
         """Some more rows."""
         scaled = values / self.unit
         whole = scaled.round()
-        self.parts[0] += whole.sum(0)
-        self.parts[1] += scaled.sub_(whole).div_(self.unit).round_().sum(0)
+        rest = scaled.sub_(whole).div_(self.unit).round_()
+        self.parts += torch.stack([whole.sum(0), rest.sum(0)])
 
     @property
     def total(self) -> Tensor:  # (D,) float64
         """What was added so far; sums of the ``parts`` of several processes give that of all."""
-        total: Tensor = (self.parts[0] + self.parts[1] * self.unit) * self.unit
+        whole, rest = self.parts
+        total: Tensor = (whole + rest * self.unit) * self.unit
         return total
 
 
@@ -136,7 +136,7 @@ def _small(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 _ROWS_SORTED = 8192  # of whole lists together
-_BLOCK_VALUES = 1 << 17  # interpolated at once, so that a block's few copies stay in a processor's cache
+_BLOCK_VALUES = 131_072  # sorted or interpolated at once, so that a block's few copies stay in a processor's cache
 
 
 def list_ids(
@@ -156,7 +156,7 @@ def list_rank_percentiles(
     features: Tensor,  # (N, D)
     offsets: Tensor,  # (Q+1,)
     *,
-    max_elements: int | None = None,
+    max_elements: int = _BLOCK_VALUES,
 ) -> Tensor:  # (N, D)
     """Rank percentile of each value within its own list, per feature: (rank − ½)/n − ½ with mid-ranks for ties.
 
@@ -169,7 +169,7 @@ def list_rank_percentiles(
         features: one row per document.
         offsets: boundaries of the lists.
         max_elements: bound on the values sorted at once, columns are taken in groups; by default what a processor's
-            cache holds, and more on other devices.
+            cache holds.
 
     >>> list_rank_percentiles(torch.tensor([[3.0], [9.0], [9.0], [7.0]]), torch.tensor([0, 3, 4]))
     tensor([[-0.3333],
@@ -182,19 +182,13 @@ def list_rank_percentiles(
     if torch.compiler.is_compiling():
         return _rank_columns(features.mT, offsets).mT
     check_offsets(offsets, rows)
-    if rows == 0:
-        return features.clone()
-    on_cpu = features.device.type == "cpu"
-    if max_elements is None:
-        max_elements = 1 << (17 if on_cpu else 24)
     out = torch.empty_like(features)
-    for first, last in list_blocks(offsets, _ROWS_SORTED if on_cpu else rows):
+    for first, last in list_blocks(offsets, _ROWS_SORTED):
         start, stop = int(offsets[first]), int(offsets[last])
         own = offsets[first : last + 1] - start
-        group = max(1, max_elements // max(1, stop - start))
-        for column in range(0, columns, group):
-            block = features[start:stop, column : column + group].mT.contiguous()
-            out[start:stop, column : column + group] = _rank_columns(block, own).mT
+        for group in row_slices(columns, stop - start, max_elements):
+            block = features[start:stop, group].mT.contiguous()
+            out[start:stop, group] = _rank_columns(block, own).mT
     return out
 
 
@@ -208,11 +202,11 @@ def _rank_columns(
     # The list is the major key: sorting leaves every list in its place, so positions and boundaries still agree.
     starts, ends = offsets[lists].long(), offsets[lists + 1].long()
     ties = _runs(keys)
-    counts = torch.zeros_like(keys).scatter_add(1, ties, torch.ones_like(keys))
-    twice_mid = (2 * counts.cumsum(1) - counts).gather(1, ties)
+    counts = torch.zeros_like(keys).scatter_add(dim=1, index=ties, src=torch.ones_like(keys))
+    twice_mid = (2 * counts.cumsum(dim=1) - counts).gather(dim=1, index=ties)
     # Whole numbers up to the one division: equal lists give equal bits wherever they stand.
     percentile = (twice_mid - (starts + ends)).to(values.dtype) / (2 * (ends - starts)).to(values.dtype)
-    ranks = torch.zeros_like(values).scatter(1, order, percentile)
+    ranks = torch.zeros_like(values).scatter(dim=1, index=order, src=percentile)
     return torch.where(values.isnan(), values, ranks)
 
 
@@ -227,7 +221,7 @@ def _list_keys(
         bits = values.view(torch.int32)
         return (lists << 32) + (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     ordered, order = values.sort(dim=1)
-    dense = torch.zeros_like(order).scatter(1, order, _runs(ordered))
+    dense = torch.zeros_like(order).scatter(dim=1, index=order, src=_runs(ordered))
     return lists * values.shape[1] + dense
 
 
@@ -235,7 +229,7 @@ def _runs(
     ordered: Tensor,  # (D, N)
 ) -> Tensor:  # (D, N)
     """Number of the run of equal entries each entry of a sorted row is in, from 0."""
-    fresh = (ordered != ordered.roll(1, dims=1)).long().cumsum(1)
+    fresh = (ordered != ordered.roll(1, dims=1)).long().cumsum(dim=1)
     return fresh - fresh[:, :1]  # the first entry was compared with the last
 
 
@@ -256,8 +250,8 @@ def mid_rank_knots(
     middles = (np.cumsum(counts) - 0.5 * counts) / len(column)
     if len(values) > max_knots:
         levels = np.linspace(middles[0], middles[-1], max_knots // 2)
-        chosen = np.searchsorted(middles, levels).clip(0, len(values) - 1)
-        chosen = np.unique(np.concatenate([chosen, (chosen - 1).clip(0)]))
+        chosen = np.searchsorted(middles, levels)
+        chosen = np.unique(np.concatenate([chosen, chosen[1:] - 1]))
         values, middles = values[chosen], middles[chosen]
     return values, middles
 
@@ -319,11 +313,10 @@ def interpolate_knots(
     knots, levels = knots.to(features.dtype), levels.to(features.dtype)
     if torch.compiler.is_compiling():
         return _interpolate(features, knots, levels)
-    rows = max(1, _BLOCK_VALUES // max(1, features.shape[1]))
-    parts = []
-    for start in range(0, max(1, len(features)), rows):
-        parts.append(_interpolate(features[start : start + rows], knots, levels))
-    return torch.cat(parts)
+    out = torch.empty_like(features)
+    for rows in row_slices(len(features), features.shape[1], _BLOCK_VALUES):
+        out[rows] = _interpolate(features[rows], knots, levels)
+    return out
 
 
 def _interpolate(

@@ -1,14 +1,12 @@
 """Geometric-mean metric learning (GMML): one metric from two scatter matrices, or a bank of them, in closed form.
 
 Scatters of ragged regions run over all pairs, without a loop over them. The rows of a region are centred at the mean of
-its positives, where the sums over pairs lose their mixed terms: Σ similar = 2 W₊G₊ and Σ dissimilar = W₋G₊ + W₊G₋ with
-G = Xᵀ diag(w) X. Nothing is subtracted, so nothing cancels and both stay positive semidefinite.
+its positives, where the sums over pairs lose their mixed terms: Σ similar = 2 n₊G₊ and Σ dissimilar = n₋G₊ + n₊G₋ with
+G = XᵀX. Nothing is subtracted, so nothing cancels and both stay positive semidefinite.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +21,7 @@ from lgmml_torch.checks import (
     check_choice,
     check_finite,
     check_offsets,
+    check_positive,
     check_shape,
     check_unit_interval,
 )
@@ -30,19 +29,19 @@ from lgmml_torch.functional.spd import METHODS, broadcast_pair, cholesky_jittere
 from lgmml_torch.segments import segment_ids, segment_sum
 
 REDUCTIONS = ("mean", "sum")
+_MAX_BYTES = 536_870_912  # of temporaries
 
 
-class Side(NamedTuple):
-    """The positives or the negatives of all regions: ragged row numbers into the features, and their weights."""
+class _Side(NamedTuple):
+    """The positives or the negatives of all regions: ragged row numbers into the features."""
 
     rows: Tensor  # (P,) long
     offsets: Tensor  # (K+1,) long
-    weights: Tensor  # (P,) float64
 
-    def part(self, start: int, stop: int) -> Side:
+    def part(self, start: int, stop: int) -> _Side:
         """The regions from ``start`` up to ``stop``."""
         low, high = int(self.offsets[start]), int(self.offsets[stop])
-        return Side(self.rows[low:high], self.offsets[start : stop + 1] - low, self.weights[low:high])
+        return _Side(self.rows[low:high], self.offsets[start : stop + 1] - low)
 
 
 def pair_scatter(
@@ -73,15 +72,12 @@ def scatter_matrices(
     negatives: Tensor,  # (M,)
     negative_offsets: Tensor,  # (K+1,)
     *,
-    positive_weights: Tensor | None = None,  # (P,)
-    negative_weights: Tensor | None = None,  # (M,)
     reduction: str = "mean",
 ) -> tuple[Tensor, Tensor]:  # (K, D, D), (K, D, D) float64
     """Ssim and Ddis of every region, the mean or sum over its pairs of (xᵢ−xⱼ)(xᵢ−xⱼ)ᵀ.
 
-    Similar pairs are the ordered pairs i≠j of positives, dissimilar ones a positive and a negative. A pair weighs
-    wᵢwⱼ, so the similar mean divides by W₊²−Σw² and the dissimilar one by W₊W₋. One positive has no similar pairs:
-    its Ssim is zero.
+    Similar pairs are the ordered pairs i≠j of positives, dissimilar ones a positive and a negative. One positive has no
+    similar pairs: its Ssim is zero.
 
     Args:
         features: One row per document.
@@ -89,8 +85,6 @@ def scatter_matrices(
         positive_offsets: Where each region begins in ``positives``.
         negatives: Row numbers of the regions' negatives.
         negative_offsets: Where each region begins in ``negatives``.
-        positive_weights: At least 0; all 1 when not given.
-        negative_weights: At least 0; all 1 when not given.
         reduction: ``"mean"``, or ``"sum"`` as in the paper, where a region without pairs gives zero.
 
     Raises:
@@ -105,9 +99,7 @@ def scatter_matrices(
     (4.0, 17.0)
     """
     check_choice("reduction", reduction, REDUCTIONS)
-    positive, negative = _check_sides(
-        features, positives, positive_offsets, positive_weights, negatives, negative_offsets, negative_weights
-    )
+    positive, negative = _check_sides(features, positives, positive_offsets, negatives, negative_offsets)
     return _region_scatter(features, positive, negative, reduction)
 
 
@@ -118,7 +110,7 @@ def pooled_scatter(
     negatives: Tensor,  # (M,)
     negative_offsets: Tensor,  # (K+1,)
     *,
-    max_bytes: int = 2**29,
+    max_bytes: int = _MAX_BYTES,
 ) -> tuple[Tensor, Tensor]:  # (D, D), (D, D) float64
     """One Ssim and one Ddis for all regions: the mean over all their pairs, each pair within its region.
 
@@ -131,7 +123,7 @@ def pooled_scatter(
     >>> pooled_scatter(X, torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)[1]  # of 2² and 2², not of 5² or 7²
     tensor([[4.]], dtype=torch.float64)
     """
-    sides = _check_sides(features, positives, positive_offsets, None, negatives, negative_offsets, None)
+    sides = _check_sides(features, positives, positive_offsets, negatives, negative_offsets)
     dim = features.shape[1]
     sums = torch.zeros(2, dim, dim, dtype=torch.float64, device=features.device)
     for start, stop in _steps(sides, dim, max_bytes):
@@ -146,16 +138,14 @@ def _check_sides(
     features: Tensor,
     positives: Tensor,
     positive_offsets: Tensor,
-    positive_weights: Tensor | None,
     negatives: Tensor,
     negative_offsets: Tensor,
-    negative_weights: Tensor | None,
-) -> tuple[Side, Side]:
+) -> tuple[_Side, _Side]:
     """Check the arguments of `scatter_matrices` and bundle them."""
     check_shape("features", features, (None, None))
     check_finite("features", features)
-    positive = _check_side("positive", positives, positive_offsets, positive_weights, len(features))
-    negative = _check_side("negative", negatives, negative_offsets, negative_weights, len(features))
+    positive = _check_side("positive", positives, positive_offsets, len(features))
+    negative = _check_side("negative", negatives, negative_offsets, len(features))
     if len(positive.offsets) != len(negative.offsets):
         raise LGMMLError(
             "`positive_offsets` and `negative_offsets` must describe the same number of regions, "
@@ -164,7 +154,7 @@ def _check_sides(
     return positive, negative
 
 
-def _check_side(side: str, rows: Tensor, offsets: Tensor, weights: Tensor | None, num_rows: int) -> Side:
+def _check_side(side: str, rows: Tensor, offsets: Tensor, num_rows: int) -> _Side:
     check_shape(f"{side}s", rows, (None,))
     if rows.is_floating_point() or rows.dtype == torch.bool:
         raise LGMMLError(f"`{side}s` must hold row numbers, got {rows.dtype}")
@@ -173,74 +163,58 @@ def _check_side(side: str, rows: Tensor, offsets: Tensor, weights: Tensor | None
             f"`{side}s` must hold row numbers from 0 to {num_rows - 1}, got {int(rows.min())} to {int(rows.max())}"
         )
     check_offsets(offsets, len(rows), name=f"{side}_offsets")
-    if weights is None:
-        return Side(rows.long(), offsets, torch.ones(len(rows), dtype=torch.float64, device=rows.device))
-    check_shape(f"{side}_weights", weights, (len(rows),))
-    check_finite(f"{side}_weights", weights)
-    if len(weights) and float(weights.min()) < 0:
-        raise LGMMLError(f"`{side}_weights` must be at least 0, got {float(weights.min())}")
-    return Side(rows.long(), offsets, weights.to(torch.float64))
+    return _Side(rows.long(), offsets)
 
 
 def _region_scatter(
     features: Tensor,  # (N, D)
-    positive: Side,
-    negative: Side,
+    positive: _Side,
+    negative: _Side,
     reduction: str,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:  # (K, D, D), (K, D, D) float64
     """`scatter_matrices` for checked arguments; errors count regions from ``first``."""
-    mass_p = segment_sum(positive.weights, positive.offsets)  # (K,)
-    mass_n = segment_sum(negative.weights, negative.offsets)  # (K,)
     if reduction == "mean":
-        for name, mass in (("positives", mass_p), ("negatives", mass_n)):
-            if bool((mass <= 0).any()):
-                region = first + int((mass <= 0).nonzero()[0])
-                raise DataError(f"`{name}` must give every region a row of positive weight, region {region} has none")
-    gram_p, gram_n = _centred_grams(features, positive, negative, mass_p)
+        for name, side in (("positives", positive), ("negatives", negative)):
+            empty = (side.offsets.diff() == 0).nonzero()
+            if len(empty):
+                raise DataError(f"`{name}` must give every region a row, region {first + int(empty[0])} has none")
+    n_pos, n_neg = positive.offsets.diff()[:, None, None].double(), negative.offsets.diff()[:, None, None].double()
+    gram_p, gram_n = _centred_grams(features, positive, negative)
     # Relative to the mean of the positives their sum is zero, and with it every mixed term.
-    own = gram_p * mass_p[:, None, None]
+    own = gram_p * n_pos
     similar = pair_scatter(own, own)
-    dissimilar = pair_scatter(gram_p.mul_(mass_n[:, None, None]), gram_n.mul_(mass_p[:, None, None]))
+    dissimilar = pair_scatter(gram_p.mul_(n_neg), gram_n.mul_(n_pos))
     if reduction == "mean":
-        rest = mass_p[segment_ids(positive.offsets)] - positive.weights
-        pairs = segment_sum(positive.weights * rest, positive.offsets)  # W² − Σw²
-        # All weight on one row leaves no pairs but rounding, which must not be divided by rounding.
-        alone = pairs <= torch.finfo(torch.float64).eps * mass_p.square()
-        similar = similar.mul_(torch.where(alone, 0.0, 1 / pairs)[:, None, None])
-        dissimilar = dissimilar.div_((mass_p * mass_n)[:, None, None])
-    if not bool(torch.isfinite(similar.sum() + dissimilar.sum())):
-        raise LGMMLError("`features` and weights must have products within the range of float64, got an overflow")
+        similar = similar.mul_(1 / (n_pos * (n_pos - 1)).clamp_min(1))
+        dissimilar = dissimilar.div_(n_pos * n_neg)
+    for scatter in (similar, dissimilar):
+        if not bool(scatter.isfinite().all()):
+            raise LGMMLError("`features` must have products within the range of float64, got an overflow")
     return similar, dissimilar
 
 
-def _centred_grams(
-    features: Tensor, positive: Side, negative: Side, mass: Tensor
-) -> tuple[Tensor, Tensor]:  # (K, D, D)
-    """Xᵀ diag(w) X of both sides, the rows relative to the mean of the region's positives."""
+def _centred_grams(features: Tensor, positive: _Side, negative: _Side) -> tuple[Tensor, Tensor]:  # (K, D, D) each
+    """XᵀX of both sides, the rows relative to the mean of the region's positives."""
     X, Z = features[positive.rows].to(torch.float64), features[negative.rows].to(torch.float64)
     ids_p, ids_n = segment_ids(positive.offsets), segment_ids(negative.offsets)
     # Relative to a row of the region first: equal rows and constant features then become zeros, not rounding.
-    filled = positive.offsets.diff() > 0
-    shift = X.new_zeros(len(filled), X.shape[1])
-    shift[filled] = X[positive.offsets[:-1][filled]]
+    sizes = positive.offsets.diff()
+    shift = X.new_zeros(len(sizes), X.shape[1])
+    shift[sizes > 0] = X[positive.offsets[:-1][sizes > 0]]
     X -= shift[ids_p]
     Z -= shift[ids_n]
-    share = torch.where(mass > 0, mass, 1.0)[ids_p]
-    mean = segment_sum(X * (positive.weights / share).unsqueeze(-1), positive.offsets)
+    mean = segment_sum(X * (1 / sizes.double())[ids_p, None], positive.offsets)
     X -= mean[ids_p]
     Z -= mean[ids_n]
-    return _grams(X, positive), _grams(Z, negative)
+    return _grams(X, positive.offsets), _grams(Z, negative.offsets)
 
 
-def _grams(X: Tensor, side: Side) -> Tensor:  # (P, D) -> (K, D, D)
-    X = X * side.weights.sqrt().unsqueeze(-1)
-    out = X.new_empty(len(side.offsets) - 1, X.shape[1], X.shape[1])
-    bounds = side.offsets.tolist()
-    for region, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        rows = X[start:stop]
-        out[region] = rows.mT @ rows
-    return out
+def _grams(X: Tensor, offsets: Tensor) -> Tensor:  # (P, D) -> (K, D, D)
+    grams = [rows.mT @ rows for rows in torch.split(X, offsets.diff().tolist())]
+    if not grams:
+        return X.new_empty(0, X.shape[1], X.shape[1])
+    return torch.stack(grams)
 
 
 # Float64 temporaries alive at once, with a margin over what was measured: D×D matrices per region, copies of its rows.
@@ -249,7 +223,7 @@ _COPIES_PER_ROW = 4
 
 
 @dataclass(frozen=True)
-class GMML:
+class GMMLResult:
     """A metric M = F Fᵀ in factored form; the distance of v from the origin is ‖Fᵀv‖ = √(vᵀMv)."""
 
     factor: Tensor  # (..., D, D)
@@ -269,7 +243,7 @@ def gmml(
     relative: bool = True,
     prior: Tensor | None = None,  # (..., D, D)
     method: str = "cholesky",
-) -> GMML:
+) -> GMMLResult:
     """The metric at weight t on the geodesic from S⁻¹ to D, M = S⁻¹ ♯ₜ D.
 
     It makes similar pairs near (S their scatter) and dissimilar pairs far (D theirs). At t=½ it is the one SPD
@@ -300,11 +274,11 @@ def gmml(
     S, D = broadcast_pair(S, D, names=("S", "D"))
     shape, dim = S.shape, S.shape[-1]
     S, D = S.reshape(-1, dim, dim), D.reshape(-1, dim, dim)
-    _check_lam(lam)
+    check_positive("lam", lam, zero=True)
     towards = _check_prior(prior, shape)
     S, D = _regularise(S, D, lam, relative, towards)
     F = stacked_factor(S, D, t, invert_first=True, method=method, dtype=dtype, names=("S", "D"))
-    return GMML(F.reshape(shape).to(dtype))
+    return GMMLResult(F.reshape(shape).to(dtype))
 
 
 def gmml_bank(
@@ -318,11 +292,9 @@ def gmml_bank(
     lam: float = 0.1,
     relative: bool = True,
     prior: Tensor | None = None,  # (D, D) or (K, D, D)
-    positive_weights: Tensor | None = None,  # (P,)
-    negative_weights: Tensor | None = None,  # (M,)
     reduction: str = "mean",
     method: str = "cholesky",
-    max_bytes: int = 2**29,
+    max_bytes: int = _MAX_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:  # (K, D, D)
     """Factors of the GMML metrics of K regions, `gmml` after `scatter_matrices`, in bounded memory.
@@ -340,8 +312,6 @@ def gmml_bank(
         lam: λ, at least 0.
         relative: Multiply λ by the scale τ of the region's scatter; otherwise λ is absolute.
         prior: A₀, one for all regions or one for each; the identity when not given.
-        positive_weights: At least 0; all 1 when not given.
-        negative_weights: At least 0; all 1 when not given.
         reduction: ``"mean"`` over pairs, or ``"sum"``.
         method: ``"cholesky"`` or ``"eigh"``, see `lgmml_torch.functional.spd.geometric_mean`.
         max_bytes: Bound on temporary memory.
@@ -360,10 +330,8 @@ def gmml_bank(
     check_unit_interval("t", t)
     check_choice("reduction", reduction, REDUCTIONS)
     check_choice("method", method, METHODS)
-    _check_lam(lam)
-    sides = _check_sides(
-        features, positives, positive_offsets, positive_weights, negatives, negative_offsets, negative_weights
-    )
+    check_positive("lam", lam, zero=True)
+    sides = _check_sides(features, positives, positive_offsets, negatives, negative_offsets)
     count, dim = len(positive_offsets) - 1, features.shape[1]
     towards = _check_prior(prior, torch.Size((count, dim, dim)))
     out = features.new_empty((count, dim, dim), dtype=result_dtype(features))
@@ -393,7 +361,7 @@ def _regularise(
         return S, D
     tau = torch.ones(len(S), dtype=S.dtype, device=S.device)
     if relative:
-        tau = (S.diagonal(dim1=-2, dim2=-1).mean(-1) + D.diagonal(dim1=-2, dim2=-1).mean(-1)) / 2
+        tau = (S.diagonal(dim1=-2, dim2=-1).mean(dim=-1) + D.diagonal(dim1=-2, dim2=-1).mean(dim=-1)) / 2
         if bool((tau <= 0).any()):
             first = int((tau <= 0).nonzero()[0])
             raise NotSPDError(
@@ -402,8 +370,10 @@ def _regularise(
             )
     weight = (lam * tau)[:, None, None]
     if towards is None:
-        eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
-        return torch.addcmul(S, weight, eye), torch.addcmul(D, weight, eye)
+        S, D = S.clone(), D.clone()
+        for scatter in (S, D):
+            scatter.diagonal(dim1=-2, dim2=-1).add_(weight[:, 0])
+        return S, D
     A, A_inverse = towards
     if len(A) > 1 and members is not None:
         A, A_inverse = A[members], A_inverse[members]
@@ -419,13 +389,9 @@ def _check_prior(prior: Tensor | None, shape: torch.Size) -> tuple[Tensor, Tenso
     return A, torch.cholesky_inverse(cholesky_jittered(A, name="prior"))
 
 
-def _check_lam(lam: float) -> None:
-    if not (lam >= 0 and math.isfinite(lam)):
-        raise LGMMLError(f"`lam` must be finite and at least 0, got {lam}")
-
-
-def _steps(sides: tuple[Side, Side], dim: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+def _steps(sides: tuple[_Side, _Side], dim: int, max_bytes: int) -> Iterator[tuple[int, int]]:
     """Runs of consecutive regions whose temporaries fit in ``max_bytes``, at least one region each."""
+    check_positive("max_bytes", max_bytes)
     rows = sides[0].offsets.diff() + sides[1].offsets.diff()
     costs = (8 * dim * (_MATRICES_PER_REGION * dim + _COPIES_PER_ROW * rows)).tolist()
     start = used = 0

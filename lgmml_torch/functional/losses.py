@@ -12,10 +12,11 @@ from torch import Tensor
 
 from lgmml_torch.checks import check_offsets, check_positive, check_shape
 from lgmml_torch.distributed import all_gather
+from lgmml_torch.functional.ranking.sorting import log_discounts
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import argsort_segments, positions, segment_ids, segment_max, segment_sum
+from lgmml_torch.segments import argsort_segments, positions, row_slices, segment_ids, segment_max, segment_sum
 
-_CHUNK_PAIRS = 1 << 16  # pairs in memory at a time: each float32 temporary fits in a core's second-level cache
+_CHUNK_PAIRS = 65_536  # pairs in memory at a time: each float32 temporary fits in a core's second-level cache
 
 
 def _ideal_dcg(
@@ -31,7 +32,7 @@ def _ideal_dcg(
     """
     place = positions(offsets)
     gains = torch.exp2(labels[argsort_segments(labels, offsets, descending=True)]) - 1
-    return segment_sum(torch.where(place < truncation, gains * _discounts_of(place).to(gains), 0.0), offsets)
+    return segment_sum(torch.where(place < truncation, gains * log_discounts(place).to(gains), 0.0), offsets)
 
 
 def lambda_gradients(
@@ -96,7 +97,7 @@ def lambda_gradients(
     if not width:
         return torch.zeros_like(scores), torch.zeros_like(scores)
     w = None if weights is None else weights[order].to(f.dtype)
-    grad, hess = _sums_over_pairs(f, gains, w, offsets, place, query, width, floor, max(1, chunk_pairs // width))
+    grad, hess = _sums_over_pairs(f, gains, w, offsets, place, query, width, floor, chunk_pairs)
     back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
     return sigma * grad[back], sigma**2 * hess[back]
 
@@ -110,18 +111,17 @@ def _sums_over_pairs(
     query: Tensor,  # (N,)
     width: int,
     floor: float,
-    step: int,
+    chunk_pairs: int,
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
-    """Gradient and Hessian of sorted rows for a slope of 1, ``step`` rows at a time against ``width`` first places."""
+    """Gradient and Hessian of sorted rows for a slope of 1, some rows at a time against ``width`` first places."""
     slots = torch.arange(width, device=f.device)
-    discounts, head_discounts = _discounts_of(place).to(f), _discounts_of(slots).to(f)
+    discounts, head_discounts = log_discounts(place).to(f), log_discounts(slots).to(f)
     # Row numbers of the first places (Q, T); a short list repeats its last row, which no row of it stands below.
     heads = torch.minimum(offsets[:-1, None] + slots, (offsets[1:, None] - 1).clamp_min(0))
     head_f, head_gains = f[heads], gains[heads]
     head_weights = None if weights is None else weights[heads]
     grad, hess = torch.zeros_like(f), torch.zeros_like(f)
-    for start in range(0, len(f), step):
-        rows = slice(start, start + step)
+    for rows in row_slices(len(f), width, chunk_pairs):
         lists = query[rows]
         gap = head_gains[lists].sub_(gains[rows, None])  # (B, T)
         # A pair belongs to its lower row: slots at or below the row itself are the same pair again, or padding.
@@ -131,19 +131,12 @@ def _sums_over_pairs(
         p = head_f[lists].sub_(f[rows, None]).mul_(gap.sign_()).neg_().sigmoid_()
         lam = weight * p  # signed: positive when the higher place has the higher label
         h = weight.mul_(gap).mul_(torch.sub(1, p).mul_(p).add_(floor))
-        grad[rows] -= lam.sum(1)
-        hess[rows] += h.sum(1)
+        grad[rows] -= lam.sum(dim=1)
+        hess[rows] += h.sum(dim=1)
         head = heads[lists].flatten()
         grad.index_add_(0, head, lam.flatten())
         hess.index_add_(0, head, h.flatten())
     return grad, hess
-
-
-def _discounts_of(
-    places: Tensor,  # (N,) from 0
-) -> Tensor:  # (N,)
-    """What a gain counts for at each place, ``1 / log2(place + 2)``, in float64."""
-    return 1 / torch.log2(places.double() + 2)
 
 
 def softmax_loss(
@@ -177,7 +170,7 @@ def softmax_loss(
         targets = targets * weights.to(scores.dtype)
     highest = segment_max(scores.detach(), offsets, empty=0.0)[ids]
     sums = segment_sum((scores - highest).exp(), offsets)
-    log_sums = torch.where(sums > 0, sums, 1.0).log()[ids] + highest
+    log_sums = sums.log()[ids] + highest
     return segment_sum(targets * (log_sums - scores), offsets)
 
 
@@ -186,7 +179,7 @@ def num_positions(data: RankingData) -> int:
     last = -1
     if data.positions is not None and data.num_documents:
         last = int(data.positions.max())
-    if data.spread is not None:
+    if data.shared_lists is not None:
         last = max(all_gather(last))
     return 1 + last
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lgmml_torch.segments import row_slices
+
 TINY = 1e-12  # under the root: on an anchor it has no slope
-_KEPT_IMAGES = 1 << 25  # entries of all images of a batch that are kept for the way back (128 MiB in float32)
-TILE_IMAGES = 1 << 19  # of a tile of rows: they stay in the cache
+_KEPT_IMAGES = 33_554_432  # entries of all images of a batch that are kept for the way back (128 MiB in float32)
+TILE_IMAGES = 524_288  # of a tile of rows: they stay in the cache
 
 
 def low_rank_distances(
@@ -57,9 +59,10 @@ class _Distances(torch.autograd.Function):
     ) -> Tensor:  # (N, K)
         count, width = len(features), stacked.shape[1]
         keep = count * width <= kept_images
-        images = features.new_empty(count if keep else _tile_rows(width), width)
+        tiles = list(row_slices(count, width, TILE_IMAGES))
+        images = features.new_empty(count if keep else tiles[0].stop, width)
         dists = features.new_empty(count, width // max(1, rank))
-        for rows in _tiles(count, width):
+        for rows in tiles:
             tile = images[rows] if keep else images[: rows.stop - rows.start]
             torch.addmm(-centres, features[rows], stacked, out=tile)
             torch.sum(tile.view(len(tile), -1, rank).square(), dim=2, out=dists[rows])
@@ -78,9 +81,8 @@ class _Distances(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_features = torch.empty_like(features)
         to_stacked, to_centres = torch.zeros_like(stacked), torch.zeros_like(centres)
-        buffer = features.new_empty(_tile_rows(width), width)
-        for rows in _tiles(count, width):
-            pulls = buffer[: rows.stop - rows.start]
+        for rows in row_slices(count, width, TILE_IMAGES):
+            pulls = features.new_empty(rows.stop - rows.start, width)
             tile = images[rows] if images is not None else torch.addmm(-centres, features[rows], stacked, out=pulls)
             shape = (len(tile), -1, ctx.rank)
             torch.mul(tile.view(shape), weights[rows, :, None], out=pulls.view(shape))
@@ -89,16 +91,6 @@ class _Distances(torch.autograd.Function):
             if to_features is not None:
                 torch.mm(pulls, stacked.T, out=to_features[rows])
         return to_features, to_stacked, to_centres, None, None
-
-
-def _tile_rows(width: int) -> int:
-    return max(1, TILE_IMAGES // max(1, width))
-
-
-def _tiles(count: int, width: int) -> list[slice]:
-    """Rows to work on together."""
-    size = _tile_rows(width)
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 class StackedFiller:

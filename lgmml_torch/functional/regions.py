@@ -23,11 +23,13 @@ from lgmml_torch.checks import (
     check_shape,
 )
 from lgmml_torch.functional.distance import norm_factors
+from lgmml_torch.functional.ranking.sorting import log_discounts
 from lgmml_torch.segments import (
     argsort_segments,
     gather_segments,
     offsets_from_sizes,
     positions,
+    row_slices,
     segment_ids,
     segment_max,
     segment_min,
@@ -198,7 +200,7 @@ def _offsets(region: Tensor, count: int) -> Tensor:
 
 
 CANDIDATES = ("positives", "top")
-_BLOCK = 1 << 21  # entries of a (candidates, documents) block; about eight such blocks exist at a time
+_BLOCK = 2_097_152  # entries of a (candidates, documents) block; about eight such blocks exist at a time
 _LEVELS = 1 << 36  # distances are told apart to this share of their norm
 
 
@@ -258,7 +260,7 @@ def choose_anchors(
     check_choice("candidates", candidates, CANDIDATES)
     _check(features, labels, offsets, regions, factors, k)
     lenses = norm_factors(factors.double(), norm)
-    rows, quality = [], []
+    rows, ndcgs = regions.queries.new_empty(len(regions)), lenses.new_empty(len(regions))
     for r in range(len(regions)):
         judge = _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
         chosen = _part(regions.positives, regions.positive_offsets, r)
@@ -266,11 +268,8 @@ def choose_anchors(
             chosen = chosen[labels[chosen] == labels[chosen].max()]
         ndcg = judge(features[chosen].double(), lenses[r], chosen)
         best = _first_best(ndcg)
-        rows.append(chosen[best])
-        quality.append(ndcg[best])
-    picked = _stack(rows, regions.queries)
-    ndcgs = _stack(quality, lenses)
-    return Anchors(features[picked], picked, ndcgs, torch.zeros_like(ndcgs))
+        rows[r], ndcgs[r] = chosen[best], ndcg[best]
+    return Anchors(features[rows], rows, ndcgs, torch.zeros_like(ndcgs))
 
 
 def extrapolate_anchors(
@@ -281,16 +280,14 @@ def extrapolate_anchors(
     factors: Tensor,  # (K, D, R)
     anchors: Anchors,
     *,
-    alphas: Sequence[float] = (0.0, 0.5, 1.0, 2.0, 4.0),
+    alphas: Sequence[float],
     k: int = 10,
-    queries: Tensor | None = None,  # (J,)
     norm: str = "mahalanobis",
 ) -> Anchors:
     """Move each anchor away from its region's negatives: ``p_r + α(p_r − mean of X₋)``, α by NDCG@k.
 
-    The ideal candidate document need not exist. α is judged on the region's own queries or on the training
-    ``queries`` given; the first of equally good values wins, so with 0 first the real document stays unless another
-    place is better.
+    The ideal candidate document need not exist. α is judged on the region's own queries; the first of equally good
+    values wins, so with 0 first the real document stays unless another place is better.
 
     The document an anchor starts from is left out of the lists at every α, not only at 0: all values are then
     compared on the same lists, and none is credited with putting first the document it was built from.
@@ -313,22 +310,17 @@ def extrapolate_anchors(
     lenses = norm_factors(factors.double(), norm)
     grid = torch.tensor(tuple(alphas), dtype=torch.float64, device=features.device)
     check_finite("alphas", grid)
-    shared = None
-    if queries is not None:
-        shared = _Judge(features, labels, offsets, torch.unique(queries), k)
-    points, quality, steps = [], [], []
+    points = features.new_empty(len(regions), features.shape[1])
+    ndcgs, steps = lenses.new_empty(len(regions)), lenses.new_empty(len(regions))
     for r in range(len(regions)):
-        judge = shared or _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
+        judge = _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
         negatives = features[_part(regions.negatives, regions.negative_offsets, r)].double()
         start = anchors.points[r].double()
         tried = start + grid[:, None] * (start - negatives.mean(dim=0))
         ndcg = judge(tried, lenses[r], anchors.rows[r].expand(len(grid)))
         best = _first_best(ndcg)
-        points.append(tried[best].to(features.dtype))
-        quality.append(ndcg[best])
-        steps.append(grid[best])
-    moved = _stack(points, features) if points else anchors.points
-    return Anchors(moved, anchors.rows, _stack(quality, lenses), _stack(steps, lenses))
+        points[r], ndcgs[r], steps[r] = tried[best], ndcg[best], grid[best]
+    return Anchors(points, anchors.rows, ndcgs, steps)
 
 
 class _Judge:
@@ -343,27 +335,24 @@ class _Judge:
         self.num_queries = len(queries)
         self.place = positions(row_offsets)
         self.ideal = argsort_segments(self.gains, row_offsets, descending=True)
-        depth = torch.arange(int(self.place.max()) + 1 if len(self.rows) else 1, device=offsets.device)
-        self.discounts = torch.where(depth < k, 1 / torch.log2(depth.double() + 2), 0.0)
+        depth = torch.arange(int(self.place.max()) + 1, device=offsets.device)
+        self.discounts = torch.where(depth < k, log_discounts(depth), 0.0)
 
     def __call__(self, points: Tensor, factor: Tensor, left_out: Tensor) -> Tensor:
         """Mean NDCG (C,) of ``points (C, D)``, each judged without the row ``left_out (C,)``."""
-        step = max(1, _BLOCK // max(1, len(self.rows)))
-        parts = [points.new_empty(0)]
-        for start in range(0, len(points), step):
-            dists = self._distances(points[start : start + step], factor)
-            parts.append(self._block(dists, left_out[start : start + step]))
-        return torch.cat(parts)
+        found = points.new_empty(len(points))
+        for part in row_slices(len(points), len(self.rows), _BLOCK):
+            found[part] = self._block(self._distances(points[part], factor), left_out[part])
+        return found
 
     def _distances(self, points: Tensor, factor: Tensor) -> Tensor:  # (C, n)
         images = points @ factor
-        step = max(1, _BLOCK // max(1, factor.shape[0] + factor.shape[1]))
-        blocks = []
-        for block in self.distinct.split(step):
+        dists = images.new_empty(len(images), len(self.distinct))
+        for part in row_slices(len(self.distinct), sum(factor.shape), _BLOCK):
             # Differences, not expanded squares: near the anchor the latter cancel.
-            own = block.double() @ factor
-            blocks.append(torch.cdist(images, own, compute_mode="donot_use_mm_for_euclid_dist"))
-        dists = torch.cat(blocks, dim=1)[:, self.copy_of]
+            own = self.distinct[part].double() @ factor
+            dists[:, part] = torch.cdist(images, own, compute_mode="donot_use_mm_for_euclid_dist")
+        dists = dists[:, self.copy_of]
         # Distances that are equal on paper (opposite sides of the anchor) must tie whatever the rounding of a product.
         unit = torch.linalg.vector_norm(dists, dim=1, keepdim=True).clamp_min(1e-300) / _LEVELS
         return dists.div_(unit).round_().long()
@@ -373,12 +362,12 @@ class _Judge:
         out = self.rows == left_out[:, None]
         # One sort does for all lists: the query leads the key, the distance follows.
         order = (dists.masked_fill_(out, _LEVELS + 1) + self.owner * (_LEVELS + 2)).argsort(dim=1, stable=True)
-        found = self._dcg(self.gains.masked_fill(out, 0.0).gather(1, order), self.place)
+        found = self._dcg(self.gains.masked_fill(out, 0.0).gather(dim=1, index=order), self.place)
         # The ideal order never changes; those behind the one left out only move up by one.
         gone = out[:, self.ideal]
-        first = gone.to(torch.uint8).argmax(dim=1) if gone.shape[1] else left_out
+        first = gone.to(torch.uint8).argmax(dim=1)
         behind = (torch.arange(gone.shape[1], device=gone.device) > first[:, None]) & gone.any(dim=1, keepdim=True)
-        behind &= self.owner == self.owner[first][:, None] if gone.shape[1] else behind
+        behind &= self.owner == self.owner[first][:, None]
         ideal = self._dcg(self.gains[self.ideal].masked_fill(gone, 0.0), self.place - behind.long())
         counts = ideal > 0
         ndcg = torch.where(counts, found / torch.where(counts, ideal, 1.0), 0.0)
@@ -386,7 +375,7 @@ class _Judge:
 
     def _dcg(self, gains: Tensor, place: Tensor) -> Tensor:  # (C, n), (C, n) or (n,) -> (C, Q)
         terms = gains * self.discounts[place]
-        return terms.new_zeros((len(terms), self.num_queries)).index_add(1, self.owner, terms)
+        return terms.new_zeros((len(terms), self.num_queries)).index_add(dim=1, index=self.owner, source=terms)
 
 
 def _check(features: Tensor, labels: Tensor, offsets: Tensor, regions: Regions, factors: Tensor, k: int) -> None:
@@ -405,7 +394,3 @@ def _part(values: Tensor, offsets: Tensor, r: int) -> Tensor:
 def _first_best(ndcg: Tensor) -> Tensor:
     # Rounded, so that sums which differ in their last bit count as the tie they are.
     return torch.where(ndcg.isnan(), -1.0, ndcg).round(decimals=12).argmax()
-
-
-def _stack(values: list[Tensor], like: Tensor) -> Tensor:
-    return torch.stack(values) if values else like.new_empty(0)

@@ -18,7 +18,7 @@ from lgmml_torch.checks import (
     check_shape,
 )
 from lgmml_torch.inputs import fingerprint
-from lgmml_torch.segments import argsort_segments, segment_ids, segment_max, segment_min, segment_sum
+from lgmml_torch.segments import argsort_segments, segment_ids, segment_max, segment_min, segment_std, segment_sum
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "paper": lambda d: d * torch.exp(-d),
@@ -55,7 +55,7 @@ def score(
     offsets: Tensor,  # (Q+1,)
     *,
     kernel: str | None = None,
-    chunk_entries: int = 1 << 20,
+    chunk_entries: int = 1_048_576,
 ) -> Tensor:  # (N,)
     r"""Score every document of every list.
 
@@ -84,10 +84,11 @@ def score(
         )
     owner = None if len(rows) == 1 else segment_ids(offsets)
     # Lists of one length, as triplets are, need no row of Φ for each document: a batched product does.
-    sizes = offsets.diff()
     alike = 0
-    if owner is not None and len(sizes) and bool((sizes == sizes[0]).all()):
-        alike = int(sizes[0])
+    if owner is not None and num:
+        low, high = map(int, offsets.diff().aminmax())
+        if low == high:
+            alike = high
     step = max(1, chunk_entries // max(1, width))
     if alike:
         step = max(1, step // alike) * alike
@@ -164,8 +165,6 @@ def first_equal_rows(
 
 def share_beyond_turning_point(
     dists: Tensor,  # (N, K)
-    *,
-    chunk_rows: int = 8192,
 ) -> float:
     """Share of scaled distances above 1, where the paper's kernel stops rising and starts to fall; NaN of nothing.
 
@@ -174,10 +173,7 @@ def share_beyond_turning_point(
     """
     if dists.numel() == 0:
         return float("nan")
-    beyond = 0
-    for start in range(0, len(dists), chunk_rows):
-        beyond += int((dists[start : start + chunk_rows] > 1).sum())
-    return beyond / dists.numel()
+    return int((dists > 1).sum()) / dists.numel()
 
 
 def flat_share(
@@ -248,11 +244,8 @@ def list_summary(
     """
     check_shape("kappa", kappa, (None, None))
     check_offsets(offsets, len(kappa))
-    counts = offsets.diff().clamp_min(1).unsqueeze(1).to(kappa.dtype)
-    mean = segment_sum(kappa, offsets) / counts
-    centred = kappa - mean[segment_ids(offsets)]
-    spread = (segment_sum(centred.square(), offsets) / counts).sqrt()
-    return torch.cat([mean, (spread + floor).log()], dim=1)
+    mean = segment_sum(kappa, offsets) / offsets.diff().clamp_min(1)[:, None]
+    return torch.cat([mean, (segment_std(kappa, offsets) + floor).log()], dim=1)
 
 
 def nearest_mean(
@@ -263,13 +256,13 @@ def nearest_mean(
 ) -> Tensor:  # (Q, K)
     """Mean row of the training lists whose summaries are nearest, each column of the summaries standardised.
 
-    Squared distances are taken as |a|² + |b|² − 2ab, which can be exported where `torch.cdist` cannot; in float64,
-    because of the difference.
+    Squared distances of a list are taken as |b|² − 2ab, without the |a|² that they share, which can be exported where
+    `torch.cdist` cannot; in float64, because of the difference.
     """
     mean, spread = known.mean(0), known.std(0, unbiased=False)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
     new = (summaries - mean).div(spread).double()
     old = (known - mean).div(spread).double()
-    gaps = new.square().sum(1, keepdim=True) + old.square().sum(1) - 2 * new @ old.mT
+    gaps = old.square().sum(dim=1) - 2 * new @ old.mT
     nearest = gaps.topk(min(neighbours, len(known)), largest=False).indices
     return rows[nearest].mean(dim=1)

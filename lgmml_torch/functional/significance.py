@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_positive, check_shape, check_unit_interval
+from lgmml_torch.segments import row_slices
 
 # Drawn indices held at a time (32 MiB), whatever the number of queries and resamples.
-_DRAWS = 1 << 22
+_DRAWS = 4_194_304
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def bootstrap_interval(
     check_shape("values", values, (None,))
     _check_options(confidence, resamples)
     known = _counted("values", values.detach().double())
-    low, high = _tails(_resampled_means(known, resamples, generator), confidence)
+    low, high = _tails(resampled_means(known, resamples, generator), confidence)
     return Interval(float(known.mean()), low, high, confidence, len(known), len(values) - len(known))
 
 
@@ -135,50 +136,6 @@ def compare(
     return Comparison(float(first.mean()), float(second.mean()), interval, wins, ties, losses)
 
 
-def compare_groups(
-    groups: Sequence[tuple[Tensor, Tensor]],  # (Q_g,), (Q_g,) each
-    *,
-    generator: torch.Generator,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-) -> Interval:
-    """Compare two rankings over several data sets: the mean over sets of their mean paired differences.
-
-    Every set counts the same, however many queries it has. Queries are resampled within their set, one set after the
-    other from the same generator; one set gives the interval of `compare`. Queries that either ranking skips (NaN) are
-    left out and counted.
-
-    Args:
-        groups: For each set, the metric per query of the first and of the second ranking.
-        generator: Source of the draws.
-        confidence: Share of the bootstrap distribution inside the interval.
-        resamples: Number of bootstrap means.
-
-    Raises:
-        LGMMLError: No set, shapes that differ, a set with no query that both count, infinite values, wrong options.
-
-    >>> one = torch.tensor([0.9, 0.6]), torch.tensor([0.7, 0.6])
-    >>> two = torch.tensor([0.5, float("nan")]), torch.tensor([0.2, 0.1])
-    >>> print(compare_groups([one, two], generator=torch.Generator().manual_seed(0)))
-    0.2000 [0.1500, 0.2500]
-    """
-    _check_options(confidence, resamples)
-    if not groups:
-        raise LGMMLError("`groups` must hold at least one data set, got none")
-    for number, (a, b) in enumerate(groups):
-        check_shape(f"groups[{number}][0]", a, (None,))
-        check_shape(f"groups[{number}][1]", b, (len(a),))
-    known, total = [], 0
-    for number, (a, b) in enumerate(groups):
-        known.append(_counted(f"groups[{number}]", a.detach().double() - b.detach().double()))
-        total += len(a)
-    draws = torch.stack([_resampled_means(gap, resamples, generator) for gap in known]).mean(dim=0)
-    low, high = _tails(draws, confidence)
-    mean = float(torch.stack([gap.mean() for gap in known]).mean())
-    counted = sum(map(len, known))
-    return Interval(mean, low, high, confidence, counted, total - counted)
-
-
 def randomisation_test(
     a: Tensor,  # (Q,)
     b: Tensor,  # (Q,)
@@ -210,10 +167,9 @@ def randomisation_test(
     _check_options(0.95, resamples)
     gaps = _counted("a - b", a.detach().double() - b.detach().double()).to(generator.device)
     real = float(gaps.mean().abs()) * (1 - 1e-12)  # the same signs in another order of summation are no less far
-    chunk = max(1, _DRAWS // len(gaps))
     far = 0
-    for start in range(0, resamples, chunk):
-        shape = (min(chunk, resamples - start), len(gaps))
+    for part in row_slices(resamples, len(gaps), _DRAWS):
+        shape = (part.stop - part.start, len(gaps))
         signs = torch.randint(2, shape, generator=generator, device=generator.device).double() * 2 - 1
         far += int(((signs @ gaps / len(gaps)).abs() >= real).sum())
     return (far + 1) / (resamples + 1)
@@ -264,17 +220,17 @@ def _counted(name: str, values: Tensor) -> Tensor:
     return known
 
 
-def _resampled_means(
+def resampled_means(
     values: Tensor,  # (Q,)
     resamples: int,
     generator: torch.Generator,
 ) -> Tensor:  # (resamples,)
+    """Means of as many values drawn with replacement as there are, ``resamples`` times."""
     # Draws are made on the generator's device, so that one seed means one result wherever the values are.
     values = values.to(generator.device)
-    chunk = max(1, _DRAWS // len(values))
     means = []
-    for start in range(0, resamples, chunk):
-        shape = (min(chunk, resamples - start), len(values))
+    for part in row_slices(resamples, len(values), _DRAWS):
+        shape = (part.stop - part.start, len(values))
         draws = torch.randint(len(values), shape, generator=generator, device=generator.device)
         means.append(values[draws].mean(dim=1))
     return torch.cat(means).cpu()

@@ -19,10 +19,10 @@ from lgmml_torch.checks import (
     NumericsWarning,
     check_choice,
     check_finite,
-    check_square,
     check_symmetric,
     check_unit_interval,
 )
+from lgmml_torch.segments import row_slices
 
 # Relative to the mean diagonal entry: from the rounding of float64 up to that of float32 input.
 _FIRST_JITTER = 1e-15
@@ -60,13 +60,13 @@ def _stacked_cholesky(
     """`cholesky_jittered` for input that has been checked; errors use the numbers in ``members``, if given."""
     L: Tensor
     L, info = torch.linalg.cholesky_ex(A)
-    failing = info.nonzero().squeeze(-1)
+    failing = info.nonzero()[:, 0]
     if not len(failing):
         return L
     retried, largest = len(failing), 0.0
     for attempt in range(_JITTER_TRIES):
         diagonal = A[failing].diagonal(dim1=-2, dim2=-1)
-        jitter = diagonal.abs().mean(-1, keepdim=True) * (_FIRST_JITTER * 10**attempt)
+        jitter = diagonal.abs().mean(dim=-1, keepdim=True) * (_FIRST_JITTER * 10**attempt)
         candidate, info = torch.linalg.cholesky_ex(A[failing] + torch.diag_embed(jitter.expand_as(diagonal)))
         mended = info == 0
         if bool(mended.any()):
@@ -122,15 +122,11 @@ def stacked_factor(
         return _by_eigh(A, B, t, invert_first, names)
     L = _stacked_cholesky(A, names[0], members)
     F, hard = torch.empty_like(A), torch.zeros(len(A), dtype=torch.bool, device=A.device)
-    step = max(1, len(A))
-    if A.device.type == "cpu":
-        step = max(1, _CACHED_ELEMENTS // A.shape[-1] ** 2)
-    for start in range(0, len(A), step):
-        part = slice(start, start + step)
+    for part in row_slices(len(A), A.shape[-1] ** 2, _CACHED_ELEMENTS):
         F[part], share = _by_cholesky(L[part], B[part], t, invert_first)
         hard[part] = share * max(_ACCURACY, torch.finfo(dtype).eps) <= _EPS
     if bool(hard.any()):
-        which = hard.nonzero().squeeze(-1)
+        which = hard.nonzero()[:, 0]
         R = _stacked_cholesky(B[which], names[1], which if members is None else members[which])
         F[which] = _by_svd(L[which], R, t, invert_first)
     return F
@@ -159,7 +155,8 @@ def _by_cholesky(
     U = U * (w.pow(t / 2).unsqueeze(-2) * weight)
     # Rounding in the middle matrix is relative to the norms of its factors, which may exceed its own by far.
     pivots = L.diagonal(dim1=-2, dim2=-1).square()
-    norm = (pivots.amax(-1) if invert_first else 1 / pivots.amin(-1)) * B.diagonal(dim1=-2, dim2=-1).amax(-1)
+    norm = pivots.amax(dim=-1) if invert_first else 1 / pivots.amin(dim=-1)
+    norm = norm * B.diagonal(dim1=-2, dim2=-1).amax(dim=-1)
     share = torch.where(w[:, 0] > 0, w[:, 0] / torch.maximum(norm, w[:, -1]), 0.0)
     return _lifted(L, U, invert_first), share
 
@@ -239,7 +236,7 @@ def _clamped(
     what: str,
 ) -> Tensor:  # (K, D)
     """Lift values below ε times the largest of their row to that level, with a warning: only rounding is left there."""
-    floor = _EPS * values.amax(-1, keepdim=True)
+    floor = _EPS * values.amax(dim=-1, keepdim=True)
     low = int((values < floor).sum())
     if low:
         warnings.warn(f"lifted {low} {what} to {_EPS:.3g} of the largest", NumericsWarning, stacklevel=2)
@@ -250,7 +247,7 @@ def _power_of_two(
     A: Tensor,  # (K, D, D)
 ) -> Tensor:  # (K, 1, 1)
     """The power of two at or just below the largest diagonal entry; 1 where that is not positive."""
-    largest = A.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
+    largest = A.diagonal(dim1=-2, dim2=-1).amax(dim=-1)[:, None, None]
     return torch.where(largest > 0, largest / (2 * torch.frexp(largest)[0]), 1.0)
 
 
@@ -327,11 +324,8 @@ def broadcast_pair(
     shapes = f"got {tuple(A.shape)} and {tuple(B.shape)}"
     A, B = A.to(torch.float64), B.to(torch.float64)
     for name, X in zip(names, (A, B), strict=True):
-        check_square(name, X)
-        # The usual case, finite and symmetric to the last digit, is settled without a temporary.
-        if not (torch.isfinite(X.sum()) and torch.equal(X, X.mT)):
-            check_finite(name, X)
-            check_symmetric(name, X)
+        check_finite(name, X)
+        check_symmetric(name, X)
     if A.shape[-1] == B.shape[-1] > 0:
         with contextlib.suppress(RuntimeError):
             A, B = torch.broadcast_tensors(A, B)  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_finite, check_positive, check_shape
+from lgmml_torch.functional.ranking.sorting import log_discounts
 from lgmml_torch.functional.regions import check_labels
 from lgmml_torch.segments import (
     argsort_segments,
@@ -281,30 +282,14 @@ class WarpOutcome:
 
 
 def rank_weight_table(max_rank: int, *, device: torch.device | str | None = None) -> Tensor:  # (max_rank + 1,)
-    """L(0), …, L(max_rank) as float64, ``L(k) = Σ_{i ≤ k} 1/log₂(i + 1)``, L(0) = 0.
+    """L(0), …, L(max_rank) as float64: L(k), the loss of k violators above a positive, is ``Σ_{i ≤ k} 1/log₂(i + 1)``.
 
     >>> rank_weight_table(2)
     tensor([0.0000, 1.0000, 1.6309], dtype=torch.float64)
     """
     check_positive("max_rank", max_rank, zero=True)
-    terms = 1 / torch.log2(torch.arange(2, max_rank + 2, dtype=torch.float64, device=device))
+    terms = log_discounts(torch.arange(max_rank, device=device))
     return torch.cat([terms.new_zeros(1), terms.cumsum(0)])
-
-
-def rank_weight(
-    k: Tensor | int,  # (...)
-) -> Tensor:  # (...)
-    """L(k), the loss of a positive document with k violators above it; float64.
-
-    >>> rank_weight(1)
-    tensor(1., dtype=torch.float64)
-    """
-    ranks = torch.as_tensor(k)
-    if ranks.numel() == 0:
-        return ranks.double()
-    if int(ranks.min()) < 0:
-        raise LGMMLError(f"`k` must be at least 0, got {int(ranks.min())}")
-    return rank_weight_table(int(ranks.max()), device=ranks.device)[ranks]
 
 
 def rank_estimate(
@@ -372,10 +357,12 @@ def warp_loss(
     first, closest = torch.zeros_like(num_negatives), torch.zeros_like(pos_scores)
     if width:
         first = violates.to(torch.uint8).argmax(dim=1)
-        closest = neg_scores.gather(1, first[:, None])[:, 0]
+        closest = neg_scores.gather(dim=1, index=first[:, None])[:, 0]
     draws = torch.where(found, first + 1, allowed)
     rank = torch.where(found, rank_estimate(num_negatives, draws.clamp_min(1)), 0)
-    weight = (rank_weight(rank) if table is None else table[rank]).to(pos_scores.dtype)
+    if table is None:
+        table = rank_weight_table(max(rank.tolist(), default=0), device=rank.device)
+    weight = table[rank].to(pos_scores.dtype)
     if weights is not None:
         check_shape("weights", weights, (size,))
         weight = weight * weights.to(weight.dtype)

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lgmml_torch.categories import Categories, category_columns, recoded
+from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
 from lgmml_torch.ragged import RankingData
 
@@ -121,9 +121,12 @@ class CategoryEncoder:
         """Any lists, by what was learnt from the training lists.
 
         Raises:
-            DataError: other features than those of the training lists.
+            DataError: other features than those of the training lists, or mostly unknown words.
         """
-        return self._built(self._agreed(data), {})
+        found = self._agreed(data)
+        if data.categories != self.categories:  # else their reader knew the words
+            check_words(unknown_words(found.features, self.categories, self.names), data.num_documents)
+        return self._built(found, {})
 
     def encode_training(self, train: RankingData) -> RankingData:
         """The training lists: the mean labels of each query's words are those of other queries."""

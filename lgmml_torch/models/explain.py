@@ -61,11 +61,7 @@ class Explanation:
 
     def called(self, column: int) -> str:
         """What a preprocessed feature is called: by the name of the raw one, where it has a name, and the view."""
-        source = self.columns[column]
-        if self.feature_names is None or source.feature < 0:
-            return str(source)
-        name = self.feature_names[source.feature]
-        return ", ".join(filter(None, (name, source.view)))
+        return self.columns[column].called(self.feature_names)
 
     @property
     def difference(self) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lgmml_torch.checks import CheckpointError, LGMMLError, check_choice, check_offsets, check_shape
+from lgmml_torch.checks import CheckpointError, DataError, LGMMLError, check_choice, check_offsets, check_shape
 from lgmml_torch.functional.score import KERNELS, kernel, list_summary, tie_equal_rows
 from lgmml_torch.functional.score import score as score_kappa
 from lgmml_torch.models.encode import CategoryEncoder
@@ -39,6 +39,7 @@ class LGMML(nn.Module):
         feature_names: of the raw features, where they have names; tables to be scored are matched by them.
         encoder: what makes numbers of categories, where there are any; the raw features are then its columns.
         base: trees whose scores are added by `score`, with weights; training and `forward` do without them.
+        table: how the training lists were read, see `RankingData`.
 
     Attributes:
         about: what the model comes from, for readers of its file: primitives only, or None. See `app.report.about`.
@@ -55,6 +56,7 @@ class LGMML(nn.Module):
         feature_names: tuple[str, ...] | None = None,
         encoder: CategoryEncoder | None = None,
         base: TreeBase | None = None,
+        table: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         check_choice("kernel", kernel, KERNELS)
@@ -68,7 +70,7 @@ class LGMML(nn.Module):
             )
         if encoder is not None and feature_names != encoder.columns:
             raise LGMMLError("`feature_names` must be the columns of the encoder, got others")
-        self.encoder, self.base = encoder, base
+        self.encoder, self.base, self.table = encoder, base, table
         self.about: dict[str, Any] | None = None
         self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
 
@@ -97,6 +99,7 @@ class LGMML(nn.Module):
             "feature_names": self.feature_names,
             "encoder": self.encoder,
             "base": self.base,
+            "table": self.table,
         }
         return LGMML(**{**parts, **changes})
 
@@ -107,12 +110,16 @@ class LGMML(nn.Module):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """Number and names of the features and the vocabularies of categories, for readers of files."""
-        encoder = self.encoder
-        if encoder is None:
-            return {"num_features": self.num_features, "feature_names": self.feature_names, "categories": {}}
-        names = encoder.names
-        return {"num_features": len(names), "feature_names": names, "categories": encoder.vocabularies}
+        """For readers of files: number and names of the features, words of categories, rules for missing values."""
+        table = self.table or {}
+        found: dict[str, Any] = {"num_features": self.num_features, "feature_names": self.feature_names}
+        found["categories"] = {}
+        if self.encoder is not None:
+            names = self.encoder.names
+            found = {"num_features": len(names), "feature_names": names, "categories": self.encoder.vocabularies}
+        for rule, usual in (("missing", "error"), ("absent", "zero")):
+            found[rule] = table.get(rule, usual)
+        return found
 
     def encoded(self, data: RankingData) -> RankingData:
         """The lists with numbers in place of categories; unchanged where they hold numbers only.
@@ -191,6 +198,7 @@ class LGMML(nn.Module):
         check_shape("features", data.features, (None, self.num_features))
         check_offsets(data.offsets, data.num_documents)
         self._check_names(data)
+        self._check_missing(data)
         device, dtype = self.device, self.dtype
         rows = None
         if known_queries:
@@ -229,6 +237,14 @@ class LGMML(nn.Module):
                 f"`data` must have the features the model was trained on, in their order ({_some(names[0])}), "
                 f"got {_some(names[1])}"
             )
+
+    def _check_missing(self, data: RankingData) -> None:
+        """Refuse missing values that were filled by another rule than those of the training lists."""
+        rules = []
+        for table in (self.table, data.table):
+            rules.append((table or {}).get("missing", "error"))
+        if "error" not in rules and rules[0] != rules[1]:
+            raise DataError(f"`missing` must be {rules[0]!r}, as the model was trained, got {rules[1]!r}")
 
     def _scores(
         self,
@@ -318,6 +334,8 @@ class LGMML(nn.Module):
             spec["categories"] = self.encoder.spec()
         if self.base is not None:
             spec["base"] = self.base.spec()
+        if self.table is not None:
+            spec["table"] = dict(self.table)
         if self.about is not None:
             spec["about"] = self.about
         return spec
@@ -325,7 +343,7 @@ class LGMML(nn.Module):
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Self:
         """A model of the right shapes, to be filled by ``load_state_dict``."""
-        parts: dict[str, Any] = {"kernel": spec["kernel"], "qids": tuple(spec["qids"])}
+        parts: dict[str, Any] = {"kernel": spec["kernel"], "qids": tuple(spec["qids"]), "table": spec.get("table")}
         if spec.get("feature_names") is not None:
             parts["feature_names"] = tuple(spec["feature_names"])
         if spec.get("categories") is not None:

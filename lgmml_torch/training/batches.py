@@ -1,84 +1,38 @@
-"""Training batches of lists or of sampled triplets.
+"""Training batches of lists or of sampled triplets, and their loaders for Lightning.
 
 Every draw is a pure function of (seed, epoch, batch), so batches do not depend on the number of loader workers. Ranks
 share each batch: every rank draws the whole batch and takes its part of it. So batches do not depend on the number of
-ranks either, and a run may be resumed with another number.
+ranks either, and a run may be resumed with another number. A loader stores only the position of the next batch, so a
+run that is resumed within an epoch gets the batches it would have had.
 """
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+from numpy.typing import NDArray
+from torch import Tensor, multiprocessing
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lgmml_torch.checks import ConfigError, DataError, check_choice, check_whole
+from lgmml_torch.checks import ConfigError, DataError, LoaderError, check_choice, check_whole
+from lgmml_torch.distributed import query_numbers
 from lgmml_torch.functional.warp import Among, Draws, negative_table, sample_list_draws, sample_triplets
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import gather_segments, segment_max
+from lgmml_torch.segments import gather_segments, list_blocks, segment_max
+from lgmml_torch.training.losses import TrainingBatch, Whole
 
 _BATCHING = ("lists", "triplets")
-
-
-class Whole(NamedTuple):
-    """Sizes of a batch that ranks share."""
-
-    lists: int
-    rows: int
-    tuples: int
-
-
-class TrainingBatch(NamedTuple):
-    """Some lists, and for losses that draw, P tuples of (list, positive, T drawn negatives) of them.
-
-    Documents are numbered by their place in ``rows``. Triplets are lists too: the positive and its draws, each with the
-    weights Φ of its query. Where ranks share a batch, this is the part of one of them.
-
-    Attributes:
-        rows: ``(M,)`` documents the batch needs, as rows of the training data.
-        lists: ``(B,)`` the query of each list, numbered in the whole training data.
-        list_offsets: ``(B+1,)`` where each list stands in ``rows``.
-        list_weights: ``(B,)`` of the queries.
-        labels: ``(M,)``.
-        document_weights: ``(M,)``, or empty where documents have none; ``weights`` has those of the positives in it.
-        positives: ``(P,)`` place of the positive in ``rows``.
-        negatives: ``(P, T)`` places of the drawn negatives.
-        num_negatives: ``(P,)`` number of documents they were drawn from.
-        num_draws: ``(P,)`` number of the T draws that count.
-        weights: ``(P,)``.
-        places: ``(M,)`` where the documents stand in the whole batch.
-        whole: sizes of the whole batch.
-    """
-
-    rows: Tensor
-    lists: Tensor
-    list_offsets: Tensor
-    list_weights: Tensor
-    labels: Tensor
-    document_weights: Tensor
-    positives: Tensor
-    negatives: Tensor
-    num_negatives: Tensor
-    num_draws: Tensor
-    weights: Tensor
-    places: Tensor
-    whole: Whole
-
-    @property
-    def relevance_weights(self) -> Tensor | None:  # (M,)
-        """Weight of the relevance of each document; None without weights."""
-        if len(self.document_weights) != len(self.rows):
-            return None
-        return self.document_weights
-
-    @property
-    def queries(self) -> Tensor:  # (P,)
-        """The query of each tuple."""
-        return self.lists[torch.bucketize(self.positives, self.list_offsets, right=True) - 1]
+_WITHOUT_WORKERS = "with loader.num_workers=0 the run makes its batches itself"
 
 
 class TrainingBatches(Dataset[TrainingBatch]):
@@ -120,13 +74,14 @@ class TrainingBatches(Dataset[TrainingBatch]):
             raise ConfigError("`batching` must be 'lists' for a loss of whole lists, got 'triplets'")
         self.table = negative_table(data.labels, data.offsets, negatives=negatives)
         self.share = (0, 1)
-        self.offsets, self.labels, self.query_weights = data.offsets, data.labels, data.query_weights
-        self.document_weights = data.document_weights
+        self.offsets, self.labels = data.offsets, data.labels
+        self.query_weights = _or_ones(data.query_weights, data.num_queries).double()
+        self.document_weights = _or_ones(data.document_weights, data.num_documents)
         self.batching, self.batch_size, self.max_draws, self.seed = batching, batch_size, max_draws, seed
         self.draws = draws
-        self.spread = data.spread
+        self.shared_lists, self.query_numbers = data.shared_lists, query_numbers(data)
         self.sizes = data.all_sizes
-        if self.spread is not None and batching == "triplets":
+        if self.shared_lists is not None and batching == "triplets":
             raise ConfigError("`batching` must be 'lists' for data that processes share, got 'triplets'")
         self.num_positives = data.of_all_queries(self.table.positive_offsets.diff())
         most = segment_max(self.table.count.double(), data.offsets, empty=0.0).long()
@@ -161,28 +116,14 @@ class TrainingBatches(Dataset[TrainingBatch]):
 
     def _own(self, lists: Tensor) -> Tensor:
         """Whether each list of a batch belongs to this rank."""
-        if self.spread is not None:
-            return self.spread.owner[lists] == self.spread.rank
+        if self.shared_lists is not None:
+            return self.shared_lists.owner[lists] == self.shared_lists.rank
         rank, world_size = self.share
         return torch.arange(len(lists)) % world_size == rank
 
-    def _weights_of(self, queries: Tensor) -> Tensor:
-        if self.query_weights is None:
-            return torch.ones(len(queries), dtype=torch.float64)
-        return self.query_weights[queries].double()
-
-    def _of_documents(self, rows: Tensor) -> Tensor:
-        """Weights of documents, empty without weights."""
-        if self.document_weights is None:
-            return torch.empty(0)
-        return self.document_weights[rows]
-
-    def _of_tuples(self, draws: Draws, weights: Tensor) -> Tensor:
+    def _tuple_weights(self, draws: Draws) -> Tensor:
         """The weight of each tuple: its own times its query's and its positive's."""
-        total = draws.weights * weights
-        if self.document_weights is not None:
-            total = total * self.document_weights[draws.positives].double()
-        return total
+        return draws.weights * self.query_weights[draws.queries] * self.document_weights[draws.positives].double()
 
     def _triplets(self, drawn: Draws) -> TrainingBatch:
         """Every positive and negative is a row: most are different, so duplicates are not looked for."""
@@ -191,19 +132,18 @@ class TrainingBatches(Dataset[TrainingBatch]):
         (count, width), total = draws.negatives.shape, len(drawn.negatives)
         rows = torch.cat([draws.positives[:, None], draws.negatives], dim=1).reshape(-1)
         places = torch.arange(count * (width + 1)).view(count, width + 1)
-        weights = self._weights_of(draws.queries)
         return TrainingBatch(
             rows,
             draws.queries,
             torch.arange(count + 1) * (width + 1),
-            weights,
+            self.query_weights[draws.queries],
             self.labels[rows],
-            self._of_documents(rows),
+            self.document_weights[rows],
             places[:, 0].contiguous(),
             places[:, 1:],
             draws.num_negatives,
             draws.num_draws,
-            self._of_tuples(draws, weights),
+            self._tuple_weights(draws),
             torch.arange(total * (width + 1)).view(-1, width + 1)[rank::world_size].reshape(-1),
             Whole(total, total * (width + 1), total),
         )
@@ -211,9 +151,7 @@ class TrainingBatches(Dataset[TrainingBatch]):
     def _lists(self, chosen: Tensor, generator: torch.Generator) -> TrainingBatch:
         own = self._own(chosen)
         queries = chosen[own]
-        lists = queries
-        if self.spread is not None:
-            lists = torch.searchsorted(self.spread.own, queries)
+        lists = torch.searchsorted(self.query_numbers, queries)
         counts = self.num_positives[chosen] * self.draws
         drawn, most = lists[:0], 0
         if self.draws and len(chosen):
@@ -225,23 +163,28 @@ class TrainingBatches(Dataset[TrainingBatch]):
         owner = torch.empty(len(self.offsets) - 1, dtype=torch.long)
         owner[lists] = torch.arange(len(lists))
         moved = shift[owner[draws.queries]]
-        weights = self._weights_of(lists)
         sizes = self.sizes[chosen]
         return TrainingBatch(
             rows,
             queries,
             list_offsets,
-            weights,
+            self.query_weights[lists],
             self.labels[rows],
-            self._of_documents(rows),
+            self.document_weights[rows],
             draws.positives + moved,
             draws.negatives + moved[:, None],
             draws.num_negatives,
             draws.num_draws,
-            self._of_tuples(draws, weights[owner[draws.queries]]),
+            self._tuple_weights(draws),
             own.repeat_interleave(sizes).nonzero()[:, 0],
             Whole(len(chosen), int(sizes.sum()), among.total),
         )
+
+
+def _or_ones(weights: Tensor | None, count: int) -> Tensor:
+    if weights is None:
+        return torch.ones(count)
+    return weights
 
 
 def mixed_seed(*numbers: int) -> int:
@@ -252,3 +195,243 @@ def mixed_seed(*numbers: int) -> int:
     """
     state = np.random.SeedSequence([number % 2**63 for number in numbers]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
+
+
+class RankingDataModule(pl.LightningDataModule):
+    """Training, validation and test queries as loaders.
+
+    Batches hold row numbers; features and distances stay where they are. The same seed gives the same batches for any
+    number of workers, and every list is evaluated exactly once.
+
+    Args:
+        train: training queries.
+        valid: validation queries, which choose the best epoch.
+        test: test queries.
+        num_workers: processes that make training batches.
+        **batches: settings of `TrainingBatches`.
+    """
+
+    def __init__(
+        self,
+        train: RankingData,
+        valid: RankingData | None = None,
+        test: RankingData | None = None,
+        *,
+        num_workers: int = 0,
+        **batches: Any,
+    ) -> None:
+        super().__init__()
+        self.splits = {"train": train, "valid": valid, "test": test}
+        widths = {}
+        for name, data in self.splits.items():
+            if data is not None:
+                widths[name] = data.num_features
+        if len(set(widths.values())) > 1:
+            raise DataError(f"the splits must have the same number of features, got {widths}")
+        self.num_workers = num_workers
+        self.batches = TrainingBatches(train, **batches)
+        self._loader: BatchLoader | None = None
+
+    def split(self, name: str) -> RankingData:
+        """The data of one split.
+
+        Raises:
+            DataError: when there is none of that name.
+        """
+        data = self.splits.get(name)
+        if data is None:
+            names = [split for split, lists in self.splits.items() if lists]
+            raise DataError(f"there are no {name!r} queries; this run has {names}")
+        return data
+
+    def train_dataloader(self) -> BatchLoader:
+        """Sampled batches; the loader can be resumed in the middle of an epoch."""
+        rank, world_size = self._ranks()
+        self._loader = BatchLoader(self.batches, num_workers=self.num_workers, rank=rank, world_size=world_size)
+        return self._loader
+
+    def val_dataloader(self) -> DataLoader[Tensor] | list[DataLoader[Tensor]]:
+        """Runs of whole validation lists."""
+        if self.splits["valid"] is None:
+            return []
+        return self._lists("valid")
+
+    def test_dataloader(self) -> DataLoader[Tensor]:
+        """Runs of whole test lists."""
+        return self._lists("test")
+
+    def teardown(self, stage: str) -> None:
+        """Stop the workers when the stage ends."""
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    def _lists(self, name: str) -> DataLoader[Tensor]:
+        data = self.split(name)
+        rank, world_size = 0, 1
+        if data.shared_lists is None:  # otherwise this rank has its own lists only
+            rank, world_size = self._ranks()
+        blocks = evaluation_blocks(data.offsets, rank=rank, world_size=world_size)
+        return DataLoader(blocks, batch_size=None)  # type: ignore[arg-type]  # a list is a data set, too
+
+    def _ranks(self) -> tuple[int, int]:
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size
+
+
+class BatchLoader:
+    """Iterates over the rest of an epoch of `TrainingBatches`; Lightning stores its position.
+
+    Args:
+        batches: of all epochs.
+        num_workers: processes that make batches; 0 makes them in this one.
+        rank: of this process.
+        world_size: number of ranks, which share every batch.
+    """
+
+    def __init__(self, batches: TrainingBatches, *, num_workers: int = 0, rank: int = 0, world_size: int = 1) -> None:
+        check_whole("num_workers", num_workers, zero=True)
+        self.epoch, self.position = 0, 0
+        self.length = batches.batches_per_epoch
+        self.sampler = _Upcoming(self)  # where Lightning looks for `set_epoch`
+        self._loader = DataLoader(
+            batches.shared_by(rank, world_size),
+            batch_size=None,
+            sampler=self.sampler,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            worker_init_fn=_end_with_parent,
+            collate_fn=_as_arrays,  # type: ignore[arg-type]  # of one item where `batch_size` is None
+        )
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        for arrays in self._received(self._start()):
+            self.position += 1
+            if self.position == self.length:
+                self.epoch, self.position = self.epoch + 1, 0
+            *parts, whole = arrays
+            yield TrainingBatch._make([*map(torch.from_numpy, parts), Whole(*whole.tolist())])
+
+    def _start(self) -> Iterator[tuple[NDArray[Any], ...]]:
+        workers = self._loader.num_workers
+        try:
+            if workers and self._loader._iterator is None:
+                _try_handles(2 * workers + 3)
+            return iter(self._loader)
+        except OSError as error:
+            raise LoaderError(
+                f"the {workers} processes that make batches could not be started ({error.strerror}); {_WITHOUT_WORKERS}"
+            ) from error
+
+    def _received(self, arrays: Iterator[tuple[NDArray[Any], ...]]) -> Iterator[tuple[NDArray[Any], ...]]:
+        """The batches of the workers; a worker may die while it sends one."""
+        try:
+            yield from arrays
+        except (EOFError, OSError) as error:
+            if not self._loader.num_workers:
+                raise
+            what = f"a DataLoader worker ended while it sent a batch ({error})"
+            raise LoaderError(f"{what}; {_WITHOUT_WORKERS}") from error
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the next batch comes from."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Resume from there."""
+        self.epoch, self.position = state["epoch"], state["position"]
+
+    def close(self) -> None:
+        """Stop the workers now instead of when the object is collected."""
+        iterator = getattr(self._loader, "_iterator", None)
+        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+        self._loader._iterator = None
+
+
+def _try_handles(count: int) -> None:
+    """Make the queues that PyTorch will need: a failure within PyTorch prints a traceback as well.
+
+    Raises:
+        OSError: there are not enough file handles.
+    """
+    queues: list[Any] = [multiprocessing.Queue() for _ in range(count)]
+    for queue in queues:
+        queue.close()
+
+
+def _end_with_parent(_: int) -> None:
+    """End a worker if its parent is killed: one that waits for room in its pipe would stay for ever."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        while parent is None or os.getppid() == parent.pid:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _as_arrays(batch: TrainingBatch) -> tuple[NDArray[Any], ...]:
+    """A batch as workers send it, in a pipe.
+
+    Tensors would each take a file handle and shared memory; without these, the loader waits for ever.
+    """
+    return tuple(map(np.asarray, batch))
+
+
+@contextmanager
+def loader_failures_in_a_sentence() -> Iterator[None]:
+    """Turn the error of a dead loader worker, which may come from anywhere in a fit, into one sentence.
+
+    Raises:
+        LoaderError: a worker died.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        what = str(error).splitlines()[0].rstrip(". ")
+        raise LoaderError(f"{what}; {_WITHOUT_WORKERS}") from error
+
+
+class _Upcoming(Sampler[tuple[int, int]]):
+    """The remaining items of the loader's epoch."""
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self._owner = loader
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        owner = self._owner
+        epoch = owner.epoch
+        for position in range(owner.position, owner.length):
+            yield epoch, position
+
+    def __len__(self) -> int:
+        return self._owner.length - self._owner.position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin that epoch, unless the loader is in it: a resumed run has a new loader."""
+        if epoch != self._owner.epoch:
+            self._owner.epoch, self._owner.position = epoch, 0
+
+
+def evaluation_blocks(
+    offsets: Tensor,  # (Q+1,)
+    *,
+    documents: int = 32_768,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[Tensor]:
+    """Runs of whole lists, each (first query, last query + 1): every ``world_size``-th for a rank.
+
+    So each list is evaluated exactly once. A rank without a list has an empty run, since it takes part when results
+    are put together.
+    """
+    runs = list(list_blocks(offsets, documents, at_least=world_size))[rank::world_size]
+    return [torch.tensor(run) for run in runs or [(0, 0)]]

@@ -21,9 +21,9 @@ from pytorch_lightning.callbacks import Callback, Checkpoint, ProgressBar
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import plots
-from lgmml_torch.checks import CheckpointError, check_unit_interval
+from lgmml_torch.checks import CheckpointError, ConfigError, check_unit_interval
 from lgmml_torch.models.storage import load_checkpoint, write_checkpoint
-from lgmml_torch.training.loggers import Sink, sink_of
+from lgmml_torch.training.loggers import LoggerOutput, output_of
 
 if TYPE_CHECKING:
     from lgmml_torch.training.module import LGMMLModule
@@ -158,11 +158,14 @@ class KeepCheckpoints(Checkpoint):
         folder: of both files.
         monitor: a validation metric, higher is better.
         every_n_steps: how often ``last.ckpt`` is written within an epoch; it is always written at its end.
+        seed: of the run, which is resumed with the same one only.
     """
 
-    def __init__(self, folder: str | Path, *, monitor: str = "val/ndcg@10", every_n_steps: int = 500) -> None:
+    def __init__(
+        self, folder: str | Path, *, monitor: str = "val/ndcg@10", every_n_steps: int = 500, seed: int = 0
+    ) -> None:
         self.best_file, self.last_file = Path(folder) / "best.ckpt", Path(folder) / "last.ckpt"
-        self.monitor, self.every_n_steps = monitor, every_n_steps
+        self.monitor, self.every_n_steps, self.seed = monitor, every_n_steps, seed
         self.best, self.best_epoch = -math.inf, -1
         self.curve: dict[int, float] = {}
         self.run = uuid.uuid4().hex  # so that a file of another run is noticed
@@ -206,10 +209,18 @@ class KeepCheckpoints(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """For resuming."""
-        return {"best": self.best, "best_epoch": self.best_epoch, "curve": dict(self.curve), "run": self.run}
+        names = ("best", "best_epoch", "run", "seed")
+        return {"curve": dict(self.curve), **{name: getattr(self, name) for name in names}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """For resuming."""
+        """For resuming.
+
+        Raises:
+            ConfigError: the checkpoint is of a run with another seed.
+        """
+        seed = state_dict.get("seed", self.seed)
+        if seed != self.seed:
+            raise ConfigError(f"`seed` must be {seed}, as of the run that is resumed, got {self.seed}")
         self.best, self.best_epoch = state_dict["best"], state_dict["best_epoch"]
         self.curve = dict(state_dict["curve"])
         self.run = state_dict.get("run", self.run)
@@ -255,7 +266,7 @@ def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     return [*others, _EpochValues(), *bars]
 
 
-class Story(Callback):
+class LogModel(Callback):
     """Logs Φ, statistics of the metrics and the throughput; figures only to loggers that show them."""
 
     def __init__(self, *, pictures: bool = True) -> None:
@@ -268,13 +279,11 @@ class Story(Callback):
         bank = cast("LGMMLModule", pl_module).model.metrics
         spectra, conditions = plots.metric_spectra(bank)
         quality = bank.quality[~bank.quality.isnan()]
-        for sink in _sinks(trainer):
-            sink.histogram("metrics/log10_relative_eigenvalues", spectra.clamp_min(1e-16).log10(), 0)
-            sink.histogram("metrics/log10_condition", conditions.log10(), 0)
-            sink.numbers({"metrics/median_condition": float(conditions.median())}, 0)
+        for output in _outputs(trainer):
+            output.histogram("metrics/log10_relative_eigenvalues", spectra.clamp_min(1e-16).log10(), 0)
+            output.histogram("metrics/log10_condition", conditions.log10(), 0)
             if len(quality):
-                sink.histogram("metrics/anchor_ndcg", quality, 0)
-                sink.numbers({"metrics/mean_anchor_ndcg": float(quality.mean())}, 0)
+                output.histogram("metrics/anchor_ndcg", quality, 0)
         if self.pictures:
             _show(trainer, "metrics/spectrum", lambda: plots.spectrum_picture(bank), 0)
         self._show_phi(trainer, pl_module, trainer.global_step)
@@ -297,8 +306,8 @@ class Story(Callback):
         pl_module.log("phi/share_zero", (phi == 0).float().mean(), sync_dist=True)
         pl_module.log("phi/mean", phi.mean(), sync_dist=True)
         self._steps[trainer.current_epoch + 1] = trainer.global_step
-        for sink in _sinks(trainer):
-            sink.histogram("phi/values", phi, trainer.global_step)
+        for output in _outputs(trainer):
+            output.histogram("phi/values", phi, trainer.global_step)
 
     def show_kept(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
         """Show the metrics with the weights that were kept, at the step where their epoch ended."""
@@ -308,7 +317,7 @@ class Story(Callback):
         if not self.pictures:
             return
         model = cast("LGMMLModule", pl_module).model
-        names = [str(source).removeprefix("feature ") for source in model.preprocess.sources()]
+        names = [source.called(model.feature_names) for source in model.preprocess.sources()]
         weights = model.phi.mean_row()[0].detach()
 
         def draw() -> Any:
@@ -319,17 +328,17 @@ class Story(Callback):
 
 def _show(trainer: pl.Trainer, tag: str, draw: Callable[[], Any], step: int) -> None:
     """Draw a figure once and give it to every logger that shows figures; without such a logger, do not draw it."""
-    sinks = [sink for sink in _sinks(trainer) if sink.shows_pictures]
-    if sinks:
+    outputs = [output for output in _outputs(trainer) if output.shows_pictures]
+    if outputs:
         figure = draw()
-        for sink in sinks:
-            sink.picture(tag, figure, step)
+        for output in outputs:
+            output.picture(tag, figure, step)
 
 
-def _sinks(trainer: pl.Trainer) -> list[Sink]:
+def _outputs(trainer: pl.Trainer) -> list[LoggerOutput]:
     if not trainer.is_global_zero:
         return []
-    return list(map(sink_of, trainer.loggers))
+    return list(map(output_of, trainer.loggers))
 
 
 def _figures(info: Any) -> dict[str, float]:

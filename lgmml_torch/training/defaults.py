@@ -29,7 +29,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.losses import Softmax, Warp
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.recipe import PhiSettings, Recipe
+from lgmml_torch.training.recipe import CHOOSING_BANKS, PhiSettings, Recipe
 
 BANKS = ("boosted", "trained", "sampled")
 _TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on
@@ -169,6 +169,7 @@ SETTINGS = {
     "metric_dropout": _Setting("dropout.metrics", ("trained",)),
     "distances": _Setting("distances", ("boosted", "sampled")),
     "epochs": _Setting("trainer.max_epochs"),
+    "features": _Setting("features", CHOOSING_BANKS),
 }
 _USUAL_LOSSES = {"boosted": "warp", "trained": "softmax", "sampled": "warp"}
 
@@ -183,7 +184,7 @@ class Defaults:
         rounds: the most rounds of boosting.
         num_metrics: K of trained metrics.
         rank: R of trained metrics.
-        ramps: columns of ramps for each feature.
+        max_columns: of the preprocessed features, within which a feature gets ramps.
         epochs: of training.
         dropout: of trained metrics.
     """
@@ -193,7 +194,7 @@ class Defaults:
     rounds: int = BUDGETS["normal"].rounds
     num_metrics: int = 128
     rank: int = 8
-    ramps: int = _MAX_RAMPS
+    max_columns: int = _MAX_COLUMNS
     epochs: int = _WARP_EPOCHS
     dropout: Dropout = field(default_factory=Dropout)
 
@@ -235,7 +236,7 @@ def _bank_for(sizes: Sizes, start: str | None) -> tuple[str, str]:
 def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defaults:
     """Width and length of a fit of this kind of metrics; the reason names those that the user did not set."""
     budget = asked.get("budget", "normal")
-    room = min(_MAX_COLUMNS, _MAX_COLUMN_BYTES // (4 * max(1, sizes.documents)))
+    room = max(1, min(_MAX_COLUMNS, _MAX_COLUMN_BYTES // (4 * max(1, sizes.documents))))
     ramps = max(0, min(_MAX_RAMPS, room // max(1, sizes.features) - 3))
     work = find_budget(budget, sizes.documents, (3 + ramps) * sizes.features)
     beginning = f"{sizes}, budget {budget}: {bank} metrics ({why})"
@@ -250,11 +251,11 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     values = {
         "num_metrics": f"{count} of rank {rank}",
         "epochs": f"at most {epochs} epochs",
-        "preprocess": f"{ramps} ramps of a feature",
+        "preprocess": f"ramps of features within {room:,} columns",
         "feature_dropout": f"dropout {dropout.features:g} of features",
         "metric_dropout": f"dropout {dropout.metrics:g} of metrics",
     }
-    return Defaults(bank, beginning + _unasked(asked, values), work.rounds, count, rank, ramps, epochs, dropout)
+    return Defaults(bank, beginning + _unasked(asked, values), work.rounds, count, rank, room, epochs, dropout)
 
 
 def _unasked(asked: Mapping[str, Any], values: Mapping[str, str]) -> str:
@@ -331,7 +332,7 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
     """The recipe that the parameters of `LGMMLRanker` ask for; what is None among them is as chosen."""
     preprocess: Callable[[], Preprocess] = list_rank_features
     if chosen.bank == "trained":
-        preprocess = partial(all_views, ramps=chosen.ramps)
+        preprocess = partial(all_views, max_columns=chosen.max_columns)
     if params["preprocess"] is not None:
         preprocess = partial(_new_preprocess, params["preprocess"])
     options = {"kernel": params["kernel"], **(params["bank_options"] or {})}
@@ -342,6 +343,7 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         "seed": seed,
         "categories": CategorySettings(params["max_one_hot"]),
         "measure": params["measure"],
+        "features": params["features"],
     }
     if chosen.bank == "trained":
         count = params["num_metrics"] or chosen.num_metrics

@@ -1,7 +1,7 @@
 """Lightning's loggers with small changes, and what each of them can show beyond numbers.
 
-Training writes to a logger through a `Sink`: figures, histograms, files, settings with the final results. A sink leaves
-out what its logger cannot show. A logger of another kind needs an entry in `SINKS`.
+Training writes to a logger through a `LoggerOutput`: figures, histograms, files, settings with the final results. It
+leaves out what its logger cannot show. A logger of another kind needs an entry in `LOGGER_OUTPUTS`.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_/. -]+", "_", name.replace("@", "_at_"))
 
 
-class Sink:
+class LoggerOutput:
     """A logger that takes numbers and settings, and nothing else: CSV, or one that is not known here."""
 
     shows_pictures = False
@@ -165,14 +165,10 @@ class Sink:
     def histogram(self, tag: str, values: Tensor, step: int) -> None:
         """Show how values are distributed."""
 
-    def numbers(self, values: Mapping[str, float], step: int) -> None:
-        """Add to curves."""
-        self.logger.log_metrics(dict(values), step=step)
-
-    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float], step: int) -> None:
+    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float]) -> None:
         """The settings of a run with what came of it, to compare runs by."""
         self.logger.log_hyperparams(dict(settings))
-        self.logger.log_metrics(dict(figures), step=step)
+        self.logger.log_metrics(dict(figures), step=0)
 
     def attach(self, files: Sequence[Path]) -> None:
         """Keep files with the run."""
@@ -182,7 +178,7 @@ class Sink:
         self.logger.save()
 
 
-class _TensorBoardSink(Sink):
+class _TensorBoardOutput(LoggerOutput):
     """Pictures, histograms, and reports as text."""
 
     shows_pictures = True
@@ -195,9 +191,16 @@ class _TensorBoardSink(Sink):
         """In the histograms and distributions tabs."""
         self.logger.experiment.add_histogram(tag, values, step)
 
-    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float], step: int) -> None:
-        """In the hparams tab."""
-        self.logger.log_hyperparams(dict(settings), dict(figures), step)
+    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float]) -> None:
+        """In the hparams tab, both as columns: as metrics, each figure would be a curve of one point."""
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        self.logger.log_hyperparams(dict(settings))
+        writer = self.logger.experiment
+        if isinstance(writer, SummaryWriter):
+            for summary in hparams({**settings, **figures}, {}):  # type: ignore[no-untyped-call]
+                writer.file_writer.add_summary(summary)
 
     def attach(self, files: Sequence[Path]) -> None:
         """Markdown is shown in the text tab; there is no place for other files."""
@@ -206,7 +209,7 @@ class _TensorBoardSink(Sink):
                 self.logger.experiment.add_text(file.stem, file.read_text(encoding="utf-8"))
 
 
-class _WandbSink(Sink):
+class _WandbOutput(LoggerOutput):
     """Pictures and files."""
 
     shows_pictures = True
@@ -217,7 +220,7 @@ class _WandbSink(Sink):
 
         self.logger.log_image(tag, [wandb.Image(figure)], step=step)
 
-    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float], step: int) -> None:
+    def outcome(self, settings: Mapping[str, Any], figures: Mapping[str, float]) -> None:
         """In the table of runs."""
         self.logger.log_hyperparams(dict(settings))
         self.logger.experiment.summary.update(dict(figures))
@@ -232,7 +235,7 @@ class _WandbSink(Sink):
         self.logger.experiment.finish()
 
 
-class _MLflowSink(Sink):
+class _MLflowOutput(LoggerOutput):
     """Pictures and files."""
 
     shows_pictures = True
@@ -251,16 +254,16 @@ class _MLflowSink(Sink):
         self.logger.finalize("success")
 
 
-SINKS: dict[type[Logger], type[Sink]] = {
-    TensorBoardLogger: _TensorBoardSink,
-    WandbLogger: _WandbSink,
-    MLFlowLogger: _MLflowSink,
+LOGGER_OUTPUTS: dict[type[Logger], type[LoggerOutput]] = {
+    TensorBoardLogger: _TensorBoardOutput,
+    WandbLogger: _WandbOutput,
+    MLFlowLogger: _MLflowOutput,
 }
 
 
-def sink_of(logger: Logger) -> Sink:
-    """The sink of a logger."""
-    for kind, sink in SINKS.items():
+def output_of(logger: Logger) -> LoggerOutput:
+    """The output of a logger."""
+    for kind, output in LOGGER_OUTPUTS.items():
         if isinstance(logger, kind):
-            return sink(logger)
-    return Sink(logger)
+            return output(logger)
+    return LoggerOutput(logger)

@@ -1,4 +1,4 @@
-"""Losses of a training batch, behind one small interface: what the Lightning module calls, and nothing else of them.
+"""A training batch, and its losses behind one small interface: what the Lightning module calls of them.
 
 A loss gets a batch and a function that scores documents of it, and answers with a total to be differentiated. Which
 documents it scores, and which of the scores carry gradients, the loss decides; how scores depend on Φ, or on metrics
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,57 @@ from torch import Tensor
 from lgmml_torch.checks import ConfigError, check_choice, check_positive, check_whole
 from lgmml_torch.functional.losses import lambda_gradients, softmax_loss
 from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
-from lgmml_torch.training.batches import TrainingBatch
+
+
+class Whole(NamedTuple):
+    """Sizes of a batch that ranks share."""
+
+    lists: int
+    rows: int
+    tuples: int
+
+
+class TrainingBatch(NamedTuple):
+    """Some lists, and for losses that draw, P tuples of (list, positive, T drawn negatives) of them.
+
+    Documents are numbered by their place in ``rows``. Triplets are lists too: the positive and its draws, each with the
+    weights Φ of its query. Where ranks share a batch, this is the part of one of them.
+
+    Attributes:
+        rows: ``(M,)`` documents the batch needs, as rows of the training data.
+        lists: ``(B,)`` the query of each list, numbered in the whole training data.
+        list_offsets: ``(B+1,)`` where each list stands in ``rows``.
+        list_weights: ``(B,)`` of the queries.
+        labels: ``(M,)``.
+        document_weights: ``(M,)``; ``weights`` has those of the positives in it.
+        positives: ``(P,)`` place of the positive in ``rows``.
+        negatives: ``(P, T)`` places of the drawn negatives.
+        num_negatives: ``(P,)`` number of documents they were drawn from.
+        num_draws: ``(P,)`` number of the T draws that count.
+        weights: ``(P,)``.
+        places: ``(M,)`` where the documents stand in the whole batch.
+        whole: sizes of the whole batch.
+    """
+
+    rows: Tensor
+    lists: Tensor
+    list_offsets: Tensor
+    list_weights: Tensor
+    labels: Tensor
+    document_weights: Tensor
+    positives: Tensor
+    negatives: Tensor
+    num_negatives: Tensor
+    num_draws: Tensor
+    weights: Tensor
+    places: Tensor
+    whole: Whole
+
+    @property
+    def queries(self) -> Tensor:  # (P,)
+        """The query of each tuple."""
+        return self.lists[torch.bucketize(self.positives, self.list_offsets, right=True) - 1]
+
 
 Score = Callable[[Tensor | None], Tensor]
 """Differentiable scores of the documents at the given places of a batch's rows; of all of them for None."""
@@ -135,7 +185,7 @@ class Softmax(_Named):
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
         """One term for each list."""
         scores = score(None) / self.temperature
-        values = softmax_loss(scores, batch.labels, batch.list_offsets, weights=batch.relevance_weights)
+        values = softmax_loss(scores, batch.labels, batch.list_offsets, weights=batch.document_weights)
         return LossValue((values * batch.list_weights).sum() / batch.whole.lists, 1)
 
 
@@ -166,7 +216,7 @@ class LambdaRank(_Named):
             batch.list_offsets,
             sigma=self.sigma,
             truncation=self.truncation,
-            weights=batch.relevance_weights,
+            weights=batch.document_weights,
         )
         weights = batch.list_weights.to(scores.dtype).repeat_interleave(batch.list_offsets.diff())
         return LossValue(-(gradients * weights * scores).sum() / batch.whole.lists, 1)

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import DivergedError, LGMMLError, check_number, check_positive
+from lgmml_torch.distributed import query_numbers
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.losses import bias_of
-from lgmml_torch.functional.ranking.custom import Measure
+from lgmml_torch.functional.ranking.measures import Measure
 from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel, score, tie_equal_rows
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION, check_archive, check_header
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids
-from lgmml_torch.training.batches import TrainingBatch, mixed_seed
+from lgmml_torch.training.batches import mixed_seed
 from lgmml_torch.training.callbacks import Horizon, StepSize
-from lgmml_torch.training.losses import Loss, LossValue, Warp, build_loss
+from lgmml_torch.training.losses import Loss, LossValue, TrainingBatch, Warp, build_loss
 from lgmml_torch.training.preprocessed import Views
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -154,6 +155,10 @@ class LGMMLModule(pl.LightningModule):
     def data_of(self, split: str) -> RankingData:
         """The lists of a split, as they were attached."""
         return self._data[split][0]
+
+    def inputs_of(self, split: str) -> Tensor | Views:
+        """The inputs of a split, as they were attached."""
+        return self._data[split][1]
 
     def on_fit_start(self) -> None:
         """Let Φ look at the training lists."""
@@ -303,7 +308,9 @@ class LGMMLModule(pl.LightningModule):
         return values
 
     @torch.no_grad()
-    def block_scores(self, split: str, first: int, last: int, *, known: bool = False) -> Tensor:
+    def block_scores(
+        self, split: str, first: int, last: int, *, known: bool = False, policy: str | None = None
+    ) -> Tensor:
         """Scores of the lists first … last − 1 of a split; ``known`` uses each training query's own weights."""
         lists = self.lists(split)
         start, stop = int(lists.offsets[first]), int(lists.offsets[last])
@@ -311,19 +318,13 @@ class LGMMLModule(pl.LightningModule):
         kappa = kernel(self._distances(lists.part(slice(start, stop), offsets)), self.model.kernel)
         rows = None
         if known:
-            rows = self._rows_of_phi(split, first, last).to(kappa.device)
-        scores = score(kappa, self.model.weights(kappa, offsets, rows=rows), offsets)
+            rows = query_numbers(self.data_of(split))[first:last].to(kappa.device)
+        scores = score(kappa, self.model.weights(kappa, offsets, policy=policy, rows=rows), offsets)
         if not bool(scores.isfinite().all()):
             raise DivergedError(
                 f"scores of the {split} lists are not finite at step {self.global_step}; no model is kept"
             )
         return tie_equal_rows(scores, self._data[split][0].features[start:stop], offsets)
-
-    def _rows_of_phi(self, split: str, first: int, last: int) -> Tensor:  # (B,)
-        spread = self.data_of(split).spread
-        if spread is None:
-            return torch.arange(first, last)
-        return spread.own[first:last]
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and the step-size rule counted in single updates."""

@@ -14,6 +14,7 @@ from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.distributed import limit_documents
 from lgmml_torch.files import scratch_array
+from lgmml_torch.functional.selection import FeatureChoice, FeatureSums, choose_features
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.models.ranker import LGMML
@@ -64,24 +65,38 @@ def sample_of(data: RankingData, seed: int, folder: Path | None = None) -> Ranki
     return limit_documents(data, SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
 
 
+def select_features(data: RankingData) -> FeatureChoice:
+    """Which raw features stay, by the lists of all processes; the same for any number of them."""
+    labels, numbers = data.labels, None
+    if data.document_weights is not None:
+        labels = labels * data.document_weights
+    if data.shared_lists is not None:
+        numbers = data.shared_lists.own
+    sums = FeatureSums(data.num_features, len(data.all_sizes))
+    sums.add(data.features, labels, data.offsets, numbers)
+    if data.shared_lists is not None:
+        sums.parts = data.shared_lists.all_reduce(sums.parts, "sum")
+    return choose_features(sums)
+
+
 def fit_preprocess(
     preprocess: Preprocess, sample: RankingData, data: RankingData, folder: Path | None = None
 ) -> RankingData:
     """Fit a preprocessing on a sample, that of all processes where they share it, and apply it to ``data``."""
-    if data is sample and sample.spread is None:
+    if data is sample and sample.shared_lists is None:
         return sample.replace(features=preprocess.fit_transform(sample.features, sample.offsets))
-    preprocess.fit_lists(TrainingLists(sample.features, sample.offsets, sample.spread))
+    preprocess.fit_lists(TrainingLists(sample.features, sample.offsets, sample.shared_lists))
     return preprocessed(preprocess, data, folder)
 
 
 def preprocessed(preprocess: Preprocess, data: RankingData, folder: Path | None = None) -> RankingData:
     """The lists with preprocessed features; features of shards, which may exceed memory, go to a file."""
-    if data.spread is None:
+    if data.shared_lists is None:
         return data.replace(features=preprocess(data.features, data.offsets))
     kind = preprocess(data.features[:0], data.offsets[:1])
     features = torch.from_numpy(scratch_array((data.num_documents, kind.shape[1]), kind.numpy().dtype, folder))
     done = 0
-    for block in TrainingLists(data.features, data.offsets, data.spread, steps=(preprocess,)).blocks():
+    for block in TrainingLists(data.features, data.offsets, data.shared_lists, steps=(preprocess,)).blocks():
         features[done : done + len(block)] = block
         done += len(block)
     return data.replace(features=features)
@@ -92,6 +107,7 @@ def compute_distances(
     model: LGMML,
     data: RankingData,
     *,
+    features: Tensor | None = None,  # (N, D')
     cache: Cache | None = None,
     dtype: torch.dtype | None = None,
     documents_at_once: int = 16_384,
@@ -105,6 +121,7 @@ def compute_distances(
     Args:
         model: its preprocessing and metrics are used, its Φ is not.
         data: raw features.
+        features: the same preprocessed, where they are known already.
         cache: where they are kept, memory-mapped; only in memory when None.
         dtype: to keep them in: the model's (when None), ``torch.float16`` or ``torch.bfloat16``.
         documents_at_once: documents that are preprocessed together.
@@ -118,10 +135,11 @@ def compute_distances(
     if not kept.is_floating_point:
         raise LGMMLError(f"`dtype` must be a floating-point dtype, got {kept}")
     if cache is None:
-        return _fill(model, data, torch.empty(shape, dtype=kept), documents_at_once, progress)
+        return _fill(model, data, features, torch.empty(shape, dtype=kept), documents_at_once, progress)
 
     def fill(arrays: Arrays) -> None:
-        _fill(model, data, torch.from_numpy(arrays["dists"]).view(kept), documents_at_once, progress)
+        out = torch.from_numpy(arrays["dists"]).view(kept)
+        _fill(model, data, features, out, documents_at_once, progress)
 
     # Numpy has no bfloat16; the file holds its bits.
     on_disk = str(kept).removeprefix("torch.")
@@ -146,14 +164,21 @@ def _distance_key(model: LGMML, data: RankingData, dtype: torch.dtype) -> dict[s
 
 
 def _fill(
-    model: LGMML, data: RankingData, out: Tensor, documents_at_once: int, progress: Callable[[int], None] | None
+    model: LGMML,
+    data: RankingData,
+    features: Tensor | None,
+    out: Tensor,
+    documents_at_once: int,
+    progress: Callable[[int], None] | None,
 ) -> Tensor:
     device, dtype = model.device, model.dtype
     for first, last in list_blocks(data.offsets, documents_at_once):
         start, stop = int(data.offsets[first]), int(data.offsets[last])
-        features = data.features[start:stop].to(device=device, dtype=dtype)
-        offsets = (data.offsets[first : last + 1] - start).to(device)
-        prepared = model.preprocess(features, offsets)
+        if features is None:
+            raw = data.features[start:stop].to(device=device, dtype=dtype)
+            prepared = model.preprocess(raw, (data.offsets[first : last + 1] - start).to(device))
+        else:
+            prepared = features[start:stop].to(device=device, dtype=dtype)
         if device.type == "cpu":
             model.metrics(prepared, out=out[start:stop])
         else:

@@ -15,8 +15,7 @@ from pytorch_lightning.loggers import Logger
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import Bank, BankBuilder, as_builder
-from lgmml_torch.functional.ranking.custom import Function, Measure
-from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.functional.ranking.measures import Function, Measure, mean_measure
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
@@ -35,6 +34,8 @@ from lgmml_torch.training.module import (
 
 MakePhi = Callable[..., Phi]
 _KEEP = ("best", "last")
+FEATURES = ("auto", "all")  # which raw features metrics see
+CHOOSING_BANKS = ("boosted", "trained")  # kinds of metrics whose features are chosen
 _USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
 
@@ -81,6 +82,8 @@ class Recipe:
         categories: settings of the encoder of categories.
         measure: decides on validation lists when to stop and what to keep; a name or a function.
         grows: whether the metrics are added to those of an earlier model.
+        features: ``"auto"`` sets raw features aside that mean nothing, see `choose_features`, for boosted and trained
+            metrics; ``"all"`` keeps them.
     """
 
     preprocess: Callable[[], Preprocess]
@@ -91,6 +94,15 @@ class Recipe:
     categories: CategorySettings = field(default_factory=CategorySettings)
     measure: str | Function | Measure = _USUAL
     grows: bool = False
+    features: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("features", self.features, FEATURES)
+
+    @property
+    def chooses_features(self) -> bool:
+        """Whether raw features may be set aside."""
+        return self.features == "auto" and self.builder.kind in CHOOSING_BANKS
 
     @property
     def own_measure(self) -> Measure | None:
@@ -116,7 +128,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TrainerSettings:
     """Output folder, trainer, callbacks, loggers and cache of training.
 
     Attributes:

@@ -1,6 +1,6 @@
 """The stages of training, which `train.py` and `LGMMLRanker` both call: `prepare`, then `train_phi`.
 
-A `Recipe` has the settings of what is fitted. `Surroundings` has the output folder, trainer, callbacks, loggers and
+A `Recipe` has the settings of what is fitted. `TrainerSettings` has the output folder, trainer, callbacks, loggers and
 cache. `rehearse` checks a recipe before any time is spent on it.
 """
 
@@ -24,36 +24,48 @@ from torch import Tensor
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.distributed import gather_lists
+from lgmml_torch.distributed import all_qids, gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
 from lgmml_torch.functional.losses import num_positions, position_curve
-from lgmml_torch.functional.ranking.custom import Measure
-from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.functional.ranking.measures import Measure, mean_measure
+from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.models.encode import CategoryEncoder, encode_splits
 from lgmml_torch.models.phi import AUTO, POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess.compose import Chain
+from lgmml_torch.models.preprocess.steps import KeepColumns
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import list_blocks
+from lgmml_torch.training.batches import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.callbacks import (
     QUIET,
     CheckpointFiles,
     KeepCheckpoints,
-    Story,
+    LogModel,
     in_order,
     quiet_lightning,
 )
-from lgmml_torch.training.datamodule import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.module import (
     LGMMLModule,
 )
-from lgmml_torch.training.preprocessed import Views, compute_distances, fit_preprocess, preprocessed, sample_of
-from lgmml_torch.training.recipe import MakePhi, Recipe, Surroundings, rehearse
+from lgmml_torch.training.preprocessed import (
+    Views,
+    compute_distances,
+    fit_preprocess,
+    preprocessed,
+    sample_of,
+    select_features,
+)
+from lgmml_torch.training.recipe import MakePhi, Recipe, TrainerSettings, rehearse
 from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_start, take_kept
 
 log = logging.getLogger(__name__)
 
+_NAMES_TOLD = 20  # of features set aside
 _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
+_TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
 
 
 @dataclass(frozen=True)
@@ -65,14 +77,18 @@ class Prepared:
         bank: fitted, or the start of one that is trained.
         splits: raw lists, with numbers in place of categories.
         inputs: of the splits so far: distances, or preprocessed features where the metrics are trained.
+        preprocessed: features of splits in memory, kept until `inputs` are made of them.
         encoder: turned categories into numbers; None without categories.
+        set_aside: which raw features were set aside, and why; empty where all stay.
     """
 
     preprocess: Preprocess
     bank: Bank
     splits: Mapping[str, RankingData]
     inputs: dict[str, Tensor | Views] = field(default_factory=dict)
+    preprocessed: dict[str, Tensor] = field(default_factory=dict)
     encoder: CategoryEncoder | None = None
+    set_aside: str = ""
 
     def model(self, make_phi: MakePhi) -> LGMML:
         """A ranker with fresh weights: the bank's own Φ₀ where it has one.
@@ -82,14 +98,14 @@ class Prepared:
         """
         train, metrics = self.splits["train"], self.bank.metrics
         queries, qids = len(train.all_sizes), train.qids
-        if train.spread is not None and distributed.world_size() > 1:
+        if train.shared_lists is not None and distributed.world_size() > 1:
             row = _row_bytes(make_phi(1, metrics.num_metrics))
             if row * queries > _LARGEST_PHI:
                 raise ConfigError(
                     f"Φ of {queries:,} queries takes {row * queries / 2**30:.1f} GiB on every process, more than "
                     f"{_LARGEST_PHI / 2**30:g} GiB; use phi=shared"
                 )
-            qids = train.spread.all_ids(qids) if row else ()
+            qids = all_qids(train) if row else ()
         start = {}
         if self.bank.phi is not None:
             start["init"] = self.bank.phi
@@ -105,6 +121,7 @@ class Prepared:
             qids=qids,
             feature_names=train.feature_names,
             encoder=self.encoder,
+            table=train.table,
         )
         return model.to(train.features.dtype).train()
 
@@ -129,6 +146,26 @@ class Trained:
     def model(self) -> LGMML:
         """The ranker."""
         return self.module.model
+
+    def score(self, split: str, *, own_rows: bool = False, policy: str | None = None) -> Tensor:  # (N,)
+        """`LGMML.score` of a split, from the inputs of training: no document is preprocessed again.
+
+        Args:
+            split: its name.
+            own_rows: use the row of Φ of each training query; of the training split only.
+            policy: what queries get otherwise, instead of the model's own policy.
+        """
+        module, model = self.module, self.model
+        data = module.data_of(split)
+        if module.inputs_of(split).dtype != model.dtype:  # distances in half precision
+            return model.score(data, known_queries=own_rows, policy=policy)
+        scores = torch.empty(data.num_documents, dtype=model.dtype)
+        for first, last in list_blocks(data.offsets, 32_768):
+            rows = slice(int(data.offsets[first]), int(data.offsets[last]))
+            scores[rows] = module.block_scores(split, first, last, known=own_rows, policy=policy)
+        if model.base is None:
+            return scores
+        return model.base.add_to(scores, data)
 
     @property
     def position_bias(self) -> dict[int, float] | None:
@@ -161,6 +198,9 @@ def prepare(
     `SAMPLE_VALUES` values. The sample does not depend on shards or the number of processes.
     """
     rehearse(recipe)
+    labels = splits["train"].labels
+    if len(labels):
+        warn_if_steep(float(labels.max()))
     if start is None:
         splits, encoder = encode_splits(splits, recipe.categories)
         preprocess, earlier = recipe.preprocess(), None
@@ -170,7 +210,10 @@ def prepare(
         preprocess, earlier = start.preprocess, start.bank
     train = splits["train"]
     check_positions(train, recipe.builder.takes_positions or recipe.builder.trains_metrics)
-    fitted, seen = _through(preprocess, splits, recipe, unfinished, known=start is not None)
+    shown, reason = sample_of(train, recipe.seed, unfinished), ""
+    if start is None and recipe.chooses_features:
+        preprocess, reason = _without_noise(preprocess, shown)
+    fitted, seen = _through(preprocess, splits, shown, recipe, unfinished, known=start is not None)
     log.info("%d features after preprocessing, of %d", fitted.num_features, train.num_features)
     state = Unfinished(unfinished, recipe.builder, fitted, seen, recipe.seed, earlier, recipe.own_measure)
     with progress_bar("local metrics", total=1.0) as report:
@@ -185,11 +228,26 @@ def prepare(
         bank = recipe.builder(fitted, seen, seed=recipe.seed, on_round=tell, **further)
     state.done()
     log.info("%d local metrics", bank.metrics.num_metrics)
-    inputs: dict[str, Tensor | Views] = {}
+    known = {}
     for name, part in (("train", fitted), ("valid", seen)):
-        if bank.trained and part is not None and splits[name].spread is None and len(part) == len(splits[name]):
-            inputs[name] = part.features
-    return Prepared(preprocess, bank, dict(splits), inputs, encoder)
+        if part is not None and splits[name].shared_lists is None and len(part) == len(splits[name]):
+            known[name] = part.features
+    return Prepared(preprocess, bank, dict(splits), preprocessed=known, encoder=encoder, set_aside=reason)
+
+
+def _without_noise(preprocess: Preprocess, shown: RankingData) -> tuple[Preprocess, str]:
+    """The preprocessing of the raw features that mean something, and a sentence on the others; empty if all stay."""
+    choice = select_features(shown)
+    log.info("%s", choice.reason)
+    if not choice.set_aside:
+        return preprocess, ""
+    names = [str(column + 1) for column in choice.set_aside]
+    if shown.feature_names is not None:
+        names = [shown.feature_names[column] for column in choice.set_aside]
+    listed = ", ".join(names[:_NAMES_TOLD])
+    if len(names) > _NAMES_TOLD:
+        listed += ", …"
+    return Chain([KeepColumns(choice.kept.tolist()), preprocess]), f"{choice.reason}: {listed}"
 
 
 def check_positions(train: RankingData, fitted: bool) -> None:
@@ -199,12 +257,17 @@ def check_positions(train: RankingData, fitted: bool) -> None:
 
 
 def _through(
-    preprocess: Preprocess, splits: Mapping[str, RankingData], recipe: Recipe, folder: Path | None, *, known: bool
+    preprocess: Preprocess,
+    splits: Mapping[str, RankingData],
+    shown: RankingData,
+    recipe: Recipe,
+    folder: Path | None,
+    *,
+    known: bool,
 ) -> tuple[RankingData, RankingData | None]:
     """Preprocessed training and validation lists for the builder; the preprocessing is fitted unless it is known."""
     train, valid = splits["train"], splits.get("valid")
     trains, everywhere = recipe.builder.trains_metrics, recipe.builder.takes_shared_lists
-    shown = sample_of(train, recipe.seed, folder)
     wanted = shown
     if everywhere and not trains:
         wanted = train
@@ -214,7 +277,7 @@ def _through(
         fitted = preprocessed(preprocess, wanted, folder)
     if not everywhere:
         fitted = gather_lists(fitted, folder)
-    if valid is None or (trains and valid.spread is not None):
+    if valid is None or (trains and valid.shared_lists is not None):
         return fitted, None
     if not everywhere:
         valid = gather_lists(sample_of(valid, recipe.seed, folder), folder)
@@ -226,17 +289,20 @@ def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dty
     for name, data in prepared.splits.items():
         if name in prepared.inputs:
             continue
-        if prepared.bank.trained:
+        features = prepared.preprocessed.pop(name, None)
+        if not prepared.bank.trained:
+            with progress_bar(f"distances, {name}", total=data.num_documents) as report:
+                prepared.inputs[name] = compute_distances(
+                    model, data, features=features, cache=cache, dtype=dtype, progress=report
+                )
+        elif features is not None:
+            prepared.inputs[name] = features
+        else:
             views = Views(data.features, prepared.preprocess, model.dtype)
-            prepared.inputs[name] = views
-            if data.spread is None:
-                prepared.inputs[name] = views.of(slice(None), data.offsets)
-            continue
-        with progress_bar(f"distances, {name}", total=data.num_documents) as report:
-            prepared.inputs[name] = compute_distances(model, data, cache=cache, dtype=dtype, progress=report)
+            prepared.inputs[name] = views if data.shared_lists is not None else views.of(slice(None), data.offsets)
 
 
-def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Trained:
+def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Trained:
     """Train Φ in Lightning; the result has the weights that validation kept."""
     module = make_module(prepared, recipe, around.cache)
     splits, settings = prepared.splits, recipe.phi
@@ -249,7 +315,8 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
         **settings.loader,
     )
     measure = Measure.of(recipe.measure)
-    keeper = KeepCheckpoints(around.folder, monitor=f"val/{measure.name}", every_n_steps=around.every_n_steps)
+    monitor = f"val/{measure.name}"
+    keeper = KeepCheckpoints(around.folder, monitor=monitor, every_n_steps=around.every_n_steps, seed=recipe.seed)
     keep, around = _what_validation_sees(module, settings.keep, around)
     log.info("%s", _describe(module, recipe))
     start = _trained_tensors(module)
@@ -272,12 +339,12 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: Surroundings) -> Train
         module.model.phi.policy = _best_policy(module.model, splits.get("valid"), measure)
     kept = keeper.best_epoch if keep == "best" else lightning.current_epoch
     for callback in around.callbacks:
-        if isinstance(callback, Story):
+        if isinstance(callback, LogModel):
             callback.show_kept(lightning, module, kept)
     return Trained(module, keeper, lightning, moved)
 
 
-def _what_validation_sees(module: LGMMLModule, keep: str, around: Surroundings) -> tuple[str, Surroundings]:
+def _what_validation_sees(module: LGMMLModule, keep: str, around: TrainerSettings) -> tuple[str, TrainerSettings]:
     """What to keep, and the callbacks: validation cannot judge weights that new queries do not get."""
     if module.trains_metrics or module.model.phi.policy != "ones" or keep == "last":
         return keep, around
@@ -349,7 +416,7 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
     return module
 
 
-def _make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
+def _make_trainer(around: TrainerSettings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
     """Lightning's trainer."""
     make: Callable[..., pl.Trainer] = pl.Trainer
     settings = _process_settings()
@@ -364,6 +431,24 @@ def _make_trainer(around: Surroundings, keeper: KeepCheckpoints, *, validated: b
     trainer.strategy.checkpoint_io = CheckpointFiles()
     distributed.leave_at_exit()  # Lightning does so for NCCL only
     return trainer
+
+
+def check_precision(trainer: pl.Trainer) -> None:
+    """Try a product and its gradient in the precision of a trainer.
+
+    Raises:
+        ConfigError: the processor cannot compute it.
+    """
+    device = trainer.strategy.root_device
+    values = torch.ones((_TRIED, _TRIED), device=device, requires_grad=True)
+    try:
+        with trainer.precision_plugin.forward_context():
+            torch.autograd.grad((values @ values).sum(), values)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"`trainer.precision` must be one that {device} can compute in, got {trainer.precision!r} ({error}); "
+            "use 32-true"
+        ) from error
 
 
 class _Ranks(TorchElasticEnvironment):

@@ -15,7 +15,7 @@ from research.compare import EXAMPLE_SYSTEMS, NAMES, System, find_system, quiet
 from research.protocol import ExampleFold, Noise, RankingFold, example_fold, noisy_examples, ranking_fold
 from research.store import Job, Record, Store
 from research.systems.base import ExampleSystem
-from research.systems.gmml import LocalGMML
+from research.systems.gmml import LocationGMML
 from research.systems.mlr import RMLR
 
 RANKING_METRICS = ("ndcg@5", "ndcg@10", "ndcg@20", "map")
@@ -119,7 +119,7 @@ def retrieve_with(system: ExampleSystem, fold: ExampleFold) -> Record:
     }  # fmt: skip
     if isinstance(system, RMLR):
         info |= {"cut": system.cut, "converged": system.result.converged, "rounds": len(system.result.history)}
-    if isinstance(system, LocalGMML):
+    if isinstance(system, LocationGMML):
         info |= {"metrics": system.num_regions_used, "validation map": system.bank.valid_map}
     return Record({name: row.tolist() for name, row in values.items()}, info)
 

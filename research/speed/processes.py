@@ -67,7 +67,7 @@ def _stages(found: dict[str, Any], folder: Path, settings: dict[str, Any], rank:
     found |= {"documents": fold.train.num_documents, "MB of features": fold.train.features.nbytes / 1e6}
     boosted = ["local_metrics=boosted", f"local_metrics.rounds={settings['rounds']}", "loader.num_workers=0"]
     bank = _timed(found, "bank", lambda: fit_bank(fold, boosted, 0))
-    sent = fold.train.spread.traffic if fold.train.spread is not None else distributed.Traffic()
+    sent = fold.train.shared_lists.traffic if fold.train.shared_lists is not None else distributed.Traffic()
     found |= {"bank bytes sent": sent.bytes, "bank calls": sent.calls, "columns": bank.bank.metrics.num_features}
     asked = [*TRAINED, f"trainer.max_epochs={settings['epochs']}"]
     start = fit_bank(fold, asked, 0)

@@ -35,8 +35,7 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.batches import TrainingBatches
-from lgmml_torch.training.datamodule import BatchLoader, RankingDataModule
+from lgmml_torch.training.batches import BatchLoader, RankingDataModule, TrainingBatches
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.module import LGMMLModule
 from research.compare import fit_quietly

@@ -15,14 +15,9 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, check_choice, check_positive, check_shape
 from lgmml_torch.functional.distance import local_distances, median_scales
 from lgmml_torch.functional.gmml import gmml, scatter_matrices
+from lgmml_torch.functional.location import location_distances, location_weights
 from lgmml_torch.segments import offsets_from_sizes
-from research.by_example.sets import (
-    ExampleSet,
-    location_distances,
-    location_weights,
-    squared_distances,
-    weighted_scatter,
-)
+from research.by_example.sets import ExampleSet, exponential_weights, squared_distances, weighted_scatter
 from research.systems.base import ExampleSystem, MetricSystem, choose, fitted, grid_points, mean_average_precision
 
 log = logging.getLogger(__name__)
@@ -32,7 +27,7 @@ class GlobalGMML(MetricSystem):
     """One metric for all queries; ``t`` and ``lam`` may be lists.
 
     ``pairs="all"`` takes every training pair (query, relevant) and (query, other). ``"region"`` is the paper's m = 1:
-    the pairs of one sampled region, that of ``LocalGMML(1)`` with the same ``seed``.
+    the pairs of one sampled region, that of ``LocationGMML(1)`` with the same ``seed``.
     """
 
     name = "GMML"
@@ -77,7 +72,8 @@ class LocationBank:
     def weights(self, queries: Tensor) -> Tensor:  # (Q, K)
         """w_r(q)."""
         dists = local_distances(queries, self.anchors, self.factors)
-        return location_weights(dists, self.scales, self.rho, normalise=self.normalise)
+        weigh = location_weights if self.normalise else exponential_weights
+        return weigh(dists, self.scales, self.rho)
 
     def distances(self, queries: Tensor, database: Tensor) -> Tensor:  # (Q, N) squared
         """(q−x)ᵀM(q)(q−x)."""
@@ -85,7 +81,7 @@ class LocationBank:
         return location_distances(queries, database, self.factors, self.weights(queries))
 
 
-class LocalGMML(ExampleSystem):
+class LocationGMML(ExampleSystem):
     """L-GMML for query by example: M(q) = Σᵣ w_r(q)·M_r; a query never seen needs nothing more.
 
     Regions, each with an anchor and a metric:

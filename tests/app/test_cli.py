@@ -127,7 +127,7 @@ def test_trec_runs_rank_every_list(tmp_path: Path, model_file: Path, ids: bool) 
         best = rows[scores[rows].argsort(descending=True, stable=True)]
         assert [line[2] for line in own] == [names[row] for row in best.tolist()]
         assert [int(line[3]) for line in own] == list(range(1, len(rows) + 1))
-        assert {(line[1], line[5]) for line in own} == {("Q0", "my_run")}
+        assert {(line[1], line[5]) for line in own} == {("Q0", "my%20run")}
         np.testing.assert_array_equal(np.array([line[4] for line in own], np.float32), scores[best].numpy())
 
 

@@ -85,6 +85,15 @@ def test_trees(models: tuple[Path, Path], tmp_path: Path, capsys: pytest.Capture
     )
 
 
+def test_models_with_different_rules_for_missing_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for file, rule in zip(files, ("zero", "query-mean"), strict=True):
+        small_model().replace(table={"missing": rule}).save(file)
+    data = write(small_data(), tmp_path, "csv")
+    message = refused(capsys, "compare", *files, data)
+    assert message == "both must be trained with one rule for missing values, got query-mean and zero"
+
+
 def test_documents_that_a_run_lacks_come_last() -> None:
     data = small_data(3)
     names, qids = list(data.doc_ids or ()), [str(qid) for qid in data.qids]

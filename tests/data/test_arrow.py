@@ -93,7 +93,7 @@ def test_row_groups_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for step in [1, 3, 8192]:
         for group in [1, 4, 1000]:
             for shuffled in [False, True]:
-                monkeypatch.setattr(arrow, "STEP", step)
+                monkeypatch.setattr(arrow, "_STEP", step)
                 data = small_data(shuffled=shuffled)
                 with open_source(parquet(tmp_path, table_of(data), row_group_size=group)) as source:
                     for documents in (5, 1, 1000):

@@ -95,7 +95,7 @@ WAYS = pytest.mark.parametrize("way", ["parquet", "arrow", "table"])
 def test_every_layout_in_any_order(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, without in CASES:
         for step in [1, 3, 8192]:
-            monkeypatch.setattr(arrow, "STEP", step)
+            monkeypatch.setattr(arrow, "_STEP", step)
             columns = {name: values for name, values in columns_of(kind).items() if name not in without}
             with open_source(stored(tmp_path, columns, way)) as source:
                 assert isinstance(source, ArrowSource)
@@ -230,7 +230,7 @@ def test_rows_that_are_refused(tmp_path: Path, way: str, monkeypatch: pytest.Mon
                 r"row 4 \(from 1\): column 'v' has 2 features, elsewhere 1",
             ),
         ]:
-            monkeypatch.setattr(arrow, "STEP", step)
+            monkeypatch.setattr(arrow, "_STEP", step)
             with pytest.raises(DataError, match=message), open_source(stored(tmp_path, columns, way)) as source:
                 source.read()
 

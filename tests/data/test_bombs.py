@@ -106,7 +106,7 @@ def test_long_lists_take_memory_by_their_length(measured: dict[str, tuple[str, f
 
 
 def test_limits_stand_where_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "MOST_UNPACKED", 1 << 16)
+    monkeypatch.setattr(source_module, "_MOST_UNPACKED", 1 << 16)
     plain = b"1 qid:1 1:0\n" * 20_000
     (tmp_path / "a.txt").write_bytes(plain)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(plain))
@@ -119,7 +119,7 @@ def test_limits_stand_where_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.savez_compressed(tmp_path / "good.npz", X=rng.random((5_000, 4)), qid=np.zeros(5_000, int))
     with open_source(tmp_path / "good.npz") as source:  # one array alone is above the multiple
         assert source.read().num_documents == 5_000
-    monkeypatch.setattr(text, "MOST_LINE", 1 << 10)
+    monkeypatch.setattr(text, "_MOST_LINE", 1 << 10)
     (tmp_path / "long.txt").write_bytes(b"1 qid:1 1:0\n1 qid:1 " + b"1:0 " * 100_000 + b"\n")
     message = r"long.txt:2: a line must have at most 1,024 bytes, got a longer one"
     with pytest.raises(DataError, match=message), open_source(tmp_path / "long.txt") as source:

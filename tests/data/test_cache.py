@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import CheckpointError, DataWarning
-from lgmml_torch.data.cache import Cache, check_cache, default_folder, from_arrays, resolve, to_arrays
+from lgmml_torch.data.cache import Cache, check_cache, from_arrays, resolve, to_arrays
 from lgmml_torch.data.letor import load_letor
 from lgmml_torch.ragged import RankingData
 
@@ -208,9 +208,9 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LGMML_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert default_folder() == tmp_path / "home" / ".cache" / "lgmml_torch"
+    assert Cache().folder == tmp_path / "home" / ".cache" / "lgmml_torch"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "lgmml_torch"
+    assert Cache().folder == tmp_path / "lgmml_torch"
     monkeypatch.setenv("LGMML_CACHE", str(tmp_path / "mine"))
     store = Cache()
     assert store.folder == tmp_path / "mine"
@@ -274,3 +274,15 @@ def test_two_processes_building_at_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").glob("*.lgc"))) == 8
     assert not any("tmp" in path.name for path in (tmp_path / "cache").rglob("*"))
     assert check_cache(tmp_path / "cache") == []
+
+
+def test_a_file_that_was_just_changed_is_hashed_again(tmp_path: Path) -> None:
+    """A copy may keep the old time of its content: what counts is the later of both times."""
+    file, store = tmp_path / "a", Cache(tmp_path / "cache")
+    file.write_text("1")
+    os.utime(file, (1, 1))
+    first = store.content(file)
+    assert not list(store.folder.glob("*.source"))
+    file.write_text("2")
+    os.utime(file, (1, 1))
+    assert store.content(file) != first

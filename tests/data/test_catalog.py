@@ -148,7 +148,7 @@ def test_layout_with_folds(tmp_path: Path) -> None:
         for ending in ["", ".gz"]:
             folds = {fold: parts_of(fold) for fold in range(1, 6)}
             for fold, parts in folds.items():
-                folder = tmp_path / CATALOG[name].folders[-1] / f"Fold{fold}"
+                folder = tmp_path / CATALOG[name][-1] / f"Fold{fold}"
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
                 for part, data in parts.items():
@@ -165,7 +165,7 @@ def test_layout_with_folds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mslr-sample", "letor"])
 def test_layout_without_folds(name: str, tmp_path: Path) -> None:
     parts = parts_of(0)
-    folder = tmp_path / CATALOG[name].folders[0]
+    folder = tmp_path / CATALOG[name][0]
     folder.mkdir()
     for part, data in parts.items():
         save_letor(data, folder / f"{part}.txt", sparse=True)

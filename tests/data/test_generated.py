@@ -118,8 +118,8 @@ def test_lists_are_those_of_the_rules() -> None:
 def test_sizes_are_log_normal(mean: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """About 120 documents and 1250 at most, unless the constants say otherwise."""
     if mean != 120:
-        monkeypatch.setattr(generated, "MEAN_DOCUMENTS", mean)
-        monkeypatch.setattr(generated, "MAX_DOCUMENTS", most)
+        monkeypatch.setattr(generated, "_MEAN_DOCUMENTS", mean)
+        monkeypatch.setattr(generated, "_MAX_DOCUMENTS", most)
     drawn = np.random.default_rng([7, 0]).lognormal(math.log(mean) - 0.28, 0.75, 20_000)
     wanted = [round(min(max(size, 1), most)) for size in drawn]
     sizes = LetorLike(20_000, 3, seed=7).sizes

@@ -72,7 +72,7 @@ def test_other_ways_to_write_the_same(tmp_path: Path, monkeypatch) -> None:
         gzip.compress,
     ]:
         for block_bytes in [1, 50, 1 << 19]:
-            monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
+            monkeypatch.setattr(letor, "_BLOCK_BYTES", block_bytes)
             assert_same(load(tmp_path, change(GOOD)), load(tmp_path, GOOD))
 
 
@@ -181,7 +181,7 @@ def test_bad_lines(tmp_path: Path, monkeypatch) -> None:
         ("1 qid:é 1:1", "not plain text, found byte 0xc3 at column 7"),
     ]:
         for block_bytes in [1, 1 << 19]:
-            monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
+            monkeypatch.setattr(letor, "_BLOCK_BYTES", block_bytes)
             path = write(tmp_path, GOOD + text.encode() + b"\n" + GOOD)
             cache = tmp_path / "cache"
             with pytest.raises(DataError, match=rf"file\.txt:4: .*{message}"):
@@ -265,7 +265,7 @@ def test_bad_options(tmp_path: Path) -> None:
 
 
 def test_indices_that_keep_rising(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(letor, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(letor, "_BLOCK_BYTES", 1)
     text = "".join(f"0 qid:{i} {i}:{i}\n" for i in range(1, 60))
     assert torch.equal(load(tmp_path, text.encode()).features, torch.diag(torch.arange(1.0, 60)))
     zipped = load(tmp_path, gzip.compress(text.encode()))

@@ -97,7 +97,7 @@ def assert_agrees(path: Path, data: bytes) -> None:
 @pytest.mark.slow
 def test_fuzz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block_bytes in [1, 1 << 19]:
-        monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(letor, "_BLOCK_BYTES", block_bytes)
         for seed in range(1500):
             rng = random.Random(seed)
             assert_agrees(tmp_path / "file.txt", mutate(rng, BASES[seed % len(BASES)]))

@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data import letor, text
 from lgmml_torch.data.letor import (
     LetorSource,
-    check_last,
     find_file,
     load_letor,
     load_letor_splits,
@@ -42,35 +40,30 @@ class TestTextFile:
     def test_blocks_are_whole_lines(self, tmp_path: Path) -> None:
         for zipped in [False, True]:
             for size, wanted in [
-                (1, [(1, 0, b"ab\n"), (2, 3, b"\n"), (3, 4, b"cde\n"), (4, 8, b"f")]),
-                (4, [(1, 0, b"ab\n\n"), (3, 4, b"cde\n"), (4, 8, b"f")]),
-                (5, [(1, 0, b"ab\n\ncde\n"), (4, 8, b"f")]),
-                (100, [(1, 0, b"ab\n\ncde\nf")]),
+                (1, [(1, b"ab\n"), (2, b"\n"), (3, b"cde\n"), (4, b"f")]),
+                (4, [(1, b"ab\n\n"), (3, b"cde\n"), (4, b"f")]),
+                (5, [(1, b"ab\n\ncde\n"), (4, b"f")]),
+                (100, [(1, b"ab\n\ncde\nf")]),
             ]:
                 content = b"ab\n\ncde\nf"
                 (tmp_path / "a").write_bytes(gzip.compress(content) if zipped else content)
                 file = TextFile(tmp_path / "a")
                 assert file.zipped is zipped
                 assert file.size == (tmp_path / "a").stat().st_size
-                found = []
-                for block in file.blocks(size):
-                    if not zipped:
-                        file.texts(np.array([1]), np.array([2]))  # the caller may read elsewhere
-                    found.append(block)
-                assert found == wanted
-                assert list(file.blocks(100)) == [(1, 0, content)]  # once more from the start
+                assert list(file.blocks(size)) == wanted
+                assert list(file.blocks(100)) == [(1, content)]  # once more from the start
                 file.close()
 
     def test_a_mark_of_the_byte_order_is_no_text(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"\xef\xbb\xbfab\n\xef\xbb\xbfc\n")
         file = TextFile(tmp_path / "a")
-        assert list(file.blocks(1)) == [(1, 3, b"ab\n"), (2, 6, b"\xef\xbb\xbfc\n")]
-        assert list(file.blocks(100)) == [(1, 3, b"ab\n\xef\xbb\xbfc\n")]
+        assert list(file.blocks(1)) == [(1, b"ab\n"), (2, b"\xef\xbb\xbfc\n")]
+        assert list(file.blocks(100)) == [(1, b"ab\n\xef\xbb\xbfc\n")]
         file.close()
 
     def test_lines_end_somewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for length in [7, 8, 9, 10, 20]:
-            monkeypatch.setattr(text, "MOST_LINE", 8)
+            monkeypatch.setattr(text, "_MOST_LINE", 8)
             (tmp_path / "a").write_bytes(b"x\n" + b"y" * length + b"\n")
             file = TextFile(tmp_path / "a")
             if length < 9:
@@ -81,23 +74,6 @@ class TestTextFile:
                 with pytest.raises(DataError, match=r"a:2: a line must have at most 8 bytes, got a longer one"):
                     list(file.blocks(3)) if length > 10 else list(file.blocks(1))
             file.close()
-
-    @pytest.mark.parametrize("zipped", [False, True])
-    def test_lines_by_their_places(self, tmp_path: Path, zipped: bool) -> None:
-        content = b"one\ntwo\nthree\nfour"
-        (tmp_path / "a").write_bytes(gzip.compress(content) if zipped else content)
-        file = TextFile(tmp_path / "a")
-        starts, ends = np.array([0, 4, 8, 14]), np.array([4, 8, 14, 18])
-        lines = [b"one\n", b"two\n", b"three\n", b"four\n"]
-        for rows in ([0], [3], [0, 1], [0, 2], [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2, 3]):
-            assert file.texts(starts[rows], ends[rows]) == [lines[row] for row in rows]
-        assert file.zipped is zipped
-        file.unzip()
-        assert not file.zipped
-        assert file.texts(starts, ends) == lines
-        file.unzip()
-        assert file.texts(starts[2:], ends[2:]) == lines[2:]
-        file.close()
 
     def test_standard_input_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Pipe(io.BytesIO):
@@ -118,22 +94,19 @@ class TestTextFile:
         started.read(5)  # somebody has looked already
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(started))
         file = TextFile("-")
-        assert list(file.blocks(100)) == [(1, 0, content)]
+        assert list(file.blocks(100)) == [(1, content)]
         file.close()
 
-    def test_going_back_unpacks_once(self, tmp_path: Path) -> None:
+    def test_lists_in_any_order(self, tmp_path: Path) -> None:
         lines = "".join(f"1 qid:{row} 1:{row}\n" for row in range(1, 6))
         (tmp_path / "a.txt").write_bytes(gzip.compress(lines.encode()))
         with open_source(tmp_path / "a.txt") as source:
-            for query in (1, 2, 2, 4):
+            for query in (1, 2, 2, 4, 3):
                 assert source.only(str(query)).features.item() == query
-                assert source.text.zipped  # type: ignore[attr-defined]
-            assert source.only("3").features.item() == 3
-            assert not source.text.zipped  # type: ignore[attr-defined]
         (tmp_path / "a.txt").write_bytes(gzip.compress(b"1 qid:1 1:1\n1 qid:2 1:2\n1 qid:1 1:3\n"))
         with open_source(tmp_path / "a.txt") as source:
             assert source.only("2").features.item() == 2
-            assert not source.text.zipped  # type: ignore[attr-defined]
+            assert source.only("1").features[:, 0].sort().values.tolist() == [1, 3]
 
     def test_ids(self) -> None:
         assert query_ids([b"1", b"-20", b"0"]) == [1, -20, 0]
@@ -168,8 +141,7 @@ class TestLetor:
                     [([0, 0], 1, 1, ""), ([1, 0], 1, 2, ""), ([2, 3], 1, 3, "")],
                 ),
             ]:
-                monkeypatch.setattr(letor, "BLOCK_BYTES", block)
-                monkeypatch.setattr(letor, "INDEX_BYTES", block)
+                monkeypatch.setattr(letor, "_BLOCK_BYTES", block)
                 for raw in (content, gzip.compress(content)):
                     (tmp_path / "a.txt").write_bytes(raw)
                     for options in (ReadOptions(), ReadOptions(num_features=2)):
@@ -231,7 +203,7 @@ class TestLetor:
             with pytest.raises(DataError, match=rf"got '{'y' * 40}'$"):
                 read_sizes(tmp_path / "q")
 
-    def test_last_lines(self) -> None:
+    def test_last_lines(self, tmp_path: Path) -> None:
         for counts, noted, message in [
             ([3, 2], [True, False], None),
             ([3, 3, 2], [False] * 3, "it has 2 features, all others 3"),
@@ -245,19 +217,24 @@ class TestLetor:
             ([1, 2, 3], [True, False, False], None),
             ([1, 2, 3], [False, True, False], None),
         ]:
+            lines = []
+            for count, comment in zip(counts, noted, strict=True):
+                features = " ".join(f"{index + 1}:1" for index in range(count))
+                lines.append(f"1 qid:1 {features}{' #c' * comment}")
+            (tmp_path / "f").write_text("\n".join(lines))
             if message is None:
-                check_last(np.array(counts), np.array(noted), "f:9")
+                load_letor(tmp_path / "f", cache=False, num_features=9)
                 continue
-            with pytest.raises(DataError, match=rf"^f:9: the last line is cut: {message}$"):
-                check_last(np.array(counts), np.array(noted), "f:9")
+            with pytest.raises(DataError, match=rf"f:{len(lines)}: the last line is cut: {message}$"):
+                load_letor(tmp_path / "f", cache=False, num_features=9)
 
     def test_a_cut_line_is_told_by_whoever_reads_it(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("1 qid:1 1:1 2:1\n1 qid:1 1:1 2:1\n1 qid:2 1:1 2:1\n1 qid:3 1:1")
-        with open_source(tmp_path / "a.txt") as source:
-            assert source.only("1").num_documents == 2
-            assert source.only("2").num_documents == 1
-            with pytest.raises(DataError, match=r"a.txt:4: the last line is cut"):
-                source.only("3")
+        with (
+            open_source(tmp_path / "a.txt") as source,
+            pytest.raises(DataError, match=r"a.txt:4: the last line is cut"),
+        ):
+            source.only("1")
         (tmp_path / "a.txt").write_text("1 qid:1 1:1 2:1\n1 qid:1 1:1 2:1\n1 qid:2 1:1 2:1\n1 qid:3 1:1\n")
         with open_source(tmp_path / "a.txt") as source:
             assert source.only("3").num_documents == 1
@@ -313,7 +290,7 @@ class TestLetor:
                 way(source)
 
     def test_what_is_absent_in_early_rows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(letor, "BLOCK_BYTES", 1)
+        monkeypatch.setattr(letor, "_BLOCK_BYTES", 1)
         (tmp_path / "a.txt").write_text("1 qid:1 1:8\n1 qid:1 1:6 3:2\n0 qid:1 2:4\n")
         data = load_letor(tmp_path / "a.txt", absent="missing", missing="query-mean", cache=False)
         assert in_order(data)[0].tolist() == [[8, 4, 2], [6, 4, 2], [7, 4, 2]]

@@ -72,9 +72,9 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
             found = open_shards(tmp_path / "set", cache=tmp_path / "cache", doc_ids=True)
             assert_same_lists(found, expected)
             assert_same_lists(open_shards(tmp_path / "set", cache=False, doc_ids=True), expected)
-            assert found.spread is not None
-            assert torch.equal(found.spread.sizes, expected.sizes)
-            assert not found.spread.owner.any()
+            assert found.shared_lists is not None
+            assert torch.equal(found.shared_lists.sizes, expected.sizes)
+            assert not found.shared_lists.owner.any()
 
 
 def test_a_data_set_in_memory_and_other_ids(tmp_path: Path) -> None:
@@ -119,16 +119,16 @@ def test_every_list_is_had_once(folder: Path, tmp_path: Path) -> None:
         assert [qid for part in parts for qid in part.qids] == list(data.qids)
         assert torch.cat([part.features for part in parts]).numpy().tobytes() == data.features.numpy().tobytes()
         for rank, part in enumerate(parts):
-            spread = part.spread
-            assert spread is not None
-            assert spread.rank == rank
-            assert torch.equal(spread.sizes, data.sizes)
-            assert torch.equal(spread.owner, parts[0].spread.owner)  # type: ignore[union-attr]
-            assert part.qids == tuple(data.qids[query] for query in spread.own.tolist())
+            shared = part.shared_lists
+            assert shared is not None
+            assert shared.rank == rank
+            assert torch.equal(shared.sizes, data.sizes)
+            assert torch.equal(shared.owner, parts[0].shared_lists.owner)  # type: ignore[union-attr]
+            assert part.qids == tuple(data.qids[query] for query in shared.own.tolist())
             assert torch.equal(
-                spread.own_rows, data.offsets[spread.own].repeat_interleave(part.sizes) + positions(part.offsets)
+                shared.own_rows, data.offsets[shared.own].repeat_interleave(part.sizes) + positions(part.offsets)
             )
-            assert part.features.shape == (len(spread.own_rows), FEATURES)
+            assert part.features.shape == (len(shared.own_rows), FEATURES)
         if world_size < 4:
             sizes = [part.num_documents for part in parts]
             assert max(sizes) - min(sizes) <= 2 * 15
@@ -138,8 +138,8 @@ def test_every_list_is_had_once(folder: Path, tmp_path: Path) -> None:
 
 def own_lists(folder: str) -> dict[str, Any]:
     data = open_shards(folder, cache=False)
-    assert data.spread is not None
-    rows = torch.arange(int(data.spread.sizes.sum()))
+    assert data.shared_lists is not None
+    rows = torch.arange(int(data.shared_lists.sizes.sum()))
     return {"qids": list(data.qids), "all": data.take(data.features, rows)}
 
 
@@ -591,7 +591,7 @@ def test_list_lengths_are_compared_one_by_one(folder: Path) -> None:
 def test_shards_are_read_in_pieces(folder: Path, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few lists a piece has, all of them come, in their order, and what is wrong with the last one is seen."""
     expected, manifest = open_shards(folder, cache=False), read_manifest(folder)
-    monkeypatch.setattr(shards, "VALUES_AT_ONCE", values)
+    monkeypatch.setattr(shards, "_VALUES_AT_ONCE", values)
     found = open_shards(folder, cache=False)
     for name in ("features", "labels", "order", "offsets"):
         assert getattr(found, name).equal(getattr(expected, name))

@@ -237,7 +237,7 @@ def test_odd_but_lawful_letor(tmp_path: Path) -> None:
     np.testing.assert_allclose(features, [[0, 0.1, 0, 0, 0], [2, 0, 0, 0, 0], [3, 0, 0, 0, 4]], rtol=1e-6)
     assert labels.tolist() == [1, 0, 2]
     assert qids == ["b", "a", "b"]
-    assert ids == [("x", "y z"), None]
+    assert ids == [("x", "y z"), ("",)]
 
 
 @BOTH_WAYS

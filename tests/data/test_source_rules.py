@@ -14,15 +14,14 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
-from lgmml_torch.data import source
+from lgmml_torch.data import cache, source
 from lgmml_torch.data.arrays import ArraySource, from_data
-from lgmml_torch.data.cache import Cache
+from lgmml_torch.data.cache import Cache, cached
 from lgmml_torch.data.catalog import load_file, open_dataset
 from lgmml_torch.data.letor import LetorSource, load_letor
 from lgmml_torch.data.source import (
     DataSource,
     ReadOptions,
-    cached,
     check_memory,
     check_unpacked,
     open_file,
@@ -197,15 +196,14 @@ def test_npz_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(file, X=np.array([[object()]]), qid=[1])
     with pytest.raises(DataError, match=r"a.npz: not a readable .npz file: Object arrays cannot be loaded"):
         open_source(file)
-    monkeypatch.setattr(source, "MOST_UNPACKED", 1 << 12)
+    monkeypatch.setattr(source, "_MOST_UNPACKED", 1 << 12)
     np.savez_compressed(file, X=np.zeros((40_000, 2)), qid=np.zeros(40_000, int))
     with pytest.raises(DataError, match=r"a.npz: .* bytes unpack to more than 100 times as many"):
         open_source(file)
 
 
 def test_limits_of_unpacking_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (source.MOST_TIMES, source.MOST_UNPACKED) == (100, 64 * 1024**2)
-    monkeypatch.setattr(source, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(source, "_MOST_UNPACKED", 1000)
     for packed, unpacked in ((1, 1000), (10, 1000), (11, 1100), (20, 2000)):
         check_unpacked("f", packed, unpacked)
         with pytest.raises(DataError, match=rf"^f: {packed} bytes unpack to more than 100 times as many"):
@@ -261,7 +259,7 @@ def test_cached_says_what_it_was_made_of(tmp_path: Path, monkeypatch: pytest.Mon
     assert value(one) == value(one) == 3
     two.write_text("3")
     assert value(one, two) == 4
-    monkeypatch.setattr(source, "PARSER", 99)
+    monkeypatch.setattr(cache, "_PARSER", 99)
     assert value(one, two) == 5
     assert value(one, tmp_path / "gone") == 6
     assert value(one, tmp_path / "gone") == 7  # a file that is not there is for the parser to name

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lgmml_torch.checks import DataError
+from lgmml_torch.data.cache import cached
 from lgmml_torch.data.catalog import load_file
-from lgmml_torch.data.source import cached
 from lgmml_torch.ragged import RankingData
 
 TEXTS = {

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data import svmlight
 from lgmml_torch.data.svmlight import Block, Rules, decimal, parse, parse_block, parse_lines, shown
 
 BARE = Rules(qid=False)
@@ -91,7 +90,7 @@ def test_good_blocks() -> None:
             slow.values, np.array([v for row in rows for v in row.values()], rules.kind), equal_nan=True
         )
         assert slow.comments == comments
-        types = (np.float32, np.int64, np.int64, rules.kind)
+        types = (np.float32, np.int64, np.int64, np.float64)
         assert tuple(a.dtype for a in (slow.labels, slow.counts, slow.index, slow.values)) == types
         assert_same_block(parse_block(text, rules), slow)
         assert_same_block(parse(text, rules, path="f"), slow)
@@ -223,7 +222,6 @@ def test_largest_indices() -> None:
         assert found.index.tolist() == [int("1" * digits)]
     assert parse_block(b"1 qid:1 " + b"1" * 9 + b":1\n", wide) is not None
     assert parse_block(b"1 qid:1 " + b"1" * 10 + b":1\n", wide) is None
-    assert svmlight.MAX_FEATURES == 100_000
     assert Rules() == Rules(True, 1, None, False, np.float32, True, "`num_features` says so")
 
 

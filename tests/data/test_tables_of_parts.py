@@ -12,7 +12,6 @@ import torch
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.catalog import (
-    CATALOG,
     load_file,
     load_parts,
     open_dataset,
@@ -293,9 +292,6 @@ def test_a_name_of_the_catalogue_is_no_folder_here(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path / "here")
     assert_same(open_dataset("letor", tmp_path / "data", cache=False)["train"], inside)
     assert_same(open_dataset("./letor", tmp_path / "data", cache=False)["train"], outside)
-    assert {name: entry.prefix for name, entry in CATALOG.items() if entry.prefix} == {
-        "yahoo1": "set1.", "yahoo2": "set2."
-    }  # fmt: skip
 
 
 def test_a_set_with_a_prefix_has_no_folds(tmp_path: Path) -> None:

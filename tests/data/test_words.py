@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lgmml_torch.categories import OTHER
-from lgmml_torch.checks import DataError
+from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.cache import Cache, from_arrays, to_arrays
 from lgmml_torch.data.catalog import load_file, load_parts, open_table
@@ -103,7 +103,8 @@ def test_a_known_vocabulary_decides(tmp_path: Path) -> None:
         known = {"brand": ["x3", "x2"], "colour": ["red"]}
         with open_source(what, categories=known, feature_names=("brand", "colour", "size")) as source:
             assert source.categories == (("x3", "x2"), ("red",), None)
-            found = source.read()
+            with pytest.warns(DataWarning, match=r"of 5 rows, some have words .*: 'brand' 2, 'colour' 3; they"):
+                found = source.read()
             assert source.feature_names == found.feature_names == ("brand", "colour", "size")
         wanted = [[1, 0, 0.5], [OTHER, OTHER, 1.5], [0, 0, 2.5], [OTHER, OTHER, 3.5], [1, OTHER, 4.5]]
         assert in_order(found)[0].tolist() == wanted
@@ -203,8 +204,10 @@ def test_words_are_part_of_the_key_of_a_table(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "t.csv", index=False)
     cache = tmp_path / "cache"
     open_words = load_file(tmp_path / "t.csv", categories=["colour", "brand"], cache=cache)
-    closed = load_file(tmp_path / "t.csv", categories={"colour": ["red"], "brand": ["x1"]}, cache=cache)
-    other = load_file(tmp_path / "t.csv", categories={"colour": ["blue"], "brand": ["x1"]}, cache=cache)
+    with pytest.warns(DataWarning, match=r"'colour' 3, 'brand' 3"):
+        closed = load_file(tmp_path / "t.csv", categories={"colour": ["red"], "brand": ["x1"]}, cache=cache)
+    with pytest.warns(DataWarning, match=r"'colour' \d, 'brand' 3"):
+        other = load_file(tmp_path / "t.csv", categories={"colour": ["blue"], "brand": ["x1"]}, cache=cache)
     again = load_file(tmp_path / "t.csv", categories=["colour", "brand"], cache=cache)
     assert [part.categories for part in (open_words, closed, other, again)] == [
         WORDS, (("red",), None, ("x1",)), (("blue",), None, ("x1",)), WORDS
@@ -219,12 +222,14 @@ def test_other_parts_have_the_words_of_the_first(tmp_path: Path, ending: str) ->
     for file, part in zip(files.values(), (rows[:2], rows[2:]), strict=True):
         part.to_csv(file, index=False) if ending == "csv" else part.to_parquet(file)
     options: dict[str, Any] = {"categories": ["colour", "brand"], "cache": False}
-    same = load_parts(files, **options)
+    with pytest.warns(DataWarning, match=rf"test.{ending}: of 3 rows, .* training never saw: 'colour' 1, 'brand' 1"):
+        same = load_parts(files, **options)
     assert same["test"].categories == same["train"].categories == (("blue", "red"), None, ("x1", "x2"))
     assert in_order(same["test"])[0].tolist() == [[1, 2.5, OTHER], [OTHER, 3.5, 0], [0, 4.5, 1]]
     own = load_parts(files, same_words=False, **options)
     assert own["test"].categories == WORDS
-    opened = open_table(tmp_path, **options)
+    with pytest.warns(DataWarning, match="training never saw"):
+        opened = open_table(tmp_path, **options)
     assert opened["test"].categories == same["train"].categories
 
 
@@ -244,7 +249,7 @@ def test_too_many_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for kind in ("typed.parquet", "lists.parquet"):
         file = offered(tmp_path, kind)
         with monkeypatch.context() as patch:
-            patch.setattr("lgmml_torch.categories.MOST_WORDS", 2)
+            patch.setattr("lgmml_torch.categories._MOST_WORDS", 2)
             with pytest.raises(DataError, match=rf"{file.name}: column 'colour' must have at most 2 different words"):
                 open_source(file)
 

@@ -10,7 +10,7 @@ import torch
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.fitting.bagged import SEED_STEP, fit_bagged, query_share, score_spread
+from lgmml_torch.fitting.bagged import SEED_STEP, BaggedBuilder, query_share, score_spread
 from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.functional.losses import position_curve
 from lgmml_torch.functional.ranking.measures import mean_ndcg
@@ -37,10 +37,9 @@ def test_the_merged_bank_scores_as_the_mean_of_its_standardised_members(data: li
     train, valid = data
     train = train.replace(positions=torch.arange(train.num_documents) % 4 + 1)
     told: list[tuple[int, int]] = []
-    bag = fit_bagged(
-        train, valid, seed=3, members=3, share=share, on_round=lambda done, info: told.append((done, info.total)),
-        measure="mrr", **SETTINGS,
-    )  # fmt: skip
+    bag = BaggedBuilder(members=3, share=share, **SETTINGS)(
+        train, valid, seed=3, on_round=lambda done, info: told.append((done, info.total)), measure="mrr"
+    )
     seeds = [3, 3 + SEED_STEP, 3 + 2 * SEED_STEP]
     parts = [train if share == 1 else query_share(train, share, seed) for seed in seeds]
     assert len({part.qids for part in parts}) == (1 if share == 1 else 3)
@@ -69,17 +68,17 @@ def test_the_merged_bank_scores_as_the_mean_of_its_standardised_members(data: li
 
 def test_one_member_ranks_as_the_boosted_bank(data: list[RankingData]) -> None:
     train, valid = data
-    alone, bag = fit_boosted(train, seed=1, **SETTINGS), fit_bagged(train, seed=1, members=1, **SETTINGS)
+    alone, bag = fit_boosted(train, seed=1, **SETTINGS), BaggedBuilder(members=1, **SETTINGS)(train, seed=1)
     assert torch.equal(alone.score(valid.features).argsort(), bag.score(valid.features).argsort())
     assert bag.history["best_valid_ndcg"] is None
     assert "position_bias" not in bag.history
-    assert fit_bagged(train, rounds=1, candidates=3).history["members"] > 1
+    assert BaggedBuilder(rounds=1, candidates=3)(train).history["members"] > 1
 
 
 def test_a_bag_is_saved_and_scored_as_one_model(tmp_path: Path) -> None:
     raw = letor_like(12, 6, num_documents=150, seed=4)
     features = list_rank_features()
-    bag = fit_bagged(raw.replace(features=features.fit_transform(raw.features, raw.offsets)), members=2, **SETTINGS)
+    bag = BaggedBuilder(members=2, **SETTINGS)(raw.replace(features=features.fit_transform(raw.features, raw.offsets)))
     assert bag.phi is not None
     model = LGMML(features, bag.metrics, Phi(raw.num_queries, bag.metrics.num_metrics, init=bag.phi))
     model.save(tmp_path / "bag.safetensors")

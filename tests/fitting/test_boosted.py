@@ -128,9 +128,8 @@ class TestFits:
         assert {info.total for info in told} == {12}
         for info in told:
             assert info.num_metrics == len(info.state.learners) <= 4 * info.state.round
-            assert info.best_round == info.state.best_round
         assert told[-1].state.learners.rounds.unique().tolist() == list(range(1, 13))
-        assert bank.history["best_round"] == told[-1].best_round
+        assert bank.history["best_round"] == told[-1].state.best_round
 
     def test_without_validation_all_rounds_are_kept(self, train: RankingData, valid: RankingData) -> None:
         bank = fit_boosted(train, rounds=5, candidates=6, evaluate_every=2)
@@ -452,3 +451,12 @@ class TestWeights:
         ]
         for given, usable in cases:
             assert make_problem(plain.replace(**given), None, BoostConfig(), 0).usable.tolist() == usable
+
+
+def test_the_scores_of_a_state_are_those_of_its_metrics(train: RankingData, valid: RankingData) -> None:
+    """From zero on, of the validation lists, too; lists of a fit are in an order of their own."""
+    last = states(train, valid, **SMALL)[-1].state
+    metrics, phi = last.learners.local_metrics(train.num_features)
+    for data, found in ((train, last.scores), (valid, last.valid_scores)):
+        expected = -metrics.weighted_sum(data.features, phi, "paper").double()
+        torch.testing.assert_close(found.sort().values, expected.sort().values, rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import ConfigError, LGMMLError
-from lgmml_torch.fitting.bagged import BaggedBuilder, fit_bagged
+from lgmml_torch.fitting.bagged import BaggedBuilder
 from lgmml_torch.fitting.bank import Bank, BankBuilder, FunctionBuilder, as_builder, merge_banks
 from lgmml_torch.fitting.boosted import BoostedBuilder, fit_boosted
 from lgmml_torch.fitting.learners import BoostConfig
@@ -78,7 +78,7 @@ TRAINED: list[tuple[dict[str, Any], str]] = [
     ("builder", "door", "table"),
     [
         (BoostedBuilder, fit_boosted, BOOSTED),
-        (BaggedBuilder, fit_bagged, BAGGED),
+        (BaggedBuilder, None, BAGGED),
         (SampledBuilder, fit_sampled, SAMPLED),
         (TrainedBuilder, start_trained, TRAINED),
     ],
@@ -89,10 +89,34 @@ def test_settings_are_refused_when_a_builder_is_made(
     for settings, message in table:
         with pytest.raises(LGMMLError, match=message):
             builder(**settings)
-        with pytest.raises(LGMMLError, match=message):
-            door(make(0, queries=2), **settings)
+        if door is not None:
+            with pytest.raises(LGMMLError, match=message):
+                door(make(0, queries=2), **settings)
     with pytest.raises(ConfigError, match=f"`kernl` is no setting of {builder.kind} metrics; did you mean 'kernel'"):
         builder.of(kernl="rbf")
+
+
+ABLE = {
+    BoostedBuilder: {"grows", "takes_measure", "takes_positions", "takes_shared_lists", "resumes"},
+    BaggedBuilder: {"takes_measure", "takes_positions"},
+    SampledBuilder: set(),
+    TrainedBuilder: {"trains_metrics", "takes_shared_lists"},
+    FunctionBuilder: set(),
+}
+
+
+def test_builders_say_what_they_can_do_and_refuse_the_rest() -> None:
+    for cls, able in ABLE.items():
+        builder = FunctionBuilder(fit_sampled) if cls is FunctionBuilder else cls()
+        names = ("trains_metrics", "grows", "takes_measure", "takes_positions", "takes_shared_lists", "resumes")
+        assert {name for name in names if getattr(builder, name)} == able
+        for argument, name in (("start", "grows"), ("measure", "takes_measure"), ("resume", "resumes")):
+            builder.check_call(**{argument: None})
+            if name not in able:
+                with pytest.raises(ConfigError, match=f"`{argument}` does not apply to {cls.kind or 'these'} metrics"):
+                    builder.check_call(**{argument: "ndcg"})
+        if "takes_measure" in able:
+            builder.check_call(measure="ndcg")
 
 
 def test_counts_and_sizes_of_steps_are_bounded() -> None:

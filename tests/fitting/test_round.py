@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lgmml_torch.fitting.boosted import initial_state, one_round
 from lgmml_torch.fitting.learners import BoostConfig, Learners
 from lgmml_torch.fitting.round import (
     LEAST_SCATTER,
@@ -341,6 +342,20 @@ class TestSubspaces:
             F = subspace_factors(values, ones, 1 - ones, torch.tensor([0, 6]), BoostConfig(lam=0.0, t=t))
             torch.testing.assert_close(F[0] @ F[0].mT, size * torch.eye(2).double(), rtol=1e-4, atol=0)
         assert 0 < LEAST_SCATTER < 0.01
+
+
+def test_a_round_searches_among_few_documents_and_weighs_on_more(data: RankingData) -> None:
+    config = BoostConfig(cap=40, phi_cap=200, rounds=3, evaluate_every=3)
+    problem = make_problem(data, None, config, 5)
+    found = one_round(initial_state(problem), problem).learners
+    generator = round_generator(5, 0)
+    few, wide = draw_bag(problem, torch.zeros(240), generator)
+    assert len(few.gradients) < len(wide.gradients)
+    want = find_learners(few, wide, None, config, generator)
+    assert len(want) > 0
+    assert torch.equal(found.anchors, want.anchors)
+    assert torch.equal(found.phi, want.phi)
+    assert found.rounds.tolist() == [1] * len(want)
 
 
 def test_the_prior_comes_from_the_first_gradients(data: RankingData) -> None:

@@ -22,7 +22,7 @@ from lgmml_torch.segments import segment_min
 from lgmml_torch.training.callbacks import OneCycle
 from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, Warp
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.recipe import PhiSettings, Recipe, Surroundings
+from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings
 from lgmml_torch.training.stages import Trained, prepare, train_phi
 from tests.reference import boosting as naive
 
@@ -196,7 +196,7 @@ def fit(
     )
     bank = TrainedBuilder(num_metrics=16, rank=4, start=start)
     recipe = Recipe(list_rank_features, bank, phi=settings, seed=seed)
-    return train_phi(prepare(splits, recipe), recipe, Surroundings(folder, {"max_epochs": epochs}))
+    return train_phi(prepare(splits, recipe), recipe, TrainerSettings(folder, {"max_epochs": epochs}))
 
 
 class TestTraining:

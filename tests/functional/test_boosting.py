@@ -210,3 +210,12 @@ def test_nonnegative_solve_agrees_with_the_best_subset() -> None:
         np.testing.assert_allclose(
             nonnegative_solve(A, b).numpy(), naive.nonnegative_solve(A.numpy(), b.numpy()), rtol=1e-7, atol=1e-9
         )
+
+
+def test_a_kernel_that_never_varies_gets_no_weight() -> None:
+    rows = NewtonRows(torch.tensor([1.0, -1.0, 2.0]), torch.ones(3), torch.tensor([0, 3]))
+    kernels = torch.tensor([[0.5, 0.1], [0.5, 0.9], [0.5, 0.1]])
+    both, alone = rows.weights(kernels), rows.weights(kernels[:, 1:])
+    assert both[0] == 0
+    assert float(both[1]) == pytest.approx(float(alone), rel=1e-6)
+    assert float(alone) > 0

@@ -106,9 +106,9 @@ class TestSummaries:
         with pytest.warns(UserWarning, match="nearly constant within 50% of the lists"):
             assert score.warn_if_degenerate(scores, torch.tensor([0, 2, 4]), share=0.4) == 0.5
 
-    def test_the_share_beyond_one_is_counted_in_blocks_too(self) -> None:
+    def test_the_share_beyond_one(self) -> None:
         dists = torch.tensor([[0.5, 1.0], [1.5, 3.0], [1.0, 0.0], [2.0, 0.1]])
-        assert [score.share_beyond_turning_point(dists, chunk_rows=rows) for rows in (1, 3, 9)] == [3 / 8] * 3
+        assert score.share_beyond_turning_point(dists) == 3 / 8
 
 
 class TestAnchors:
@@ -249,7 +249,7 @@ class TestDraws:
     def test_the_margin_itself_is_no_violation(self) -> None:
         found = warp.warp_loss(t(1, 1), torch.tensor([[0.5], [0.625]]), torch.tensor([4, 4]), margin=0.5)
         assert found.violator.tolist() == [-1, 0]
-        assert found.loss.tolist() == pytest.approx([0.0, float(warp.rank_weight(4)) * 0.125])
+        assert found.loss.tolist() == pytest.approx([0.0, float(warp.rank_weight_table(4)[4]) * 0.125])
 
 
 class TestBlocks:
@@ -482,3 +482,6 @@ def test_a_pooled_scatter_without_pairs_is_zero() -> None:
     every = torch.tensor([0, 1, 2])
     S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)
     assert (S.item(), D.item()) == (0.0, 4.0)
+    nothing = torch.zeros(0, dtype=torch.long), torch.zeros(3, dtype=torch.long)
+    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 4]), *nothing)
+    assert (S.item(), D.item()) == (4.0, 0.0)

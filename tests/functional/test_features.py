@@ -9,11 +9,14 @@ from hypothesis.extra import numpy as hnp
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.functional.features import (
+    block_moments,
+    block_ranges,
     interpolate_knots,
     list_ids,
     list_rank_percentiles,
     mid_rank_knots,
     pad_knots,
+    ramp_knots,
 )
 from lgmml_torch.segments import offsets_from_sizes, segment_ids
 from tests.reference import preprocess as reference
@@ -45,7 +48,7 @@ def test_rank_percentiles_of_several_blocks_match_loops(generator: torch.Generat
     x = torch.randn(int(sizes.sum()), 3, generator=generator).mul(50).round()  # ties
     offsets = offsets_from_sizes(sizes)
     expected = reference.per_list(x.numpy(), offsets.numpy(), reference.rank_percentile)
-    for budget in (None, 4000):
+    for budget in (131_072, 4000):
         got = list_rank_percentiles(x, offsets, max_elements=budget)
         torch.testing.assert_close(got.double(), torch.from_numpy(expected), atol=1e-7, rtol=1e-6)
 
@@ -119,3 +122,98 @@ def test_thinned_knots_keep_the_promised_bound() -> None:
             assert miss.max() < 1 / (max_knots // 2 - 1)
             assert values[0] == sample.min()
             assert values[-1] == sample.max()
+
+
+def moments(x: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and deviation of the columns of ``x``, whose rows come in blocks of these sizes."""
+    blocks = x.split(sizes)
+    return block_moments(blocks, len(x), block_ranges(blocks, x[0]))
+
+
+def test_moments_are_those_of_float64_whatever_the_scale(generator: torch.Generator) -> None:
+    x = torch.randn(500, 6, generator=generator, dtype=torch.float64)
+    x[:, 1] = x[:, 1] * 1e-12 + 5.0
+    x[:, 2] *= 1e300
+    x[:, 3] = 1e16
+    x[:, 4] = torch.sign(x[:, 4] - 2) * 1.7e308
+    x[:, 5] = x[:, 5].exp() * 1e-300
+    mean, deviation = moments(x, [1, 199, 300])
+    wide = x.numpy().astype(np.longdouble)
+    np.testing.assert_allclose(mean.numpy(), wide.mean(0).astype(float), rtol=1e-12, atol=0)
+    np.testing.assert_allclose(deviation.numpy(), wide.std(0).astype(float), rtol=1e-3, atol=0)
+    np.testing.assert_allclose(deviation[[0, 2, 4, 5]].numpy(), wide.std(0)[[0, 2, 4, 5]].astype(float), rtol=1e-11)
+    assert deviation[3] == 0
+    assert mean[3] == 1e16
+
+
+def test_moments_do_not_depend_on_the_order_of_rows_or_blocks(generator: torch.Generator) -> None:
+    x = torch.randn(300, 4, generator=generator) * torch.tensor([1.0, 1e-20, 1e20, 3.0])
+    first = moments(x, [300])
+    for sizes in ([1] * 300, [150, 150], [299, 1]):
+        shuffled = x[torch.randperm(300, generator=generator)]
+        for found, expected in zip(moments(shuffled, sizes), first, strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_ranges_of_processes_are_put_together() -> None:
+    """What is in the hands of one process is combined with what others found, before anything is refused."""
+    others = {"min": torch.tensor([-4.0]), "max": torch.tensor([10.0])}
+    asked = []
+
+    def combine(values: torch.Tensor, how: str) -> torch.Tensor:
+        asked.append(how)
+        if values.dim() == 0:  # whether all is finite
+            return values
+        return {"min": torch.minimum, "max": torch.maximum}[how](values, others[how].double())
+
+    middle, half = block_ranges([torch.tensor([[1.0], [3.0]])], torch.zeros(1), combine)
+    assert (middle.item(), half.item()) == (3.0, 7.0)
+    assert asked == ["min", "min", "max"]
+    nothing = block_ranges([], torch.zeros(1), combine)
+    assert (nothing[0].item(), nothing[1].item()) == (3.0, 7.0)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        with pytest.raises(LGMMLError, match="`features` must be finite"):
+            block_ranges([torch.tensor([[bad], [1.0]])], torch.zeros(1))
+
+
+def test_ramps_end_at_quantiles_and_at_the_commonest_value() -> None:
+    rng = np.random.default_rng(3)
+    column = rng.normal(size=1001).astype(np.float32)
+    found = ramp_knots(column, 4)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.sort(column)[[0, 250, 500, 750, 1000]])
+    column[:400] = 7.0  # more than a quarter
+    rest = np.sort(column[400:])
+    np.testing.assert_array_equal(ramp_knots(column, 4), np.sort([*rest[[0, 200, 400, 600]], 7.0]).astype(np.float32))
+    few = np.array([1.0, 1.0, 2.0, 5.0, 5.0])
+    np.testing.assert_array_equal(ramp_knots(few, 2), [1.0, 2.0, 5.0])
+    np.testing.assert_array_equal(ramp_knots(np.array([1.0, 2.0, 3.0, 4.0]), 2), [1.0, 2.0, 4.0])
+    # A value that has just its share is no commoner than the others.
+    np.testing.assert_array_equal(ramp_knots(np.array([0.0, 0.0, 1.0, 2.0]), 2), [0.0, 1.0, 2.0])
+
+
+def test_tables_of_knots_are_as_wide_as_a_power_of_two() -> None:
+    columns = [np.array([1.0, 2.0, 3.0]), np.array([5.0])]
+    assert pad_knots(columns, torch.float64).tolist() == [[1.0, 2.0, 3.0, 3.0], [5.0] * 4]
+    assert pad_knots([np.arange(4.0)], torch.float64).tolist() == [[0.0, 1.0, 2.0, 3.0]]
+    assert pad_knots([np.arange(1.0)], torch.float32).dtype == torch.float32
+    assert pad_knots([], torch.float32).shape == (0, 1)
+
+
+class _Views(torch.nn.Module):
+    """Both views of a feature, as preprocessing exports them."""
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        knots, levels = torch.tensor([[0.0, 1.0, 2.0, 4.0]] * 2), torch.tensor([[0.0, 0.5, 0.75, 1.0]] * 2)
+        return torch.cat([list_rank_percentiles(x, offsets), interpolate_knots(x, knots, levels)], dim=1)
+
+
+def test_exported_views_take_lists_of_any_length(generator: torch.Generator) -> None:
+    def lists(*sizes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(sum(sizes), 2, generator=generator).mul(3).round(), offsets_from_sizes(torch.tensor(sizes))
+
+    any_rows, any_lists = torch.export.Dim("rows", min=2), torch.export.Dim("lists", min=2)
+    exported = torch.export.export(_Views(), lists(4, 3), dynamic_shapes=({0: any_rows}, {0: any_lists})).module()
+    for sizes in ((4, 3), (1, 0, 9, 2), (30,)):
+        data = lists(*sizes)
+        torch.testing.assert_close(exported(*data), _Views()(*data))

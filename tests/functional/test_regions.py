@@ -233,30 +233,23 @@ def test_the_norm_decides_the_order() -> None:
 
 def test_extrapolated_anchors_equal_the_loop() -> None:
     for seed in range(4):
-        for given in [False, True]:
-            features, labels, offsets = ragged(seed)
-            regions = draw(labels, offsets, seed=seed)
-            F = torch.randn(len(regions), 3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-            real = choose_anchors(features, labels, offsets, regions, F)
-            alphas = (0.0, 0.5, 2.0)
-            queries = usable_queries(labels, offsets).nonzero()[:, 0] if given else None
-            moved = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=alphas, queries=queries)
-            groups, lows = (
-                parts(regions.queries, regions.query_offsets),
-                parts(regions.negatives, regions.negative_offsets),
-            )
-            for r in range(len(regions)):
-                judged = groups[r] if queries is None else queries.tolist()
-                away = features[int(real.rows[r])] - features[lows[r]].mean(dim=0)
-                places = [features[int(real.rows[r])] + a * away for a in alphas]
-                tried = [
-                    reference.quality(p, int(real.rows[r]), features, labels, offsets, judged, F[r], 10) for p in places
-                ]
-                best = reference.first_best(tried)
-                torch.testing.assert_close(moved.points[r], places[best])
-                assert float(moved.alpha[r]) == alphas[best]
-                assert float(moved.ndcg[r]) == pytest.approx(tried[best], nan_ok=True)
-            assert torch.equal(moved.rows, real.rows)
+        features, labels, offsets = ragged(seed)
+        regions = draw(labels, offsets, seed=seed)
+        F = torch.randn(len(regions), 3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        real = choose_anchors(features, labels, offsets, regions, F)
+        alphas = (0.0, 0.5, 2.0)
+        moved = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=alphas)
+        groups = parts(regions.queries, regions.query_offsets)
+        lows = parts(regions.negatives, regions.negative_offsets)
+        for r in range(len(regions)):
+            row = int(real.rows[r])
+            places = [features[row] + a * (features[row] - features[lows[r]].mean(dim=0)) for a in alphas]
+            tried = [reference.quality(p, row, features, labels, offsets, groups[r], F[r], 10) for p in places]
+            best = reference.first_best(tried)
+            torch.testing.assert_close(moved.points[r], places[best])
+            assert float(moved.alpha[r]) == alphas[best]
+            assert float(moved.ndcg[r]) == pytest.approx(tried[best], nan_ok=True)
+        assert torch.equal(moved.rows, real.rows)
 
 
 def test_extrapolation_never_ranks_worse_than_the_real_document() -> None:
@@ -264,24 +257,13 @@ def test_extrapolation_never_ranks_worse_than_the_real_document() -> None:
     regions = draw(labels, offsets, count=20)
     F = torch.eye(3).expand(len(regions), 3, 3)
     real = choose_anchors(features, labels, offsets, regions, F)
-    moved = extrapolate_anchors(features, labels, offsets, regions, F, real)
+    moved = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=(0.0, 0.5, 1.0, 2.0, 4.0))
     fine = ~real.ndcg.isnan()
     assert (moved.ndcg >= real.ndcg - 1e-12)[fine].all()
     assert (moved.alpha > 0).any()
     still = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=(0.0,))
     assert torch.equal(still.points, real.points)
     torch.testing.assert_close(still.ndcg, real.ndcg, equal_nan=True)
-
-
-def test_judging_on_no_query_keeps_the_first_alpha() -> None:
-    features, labels, offsets = ragged(2)
-    regions = draw(labels, offsets)
-    F = torch.eye(3).expand(len(regions), 3, 3)
-    real = choose_anchors(features, labels, offsets, regions, F)
-    none = torch.zeros(0, dtype=torch.long)
-    moved = extrapolate_anchors(features, labels, offsets, regions, F, real, queries=none)
-    assert torch.equal(moved.points, real.points)
-    assert moved.ndcg.isnan().all()
 
 
 def test_no_regions() -> None:
@@ -291,7 +273,7 @@ def test_no_regions() -> None:
     features, labels, offsets = torch.zeros(0, 3), torch.zeros(0), torch.tensor([0])
     found = choose_anchors(features, labels, offsets, regions, torch.zeros(0, 3, 3))
     assert found.points.shape == (0, 3)
-    again = extrapolate_anchors(features, labels, offsets, regions, torch.zeros(0, 3, 3), found)
+    again = extrapolate_anchors(features, labels, offsets, regions, torch.zeros(0, 3, 3), found, alphas=(0.0,))
     assert again.points.shape == (0, 3)
 
 
@@ -334,4 +316,4 @@ def test_errors_name_argument_rule_and_value(generator: torch.Generator) -> None
         extrapolate_anchors(x, y, o, regions, F, real, alphas=(0.0, math.inf))
     short = Anchors(real.points[:1], real.rows, real.ndcg, real.alpha)
     with pytest.raises(LGMMLError, match=r"`anchors.points` must have shape \(2, 2\), got \(1, 2\)"):
-        extrapolate_anchors(x, y, o, regions, F, short)
+        extrapolate_anchors(x, y, o, regions, F, short, alphas=(0.0,))

@@ -90,7 +90,7 @@ def test_kernel_values() -> None:
 
 def test_share_beyond_the_turning_point() -> None:
     dists = torch.tensor([[0.5, 1.0, 1.5], [2.0, 0.1, 1.01]])
-    assert share_beyond_turning_point(dists, chunk_rows=1) == 0.5
+    assert share_beyond_turning_point(dists) == 0.5
     assert math.isnan(share_beyond_turning_point(dists[:0]))
 
 

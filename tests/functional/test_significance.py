@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.significance import bootstrap_interval, compare, compare_groups, holm, randomisation_test
+from lgmml_torch.functional.significance import bootstrap_interval, compare, holm, randomisation_test
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -85,40 +85,6 @@ def test_pairing_sees_a_small_steady_gain_that_two_intervals_would_not() -> None
     assert alone.low < float(b.mean()) < alone.high
 
 
-def test_groups_are_the_mean_of_sets_resampled_within_each() -> None:
-    """Against a loop that draws the same queries and averages by hand."""
-    groups = [tuple(torch.rand(2, count, generator=seeded(count), dtype=torch.float64)) for count in (5, 40, 11)]
-    groups[1][0][3] = groups[2][1][0] = math.nan
-    found = compare_groups(groups, generator=seeded(7), resamples=200)
-    generator, by_set = seeded(7), []
-    for a, b in groups:
-        gaps = [float(x - y) for x, y in zip(a, b, strict=True) if not (x.isnan() or y.isnan())]
-        draws = torch.randint(len(gaps), (200, len(gaps)), generator=generator).tolist()
-        by_set.append((sum(gaps) / len(gaps), [sum(gaps[i] for i in draw) / len(gaps) for draw in draws]))
-    means = sorted(sum(draws[i] for _, draws in by_set) / 3 for i in range(200))
-    assert found.mean == pytest.approx(sum(mean for mean, _ in by_set) / 3)
-    assert found.low == pytest.approx(means[4] + 0.975 * (means[5] - means[4]))  # place .025·199 = 4.975
-    assert found.high == pytest.approx(means[194] + 0.025 * (means[195] - means[194]))
-    assert (found.counted, found.skipped) == (54, 2)
-
-
-def test_one_group_is_the_paired_comparison() -> None:
-    a, b = torch.rand(2, 30, generator=seeded(), dtype=torch.float64)
-    found, expected = compare_groups([(a, b)], generator=seeded(1)), compare(a, b, generator=seeded(1)).difference
-    assert (found.low, found.mean, found.high) == pytest.approx((expected.low, expected.mean, expected.high))
-    assert (found.confidence, found.counted, found.skipped) == (0.95, 30, 0)
-
-
-def test_groups_refuse() -> None:
-    for groups, message in [
-        ([], r"`groups` must hold at least one data set, got none"),
-        ([(torch.zeros(2), torch.zeros(3))], r"`groups\[0\]\[1\]` must have shape \(2,\), got \(3,\)"),
-        ([(torch.tensor([math.nan]), torch.zeros(1))], r"`groups\[0\]` must hold at least one query"),
-    ]:
-        with pytest.raises(LGMMLError, match=message):
-            compare_groups(groups, generator=seeded())
-
-
 GOOD = torch.tensor([0.1, 0.2])
 
 
@@ -179,3 +145,16 @@ def test_holm_by_its_definition() -> None:
     assert holm([0.5, 0.5]) == [1.0, 1.0]
     with pytest.raises(LGMMLError, match=r"`p_values` must lie in \[0, 1\], got 1\.5"):
         holm([0.1, 1.5])
+
+
+def test_many_resamples_are_drawn_some_at_a_time() -> None:
+    """More draws than are held at once are the draws of one generator all the same."""
+    values = torch.rand(1000, generator=seeded(), dtype=torch.float64)
+    generator, means = seeded(5), []
+    for _ in range(10_000):
+        means.append(values[torch.randint(1000, (1000,), generator=generator)].mean())
+    low, high = torch.quantile(torch.stack(means), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    found = bootstrap_interval(values, generator=seeded(5))
+    assert (found.low, found.high) == pytest.approx((low, high))
+    far = randomisation_test(values, values.flip(0) * 0.999, generator=seeded(5))
+    assert far * 10_001 == pytest.approx(round(far * 10_001))

@@ -284,3 +284,16 @@ def test_errors_name_the_argument_the_rule_and_the_value(A: Tensor, B: Tensor, o
 def test_cholesky_errors(A: Tensor, message: str) -> None:
     with pytest.raises(LGMMLError, match=message):
         cholesky_jittered(A)
+
+
+def test_each_singular_member_gets_jitter_of_its_own_scale() -> None:
+    """Two of four members fail, a million apart; the others are returned as torch computes them."""
+    ones = torch.ones(3, 3, dtype=torch.float64)
+    fine = 2 * torch.eye(3, dtype=torch.float64) + ones
+    A = torch.stack([fine, ones, 1e6 * fine, 1e6 * ones])
+    with pytest.warns(NumericsWarning, match="added up to .* to the diagonal of 2 of 4 matrices"):
+        L = cholesky_jittered(A)
+    assert torch.equal(L[[0, 2]], torch.linalg.cholesky(A[[0, 2]]))
+    added = (L @ L.mT - A).diagonal(dim1=-2, dim2=-1)
+    assert 0 < float(added[1].max()) <= 1e-14
+    assert 0 < float(added[3].max()) <= 1e-8

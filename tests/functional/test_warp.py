@@ -17,7 +17,6 @@ from lgmml_torch.functional.warp import (
     list_draws_from_uniforms,
     negative_table,
     rank_estimate,
-    rank_weight,
     rank_weight_table,
     sample_list_draws,
     sample_triplets,
@@ -60,9 +59,7 @@ def gradient(draws: Draws, scores: Tensor, kappa: Tensor) -> Tensor:
 def test_rank_weight_equals_the_sum() -> None:
     ranks = torch.tensor([[0, 1, 2], [7, 30, 3]])
     expected = torch.tensor([[reference.rank_weight(int(k)) for k in row] for row in ranks], dtype=torch.float64)
-    torch.testing.assert_close(rank_weight(ranks), expected)
     torch.testing.assert_close(rank_weight_table(30)[ranks], expected)
-    assert rank_weight(torch.zeros(0, dtype=torch.long)).shape == (0,)
 
 
 def test_rank_estimate_is_a_floor_and_at_least_one() -> None:
@@ -321,8 +318,6 @@ def test_errors_name_argument_rule_and_value() -> None:
         warp_loss(pos * torch.nan, neg, count, margin=1)
     with pytest.raises(LGMMLError, match=r"`neg_scores` must be finite, got nan"):
         warp_loss(pos, neg * torch.nan, count, margin=1)
-    with pytest.raises(LGMMLError, match=r"`k` must be at least 0, got -1"):
-        rank_weight(-1)
     with pytest.raises(LGMMLError, match=r"`max_rank` must be at least 0, got -1"):
         rank_weight_table(-1)
     with pytest.raises(LGMMLError, match=r"`draws` must be at least 1, got 0"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.checks import DataError, DataWarning, LGMMLError
 from lgmml_torch.models.encode import (
     CategoryEncoder,
     CategorySettings,
@@ -174,7 +174,8 @@ class TestEncode:
         turned = new.features.clone()
         turned[:, 0] = torch.where(turned[:, 0] >= 0, 3 - turned[:, 0], -1)
         other = new.replace(features=turned, categories=(COLOURS[::-1], None, BRANDS))
-        assert torch.equal(encoder.encode(other).features, encoder.encode(new).features)
+        with pytest.warns(DataWarning, match="missing or that training never saw"):
+            assert torch.equal(encoder.encode(other).features, encoder.encode(new).features)
         assert torch.equal(encoder.encode_training(other).features, encoder.encode_training(new).features)
 
     def test_other_features_are_refused(self) -> None:
@@ -255,9 +256,12 @@ class TestModels:
         data = lists()
         model = words_model(data)
         expected = {"num_features": 3, "feature_names": NAMES, "categories": {"colour": COLOURS, "brand": BRANDS}}
-        assert model.reading == expected
+        unsaid = {"missing": "error", "absent": "zero"}
+        assert model.reading == {**expected, **unsaid}
         plain = LGMML(model.preprocess, model.metrics, model.phi)
-        assert plain.reading == {"num_features": 5, "feature_names": None, "categories": {}}
+        assert plain.reading == {"num_features": 5, "feature_names": None, "categories": {}, **unsaid}
+        told = plain.replace(table={"missing": "zero", "absent": "missing"}).reading
+        assert (told["missing"], told["absent"]) == ("zero", "missing")
 
     def test_names_must_be_the_columns_of_the_encoder(self) -> None:
         model = words_model(lists())

@@ -19,6 +19,7 @@ from lgmml_torch.models.preprocess.compose import Chain, Concat, all_views, list
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
+    KeepColumns,
     ListMinMax,
     ListStandardize,
     Norm2,
@@ -78,6 +79,7 @@ def session(model: LGMML, folder: Path, **options):
 PREPROCESSINGS = {
     "paper": lambda: Chain([Norm2()]),
     "all_views": all_views,
+    "no room for ramps": lambda: Chain([KeepColumns([0, 2, 3]), all_views(max_columns=1)]),
     "mixed": lambda: Concat(
         [
             Chain([SignedLog1p(), Standardize(), Clip(3.0)]),

@@ -23,6 +23,7 @@ from lgmml_torch.models.preprocess.compose import (
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
+    KeepColumns,
     ListMinMax,
     ListRank,
     ListStandardize,
@@ -54,6 +55,7 @@ CASES = {
     "concat": lambda: Concat([Quantile(), ListRank(), Chain([RemoveConstant(), PCA()])]),
     "list_rank_features": list_rank_features,
     "ramps": lambda: Ramps(4),
+    "kept columns": lambda: KeepColumns([1]),
     "all_views": all_views,
 }
 every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
@@ -94,6 +96,7 @@ def test_steps_match_their_definitions() -> None:
             SignedLog1p(): np.sign(b) * np.log(1 + np.abs(b)),
             Clip(0.5): np.clip(b, -0.5, 0.5),
             RemoveConstant(): b[:, [0, 1, 3, 4, 5]],
+            KeepColumns([4, 1, 4]): b[:, [1, 4]],
             Quantile(): reference.quantiles(a, b),
             Ramps(3): reference.ramps(a, b, 3),
             Ramps(7): reference.ramps(a, b, 7),
@@ -114,6 +117,17 @@ def test_rank_gauss_has_normal_quantiles_at_the_training_values() -> None:
     u = (torch.arange(99.0) + 0.5) / 99
     torch.testing.assert_close(z, torch.special.ndtri(u.clamp(0.1, 0.9)), atol=1e-5, rtol=1e-5)
     assert z[49] == 0
+
+
+def test_ramps_keep_within_a_number_of_columns() -> None:
+    """Three views of each feature come first; then as many ramps as there is room for."""
+    x, offsets = torch.rand(300, 20), torch.tensor([0, 100, 300])
+    for limit, ramps in ((None, 6), (500, 6), (179, 5), (100, 2), (80, 1), (79, 0), (20, 0), (1, 0)):
+        views = all_views(max_columns=limit).fit(x, offsets)
+        assert views.num_features_out == (3 + ramps) * 20
+        again = build_preprocess(json.loads(json.dumps(views.spec())))
+        again.load_state_dict(views.state_dict())
+        assert again(x, offsets).equal(views(x, offsets))
 
 
 def test_ramps_of_a_feature_add_up_to_where_it_lies() -> None:

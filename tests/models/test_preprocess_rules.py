@@ -15,6 +15,7 @@ from lgmml_torch.models.preprocess.compose import Chain, Concat, all_views, buil
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
+    KeepColumns,
     ListMinMax,
     ListStandardize,
     Norm2,
@@ -30,6 +31,9 @@ from tests.models.test_preprocess import every_case, lists
 def test_bounds_are_named() -> None:
     for build, message in [
         (lambda: all_views(ramps=-1), "`ramps` must be at least 0, got -1"),
+        (lambda: all_views(max_columns=0), "`max_columns` must be positive, got 0"),
+        (lambda: KeepColumns([]), r"`columns` must name at least one feature, counted from 0, got \[\]"),
+        (lambda: KeepColumns([3, -1]), r"`columns` must name at least one feature, .* got \[3, -1\]"),
         (lambda: Ramps(0), "`count` must be positive, got 0"),
         (lambda: Quantile(max_knots=4.5), "`max_knots` must be a whole number, got 4.5"),
         (lambda: Quantile(tail="thin"), "`tail` must be a number, got 'thin'"),

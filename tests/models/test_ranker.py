@@ -178,7 +178,7 @@ def test_policies_can_be_switched() -> None:
     model, data = make_model("per_query"), make_data(3)
     scores = {policy: model.score(data, policy=policy) for policy in ("ones", "mean", "knn")}
     assert not torch.allclose(scores["ones"], scores["mean"])
-    with pytest.raises(LGMMLError, match="`policy` must be one of 'ones', 'mean', 'knn', got 'shared'"):
+    with pytest.raises(LGMMLError, match="`policy` must be one of 'mean', 'knn', 'amortized', 'ones', got 'shared'"):
         model.score(data, policy="shared")
 
 

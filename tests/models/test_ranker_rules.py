@@ -113,7 +113,7 @@ class TestIdle:
         model = small_model()
         empty = LGMML(model.preprocess, model.metrics, Phi(0, 7, mode="per_query"))
         assert empty.without_idle("mean") is empty
-        assert torch.isfinite(empty.score(small_data())).all()
+        assert torch.isfinite(empty.score(small_data(), policy="ones")).all()
 
     def test_metrics_in_training_count_as_they_are(self) -> None:
         """Zoom included, and whatever a step has changed since the last score."""

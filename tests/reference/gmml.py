@@ -11,25 +11,23 @@ from tests.reference.spd import geometric_mean
 def scatter(
     positives: Tensor,  # (P, D)
     negatives: Tensor,  # (M, D)
-    weights_p: Tensor,  # (P,)
-    weights_n: Tensor,  # (M,)
     reduction: str,
 ) -> tuple[Tensor, Tensor]:
     """One region: every ordered pair of different positives, and every positive with every negative."""
     D = positives.shape[1]
-    similar, similar_mass = torch.zeros(D, D, dtype=torch.float64), 0.0
-    dissimilar, dissimilar_mass = torch.zeros(D, D, dtype=torch.float64), 0.0
+    similar = dissimilar = torch.zeros(D, D, dtype=torch.float64)
+    similar_pairs = dissimilar_pairs = 0
     for i in range(len(positives)):
         for j in range(len(positives)):
             if i != j:
-                v, w = (positives[i] - positives[j]).double(), float(weights_p[i] * weights_p[j])
-                similar, similar_mass = similar + w * torch.outer(v, v), similar_mass + w
+                v = (positives[i] - positives[j]).double()
+                similar, similar_pairs = similar + torch.outer(v, v), similar_pairs + 1
         for j in range(len(negatives)):
-            v, w = (positives[i] - negatives[j]).double(), float(weights_p[i] * weights_n[j])
-            dissimilar, dissimilar_mass = dissimilar + w * torch.outer(v, v), dissimilar_mass + w
+            v = (positives[i] - negatives[j]).double()
+            dissimilar, dissimilar_pairs = dissimilar + torch.outer(v, v), dissimilar_pairs + 1
     if reduction == "sum":
         return similar, dissimilar
-    return similar / (similar_mass or 1.0), dissimilar / (dissimilar_mass or 1.0)
+    return similar / (similar_pairs or 1), dissimilar / (dissimilar_pairs or 1)
 
 
 def metric(S: Tensor, D: Tensor, t: float, lam: float, relative: bool, prior: Tensor) -> Tensor:

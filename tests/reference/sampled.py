@@ -135,7 +135,7 @@ def fit(
     for queries in regions:
         high, low = sides(data, queries)
         X, Z = data.features[high], data.features[low]
-        S, D = gmml.scatter(X, Z, torch.ones(len(X)), torch.ones(len(Z)), reduction)
+        S, D = gmml.scatter(X, Z, reduction)
         metrics.append(gmml.metric(S, D, t, lam, relative, A))
         grid = (0.0, *alphas) if alphas else ()
         point, value, alpha = choose_anchor(data, queries, lens(metrics[-1], norm), candidates, grid)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.functional.location import location_weights
 from research.by_example.sets import (
     ExampleSet,
     evaluate_examples,
     example_metrics,
-    location_distances,
-    location_weights,
+    exponential_weights,
     squared_distances,
     weighted_scatter,
 )
@@ -91,25 +91,10 @@ def test_from_labels_with_and_without_queries() -> None:
     assert outside.own_rows is None
 
 
-@pytest.mark.parametrize("method", ["auto", "expand", "form"])
-@pytest.mark.parametrize(("Q", "N", "K"), [(4, 9, 3), (0, 5, 2)])
-def test_location_distances_equal_the_written_out_metric(method: str, Q: int, N: int, K: int) -> None:
-    g = torch.Generator().manual_seed(Q + N)
-    randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
-    queries, database, factors = randn(Q, 4) + 100, randn(N, 4) + 100, randn(K, 4, 3)
-    weights = torch.softmax(randn(Q, K), dim=1)
-    found = location_distances(queries, database, factors, weights, method=method)
-    expected = [
-        [reference.location_distance(q, x, factors, w) for x in database] for q, w in zip(queries, weights, strict=True)
-    ]
-    assert found.shape == (Q, N)
-    assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64).reshape(Q, N), rtol=1e-9, atol=1e-9)
-
-
 def test_exponential_weights_are_proportional_to_softmax_weights(generator: torch.Generator) -> None:
     dists, scales = 3 * torch.rand(6, 4, generator=generator), torch.rand(4, generator=generator) + 0.5
     for rho in (0.0, 1.0, 7.0):
-        plain = location_weights(dists, scales, rho, normalise=False)
+        plain = exponential_weights(dists, scales, rho)
         expected = [[math.exp(-rho / 2 * float(d / s)) for d, s in zip(row, scales, strict=True)] for row in dists]
         torch.testing.assert_close(plain, torch.tensor(expected))
         torch.testing.assert_close(plain / plain.sum(1, keepdim=True), location_weights(dists, scales, rho))
@@ -135,5 +120,3 @@ def test_errors_name_argument_rule_and_value() -> None:
         ExampleSet(x, x, none, torch.tensor([0, 0]))
     with pytest.raises(LGMMLError, match="`distances` must be finite"):
         example_metrics(torch.tensor([[float("nan")]]), torch.tensor([[True]]), torch.tensor([[False]]))
-    with pytest.raises(LGMMLError, match="`rho` must be at least 0, got -1"):
-        location_weights(x, torch.ones(2), -1.0)

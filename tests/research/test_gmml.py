@@ -6,7 +6,7 @@ import torch
 from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
 from lgmml_torch.functional.gmml import gmml
 from research.by_example.sets import ExampleSet
-from research.systems.gmml import GlobalGMML, LocalGMML, pair_means, sampled_regions
+from research.systems.gmml import GlobalGMML, LocationGMML, pair_means, sampled_regions
 from tests.reference import examples as synthetic
 
 
@@ -61,7 +61,7 @@ def test_sampled_regions_are_the_classes_themselves() -> None:
 
 def test_one_kmeans_region_is_the_global_metric() -> None:
     data = small_set()
-    local = LocalGMML(1, regions="kmeans", rho=10.0).fit(data)
+    local = LocationGMML(1, regions="kmeans", rho=10.0).fit(data)
     test = small_set(1)
     expected = GlobalGMML().fit(data).distances(test.queries, test.database)
     assert torch.allclose(local.distances(test.queries, test.database), expected, atol=1e-6)
@@ -71,7 +71,7 @@ def test_one_region_is_the_papers_global_metric() -> None:
     data, test = small_set(), small_set(1)
     for seed in (0, 3):
         whole = GlobalGMML(t=0.4, pairs="region", seed=seed).fit(data)
-        local = LocalGMML(1, t=0.4, rho=0.0, seed=seed).fit(data)
+        local = LocationGMML(1, t=0.4, rho=0.0, seed=seed).fit(data)
         assert torch.allclose(whole.metric, local.bank.factors[0] @ local.bank.factors[0].mT)
         expected = local.distances(test.queries, test.database)
         assert torch.allclose(whole.distances(test.queries, test.database), expected, atol=1e-6)
@@ -82,11 +82,11 @@ def test_one_region_is_the_papers_global_metric() -> None:
 def test_exponential_weights_rank_as_softmax_weights_until_they_underflow() -> None:
     train, _, test = synthetic.synthetic_splits(4, seed=0)
     for rho in (0.0, 10.0):
-        soft, plain = (LocalGMML(4, rho=rho, weights=kind).fit(train) for kind in ("softmax", "exponential"))
+        soft, plain = (LocationGMML(4, rho=rho, weights=kind).fit(train) for kind in ("softmax", "exponential"))
         far, near = (system.distances(test.queries, test.database) for system in (soft, plain))
         assert torch.allclose(*(d / d.mean(1, keepdim=True) for d in (far, near)), rtol=1e-6)
         assert not soft.bank.weights(test.queries).sum(1).isclose(plain.bank.weights(test.queries).sum(1)).any()
-    lost = LocalGMML(4, rho=3000.0, weights="exponential").fit(train)
+    lost = LocationGMML(4, rho=3000.0, weights="exponential").fit(train)
     with pytest.warns(NumericsWarning, match="queries underflow"):
         assert bool((lost.distances(test.queries, test.database) == 0).all(1).any())
 
@@ -94,12 +94,12 @@ def test_exponential_weights_rank_as_softmax_weights_until_they_underflow() -> N
 def test_rho_and_other_settings_are_chosen_on_validation() -> None:
     train, valid, _ = synthetic.synthetic_splits(4, seed=0)
     regions = "kmeans"
-    system = LocalGMML([2, 4], regions=regions, lam=[0.01, 0.1], rho=[0.0, 30.0]).fit(train, valid)
+    system = LocationGMML([2, 4], regions=regions, lam=[0.01, 0.1], rho=[0.0, 30.0]).fit(train, valid)
     scores = {}
     for K in (2, 4):
         for lam in (0.01, 0.1):
             for rho in (0.0, 30.0):
-                single = LocalGMML(K, regions=regions, lam=lam, rho=rho).fit(train)
+                single = LocationGMML(K, regions=regions, lam=lam, rho=rho).fit(train)
                 scores[K, lam, rho] = float(single.evaluate(valid)["map"].nanmean())
     chosen = system.chosen
     assert scores[chosen["num_regions"], chosen["lam"], chosen["rho"]] == max(scores.values())
@@ -109,7 +109,7 @@ def test_rho_and_other_settings_are_chosen_on_validation() -> None:
 def test_local_metrics_beat_one_global_metric(num_classes: int, regions: str) -> None:
     train, valid, test = synthetic.synthetic_splits(num_classes, seed=0)
     K = num_classes if regions == "sampled" else 3 * num_classes
-    local = LocalGMML(K, regions=regions, lam=0.01, rho=(0.0, 30.0, 100.0)).fit(train, valid)
+    local = LocationGMML(K, regions=regions, lam=0.01, rho=(0.0, 30.0, 100.0)).fit(train, valid)
     whole = GlobalGMML(lam=[0.01, 0.1]).fit(train, valid)
     gain = local.evaluate(test)["map"] - whole.evaluate(test)["map"]
     assert float(gain.mean()) > 0.15
@@ -119,11 +119,11 @@ def test_local_metrics_beat_one_global_metric(num_classes: int, regions: str) ->
 def test_errors_name_argument_rule_and_value() -> None:
     data = small_set()
     with pytest.raises(LGMMLError, match="`regions` must be one of 'sampled', 'kmeans', got 'random'"):
-        LocalGMML(regions="random")
+        LocationGMML(regions="random")
     with pytest.raises(LGMMLError, match="`valid` must be given to choose among 7 combinations"):
-        LocalGMML(2).fit(data)
-    with pytest.raises(LGMMLError, match="`LocalGMML` must be fitted first"):
-        LocalGMML().distances(data.queries, data.database)
+        LocationGMML(2).fit(data)
+    with pytest.raises(LGMMLError, match="`LocationGMML` must be fitted first"):
+        LocationGMML().distances(data.queries, data.database)
     empty = ExampleSet(data.database, data.queries, torch.zeros(0, dtype=torch.long), torch.zeros(19, dtype=torch.long))
     with pytest.raises(DataError, match="`train` must have a query with both a relevant and another document"):
         GlobalGMML().fit(empty)

@@ -24,7 +24,7 @@ HOMES = {  # which files may import a package
 COMMANDS = (
     "paper", "quality", "quality.large", "starts", "moby", "picture", "method_picture", "gallery", "speed.climb",
     "speed.core", "speed.processes", "speed.loading", "speed.scale", "speed.race", "speed.scoring", "speed.training",
-    "speed.report",
+    "speed.report", "ideal",
 )  # fmt: skip
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
-from lgmml_torch.distributed import Spread
+from lgmml_torch.distributed import SharedLists
 from lgmml_torch.functional.warp import negative_table
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max
-from lgmml_torch.training.batches import TrainingBatch, TrainingBatches, mixed_seed
-from lgmml_torch.training.datamodule import BatchLoader, ListBlocks, RankingDataModule
+from lgmml_torch.training.batches import BatchLoader, RankingDataModule, TrainingBatches, evaluation_blocks, mixed_seed
+from lgmml_torch.training.losses import TrainingBatch
 
 # More workers than this machine may have cores: that is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -93,21 +93,21 @@ def test_lists_are_what_they_say() -> None:
     assert sorted(seen) == batches.table.queries.tolist()
 
 
-def shares(data: RankingData, world_size: int, spread: bool, **settings: Any) -> list[TrainingBatches]:
+def shares(data: RankingData, world_size: int, shared: bool, **settings: Any) -> list[TrainingBatches]:
     """The batches as each of the processes sees them."""
-    if not spread:
+    if not shared:
         whole = TrainingBatches(data, **settings)
         return [whole.shared_by(rank, world_size) for rank in range(world_size)]
     owner = torch.randint(world_size, (data.num_queries,), generator=torch.Generator().manual_seed(1))
     found = []
     for rank in range(world_size):
         part = Pretend(data.sizes, owner, rank, whole=data)
-        found.append(TrainingBatches(data.select(part.own).replace(spread=part), **settings))
+        found.append(TrainingBatches(data.select(part.own).replace(shared_lists=part), **settings))
     return found
 
 
 @dataclass(frozen=True, eq=False)
-class Pretend(Spread):
+class Pretend(SharedLists):
     """Knows what the others would say of their queries, since it has all the data."""
 
     whole: RankingData | None = None
@@ -121,21 +121,21 @@ class Pretend(Spread):
         return segment_max(table.count.double(), self.whole.offsets, empty=0.0).long()
 
 
-@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("settings", [{"max_draws": None}, {"draws": False}, {"batching": "triplets"}])
-def test_processes_share_every_batch(settings: dict[str, Any], spread: bool) -> None:
+def test_processes_share_every_batch(settings: dict[str, Any], shared: bool) -> None:
     for world_size in (1, 3, 30):
-        check_shares(world_size, settings, spread)
+        check_shares(world_size, settings, shared)
 
 
-def check_shares(world_size: int, settings: dict[str, Any], spread: bool) -> None:
-    if spread and "batching" in settings:
+def check_shares(world_size: int, settings: dict[str, Any], shared: bool) -> None:
+    if shared and "batching" in settings:
         with pytest.raises(ConfigError, match="`batching` must be 'lists' for data that processes share"):
-            shares(make_data(), world_size, spread, **settings)
+            shares(make_data(), world_size, shared, **settings)
         return
     data = make_data()
     alone = TrainingBatches(data, batch_size=7, seed=2, **settings)
-    parts = shares(data, world_size, spread, batch_size=7, seed=2, **settings)
+    parts = shares(data, world_size, shared, batch_size=7, seed=2, **settings)
     for item in [(0, 0), (0, alone.batches_per_epoch - 1), (4, 1)]:
         whole, found = alone[item], [part[item] for part in parts]
         assert {batch.whole for batch in found} == {whole.whole}
@@ -157,7 +157,7 @@ def test_every_list_is_evaluated_exactly_once(world_size: int) -> None:
     seen = [
         q
         for rank in range(world_size)
-        for block in ListBlocks(offsets, documents=9, rank=rank, world_size=world_size)
+        for block in evaluation_blocks(offsets, documents=9, rank=rank, world_size=world_size)
         for q in range(*block.tolist())
     ]
     assert sorted(seen) == list(range(20))

@@ -58,16 +58,13 @@ def test_the_reason_leaves_out_what_was_asked_for() -> None:
         assert words not in f"{choose_defaults(sizes, asked).reason.partition(': ')[2]},"
 
 
-def test_ramps_keep_within_width_and_memory() -> None:
-    """Each feature has three columns and its ramps; at most 1,000 columns and 4 GiB."""
-    for documents, features in ((700_000, 110), (700_000, 136), (500_000, 700), (4_000_000, 110)):
-        ramps = choose_defaults(Sizes(10_000, documents, features)).ramps
-        fits = [
-            count
-            for count in range(7)
-            if (3 + count) * features <= 1_000 and (3 + count) * features * 4 * documents <= 4 << 30
-        ]
-        assert ramps == max(fits, default=0)
+def test_columns_keep_within_width_and_memory() -> None:
+    """At most 1,000 columns and 4 GiB, and not fewer than these allow."""
+    for documents in (30_000, 700_000, 1_073_741, 1_073_742, 4_000_000):
+        columns = choose_defaults(Sizes(10_000, documents, 110)).max_columns
+        assert columns <= 1_000
+        assert columns * 4 * documents <= 4 << 30
+        assert columns == 1_000 or (columns + 1) * 4 * documents > 4 << 30
 
 
 def test_budgets_grow() -> None:

@@ -21,13 +21,12 @@ from lgmml_torch.estimator_inputs import ACCELERATORS
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.training.batches import TrainingBatch, TrainingBatches
-from lgmml_torch.training.callbacks import Story
-from lgmml_torch.training.datamodule import RankingDataModule
-from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, Warp
+from lgmml_torch.training.batches import RankingDataModule, TrainingBatches
+from lgmml_torch.training.callbacks import LogModel
+from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, TrainingBatch, Warp
 from lgmml_torch.training.module import LGMMLModule, OptimizerFactory
 from lgmml_torch.training.preprocessed import compute_distances
-from lgmml_torch.training.recipe import Surroundings
+from lgmml_torch.training.recipe import TrainerSettings
 from lgmml_torch.training.stages import QUIET, Prepared, add_inputs, quiet_lightning, train_phi
 from tests.pretend import DEVICE, MOVED, PretendTensor, pretend
 from tests.training import tiny
@@ -257,7 +256,7 @@ class TestLightning:
         """Histograms and pictures of what is on the device."""
         logger = TensorBoardLogger(tmp_path, name="", version="")
         settings = tiny.recipe("per_query", {"num_workers": 0})
-        around = Surroundings(tmp_path, {"max_epochs": 1, **on_device()}, callbacks=(Story(),), loggers=(logger,))
+        around = TrainerSettings(tmp_path, {"max_epochs": 1, **on_device()}, callbacks=(LogModel(),), loggers=(logger,))
         with pretend():
             train_phi(found, settings, around)
         assert list(tmp_path.glob("events.out.tfevents.*"))

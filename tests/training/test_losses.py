@@ -11,8 +11,17 @@ from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.functional.losses import lambda_gradients
-from lgmml_torch.training.batches import TrainingBatch, Whole
-from lgmml_torch.training.losses import LOSSES, LambdaRank, Loss, LossValue, Softmax, Warp, build_loss
+from lgmml_torch.training.losses import (
+    LOSSES,
+    LambdaRank,
+    Loss,
+    LossValue,
+    Softmax,
+    TrainingBatch,
+    Warp,
+    Whole,
+    build_loss,
+)
 
 
 def batch(
@@ -34,7 +43,7 @@ def batch(
         "list_offsets": torch.tensor([0, documents]),
         "list_weights": torch.ones(1, dtype=torch.float64),
         "labels": torch.zeros(documents),
-        "document_weights": torch.empty(0),
+        "document_weights": torch.ones(documents),
         "positives": torch.tensor(positives, dtype=torch.long),
         "negatives": torch.tensor(negatives, dtype=torch.long).view(count, width),
         "num_negatives": torch.tensor(num_negatives or [width] * count, dtype=torch.long),
@@ -132,7 +141,7 @@ class TestOfLists:
 
     @pytest.mark.parametrize("weighed", [False, True])
     def test_softmax_by_hand(self, weighed: bool) -> None:
-        weights = torch.tensor([1.0, 2.0, 1.0, 4.0, 0.5]) if weighed else torch.empty(0)
+        weights = torch.tensor([1.0, 2.0, 1.0, 4.0, 0.5]) if weighed else torch.ones(5)
         found, scores = self.shared(document_weights=weights), [0.3, -0.2, 0.5, 0.1, 0.9]
         value = Softmax(temperature=0.5)(found, Scores(scores))
         expected = 0.0
@@ -140,7 +149,7 @@ class TestOfLists:
             gains = [2 ** float(found.labels[i]) - 1 for i in range(start, stop)]
             parts = [math.exp(scores[i] / 0.5) for i in range(start, stop)]
             for i, gain, part in zip(range(start, stop), gains, parts, strict=True):
-                counts = float(weights[i]) if weighed else 1.0
+                counts = float(weights[i])
                 expected -= weight * counts * gain / sum(gains) * math.log(part / sum(parts))
         assert value.total.item() == pytest.approx(expected / 4)
         assert (value.terms, value.facts) == (1, {})
@@ -150,7 +159,7 @@ class TestOfLists:
     def test_lambdarank_is_the_product_of_its_gradients_and_the_scores(
         self, settings: dict[str, Any], weighed: bool
     ) -> None:
-        weights = torch.tensor([1.0, 2.0, 1.0, 4.0, 0.5]) if weighed else torch.empty(0)
+        weights = torch.tensor([1.0, 2.0, 1.0, 4.0, 0.5]) if weighed else torch.ones(5)
         found, score = self.shared(document_weights=weights), Scores([0.3, -0.2, 0.5, 0.1, 0.4])
         value = LambdaRank(**settings)(found, score)
         gradients, _ = lambda_gradients(

@@ -16,8 +16,7 @@ import pytorch_lightning as pl
 import torch
 
 from lgmml_torch.checks import LoaderError, NoSpaceError
-from lgmml_torch.training.batches import TrainingBatches
-from lgmml_torch.training.datamodule import BatchLoader
+from lgmml_torch.training.batches import BatchLoader, TrainingBatches
 from tests.full_disk import room_for
 from tests.training import tiny
 

@@ -25,7 +25,7 @@ from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.callbacks import Horizon, LogEpochs, Logistic, OneCycle, StopAtStep, log_rounds
 from lgmml_torch.training.module import Dropout, LGMMLModule
 from lgmml_torch.training.preprocessed import Views
-from lgmml_torch.training.recipe import Surroundings
+from lgmml_torch.training.recipe import TrainerSettings
 from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import Prepared, make_module, prepare, train_phi
 from tests.training import tiny
@@ -86,7 +86,7 @@ def test_resuming_needs_files_of_the_same_run(
         tiny.train(a, found=found, epochs=2, resume=True)
     (a / "best.ckpt").write_bytes(best)
     content = load_checkpoint(a / "last.ckpt")
-    around = Surroundings(tmp_path / "new", {"max_epochs": 2, "accelerator": "cpu"}, resume=a / "last.ckpt")
+    around = TrainerSettings(tmp_path / "new", {"max_epochs": 2, "accelerator": "cpu"}, resume=a / "last.ckpt")
     settings = tiny.recipe(keep="last")
     resumed = train_phi(found, settings, around)  # in another folder: the best file comes along
     assert torch.equal(resumed.model.phi.table.weight, whole.model.phi.table.weight)
@@ -240,7 +240,7 @@ def test_positions_get_biases_that_scores_do_not_have(tmp_path: Path) -> None:
         splits[name] = data.replace(positions=shown, labels=(shown < 2).float())
     recipe = replace_phi(keep="last")
     prepared = prepare(splits, recipe)
-    trained = train_phi(prepared, recipe, Surroundings(tmp_path, {"max_epochs": 3, "accelerator": "cpu"}))
+    trained = train_phi(prepared, recipe, TrainerSettings(tmp_path, {"max_epochs": 3, "accelerator": "cpu"}))
     bias = trained.position_bias
     assert bias is not None
     assert min(bias[0], bias[1]) > max(value for place, value in bias.items() if 2 <= place < 6)

@@ -24,10 +24,10 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import RemoveConstant, Standardize
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import OneCycle, Story
+from lgmml_torch.training.callbacks import LogModel, OneCycle
 from lgmml_torch.training.losses import Loss, Softmax, Warp
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.recipe import PhiSettings, Recipe, Surroundings
+from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings
 from lgmml_torch.training.stages import Prepared, Trained, prepare, quiet_lightning, train_phi
 
 
@@ -106,7 +106,7 @@ def train(
     trainer: dict[str, Any] | None = None,
     **phi: Any,
 ) -> Trained:
-    around = Surroundings(
+    around = TrainerSettings(
         folder=folder,
         trainer={"max_epochs": epochs, "accelerator": "cpu", **(trainer or {})},
         callbacks=callbacks,
@@ -151,7 +151,7 @@ def main() -> None:
         epochs=options.epochs,
         resume=options.resume,
         keep="last",
-        callbacks=(Story(pictures=False), *(() if options.die_at is None else (DieAt(options.die_at),))),
+        callbacks=(LogModel(pictures=False), *(() if options.die_at is None else (DieAt(options.die_at),))),
         trainer={"accumulate_grad_batches": options.accumulate, **extra},
     )
     module, trainer = trained.module, trained.trainer

@@ -51,7 +51,16 @@ NEUTRAL = (
     "mmap",
     "map_location",
 )
-COMMUTATIVE = ("min", "max", "minimum", "maximum", "result_dtype", "equal", "gcd")  # swapped arguments change nothing
+COMMUTATIVE = (
+    "min",
+    "max",
+    "minimum",
+    "maximum",
+    "mul",
+    "result_dtype",
+    "equal",
+    "gcd",
+)  # swapped arguments change nothing
 TALK = ("log", "warnings", "logging")  # what is said is compared by `match=` where it matters
 
 
@@ -151,7 +160,9 @@ Change = tuple[str, "ast.expr | ast.stmt", str]
 
 
 def _changes(tree: ast.Module) -> Iterator[Change]:
-    axes = {node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("dim", "axis")}
+    axes = {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("dim", "dims", "axis")
+    }
     for node in _walk(tree):
         for rule in RULES:
             for change in rule(node):

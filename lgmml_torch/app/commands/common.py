@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,13 +47,14 @@ def add_source(parser: ArgumentParser, split: str | None) -> Callable[..., Any]:
     add = parser.add_argument_group("data").add_argument
     formats = ("letor", "lightgbm", "csv", "tsv", "npz", "parquet", "arrow")
     add("--input-format", choices=formats, help="by default what the name says, or else letor")
-    add("--qid-column", default="qid", metavar="NAME", help="column of a table with the query (default: qid)")
-    add("--label-column", default="label", metavar="NAME", help="its column with the relevance (default: label)")
-    add("--docid-column", default="docid", metavar="NAME", help="its column with the document's id (default: docid)")
-    help_ = "a column to leave out; may be given several times"
+    default = "(default: the model's, or else {})"
+    add("--qid-column", metavar="NAME", help=f"column of a table with the query {default.format('qid')}")
+    add("--label-column", metavar="NAME", help=f"its column with the relevance {default.format('label')}")
+    add("--docid-column", metavar="NAME", help=f"its column with the document's id {default.format('docid')}")
+    help_ = "a column to leave out; may be given several times; those that training left out need not be named"
     add("--drop-column", action="append", default=[], metavar="NAME", help=help_)
     missing = ("error", "zero", "query-min", "query-mean")
-    add("--missing", choices=missing, default="error", help="what NULL, nan and empty cells stand for (default: error)")
+    add("--missing", choices=missing, help=f"what NULL, nan and empty cells stand for {default.format('error')}")
     help_ = f"part of a data set: train, valid or test (default: {split or 'all of them'})"
     add("--split", default=split, metavar="PART", help=help_)
     add("--fold", type=int, metavar="N", help="fold of a data set that has folds")
@@ -120,9 +122,16 @@ def _find_device(name: str) -> torch.device:
     return device
 
 
-def columns_of(args: Namespace) -> Columns:
-    """Which columns of a table are no features."""
-    return Columns(args.qid_column, args.label_column, args.docid_column, tuple(args.drop_column))
+def columns_of(args: Namespace, model: LGMML | None = None) -> Columns:
+    """Which columns of a table are no features: those asked for, or else those of the model's training table."""
+    known = Columns.of(None if model is None else model.table)
+    return replace(
+        known,
+        qid=args.qid_column or known.qid,
+        label=args.label_column or known.label,
+        doc_id=args.docid_column or known.doc_id,
+        drop=tuple(args.drop_column),
+    )
 
 
 def is_set(name: str) -> bool:
@@ -136,9 +145,10 @@ def open_data(args: Namespace, model: LGMML | None, *, reading: dict[str, Any] |
     dtype = torch.float32
     if model is not None:
         reading, dtype = reading or model.reading, model.dtype
-    reading = reading or {"num_features": None, "feature_names": None}
-    how = {"missing": args.missing, "dtype": dtype, **reading}
-    columns = columns_of(args)
+    how = {"dtype": dtype, **(reading or {"num_features": None, "feature_names": None})}
+    if args.missing is not None:
+        how["missing"] = args.missing
+    columns = columns_of(args, model)
     if is_set(name):
         if folders := shards_at(name):
             from lgmml_torch.data.shards import open_shards
@@ -147,9 +157,7 @@ def open_data(args: Namespace, model: LGMML | None, *, reading: dict[str, Any] |
         else:
             parts = open_dataset(name, fold=args.fold, columns=columns, **how)
         check_choice("split", args.split, parts)
-        source = open_source(
-            parts[args.split], num_features=reading["num_features"], feature_names=reading["feature_names"]
-        )
+        source = open_source(parts[args.split], num_features=how["num_features"], feature_names=how["feature_names"])
         source.name = f"{name}, {args.split}"
         return source
     return open_source(name, kind=args.input_format, columns=columns, **how)

@@ -85,10 +85,13 @@ def _reading(first: Ranker, second: Ranker) -> dict[str, Any]:
     """What a reader must know: the columns of two models that have names for them, or else the features of both.
 
     Raises:
-        LGMMLError: different numbers of features without names.
+        LGMMLError: different numbers of features without names; different rules for missing values.
     """
     ours, theirs = first.num_features, second.num_features
     models = list(filter(None, (first.model, second.model)))
+    rules = sorted({model.reading["missing"] for model in models})
+    if len(rules) > 1:
+        raise LGMMLError(f"both must be trained with one rule for missing values, got {' and '.join(rules)}")
     if len(models) == 2 and None not in (models[0].feature_names, models[1].feature_names):
         return _joined(models[0].reading, models[1].reading)
     if None not in (ours, theirs) and ours != theirs:
@@ -105,7 +108,7 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     categories = dict(one["categories"])
     for name, words in other["categories"].items():
         categories[name] = tuple(dict.fromkeys((*categories.get(name, ()), *words)))
-    return {"num_features": len(names), "feature_names": names, "categories": categories}
+    return {**one, "num_features": len(names), "feature_names": names, "categories": categories}
 
 
 def draw(found: Paired, path: str) -> None:

@@ -43,7 +43,7 @@ def run(args: Namespace) -> None:
     if is_set(args.data):
         _convert_set(args, home)
         return
-    options = ReadOptions(num_features=args.num_features, missing=args.missing, columns=columns_of(args))
+    options = ReadOptions(num_features=args.num_features, missing=args.missing or "error", columns=columns_of(args))
     with open_file(args.data, options, kind=args.input_format) as source:
         sys.stdout.write(f"{home}: {write_shards(source, home, documents=args.documents)}\n")
 
@@ -55,9 +55,8 @@ def _convert_set(args: Namespace, home: Path) -> None:
         check_room(home)
     elif home.is_dir() and (other := sorted({path.name for path in home.iterdir()} - set(SPLITS))):
         raise DataError(f"{home}: the parts of a set need a folder of their own, this one holds {other[0]!r}")
-    parts = open_dataset(
-        args.data, fold=args.fold, num_features=args.num_features, missing=args.missing, columns=columns_of(args)
-    )
+    reading = {"num_features": args.num_features, "missing": args.missing or "error", "columns": columns_of(args)}
+    parts = open_dataset(args.data, fold=args.fold, **reading)
     if args.split is not None:
         check_choice("split", args.split, parts)
         parts = {"": parts[args.split]}

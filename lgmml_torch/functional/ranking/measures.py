@@ -4,26 +4,122 @@ A higher score ranks first; scores may be negative or infinite. Each function ta
 whole list) and gives the mean over the queries, or with ``reduction="none"`` a value per query with NaN for the queries
 that are skipped; means run over the others. :func:`rank_metrics` gives several measures from the same sort. Values are
 float64. A preset says what a name means: see :class:`~lgmml_torch.functional.ranking.presets.Preset`.
+
+Wherever a measure is named, a function may stand instead. It gets the scores ``(N,)``, labels ``(N,)`` and offsets
+``(Q+1,)`` of whole lists, rows in the order of their `RankingData`. It returns a value for each query: higher is
+better, NaN for a query that does not count. It decides itself how equal scores rank.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets, check_positive, check_shape
-from lgmml_torch.functional.ranking.custom import Function, Measure, measures_of
-from lgmml_torch.functional.ranking.presets import MetricName, Preset, find_preset, parse_metric
+from lgmml_torch.functional.ranking.presets import MetricName, Preset, describe, find_preset, parse_metric
 from lgmml_torch.functional.ranking.sorting import block_metrics, ranked_blocks
+from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.ragged import RankingData
 
 # 2^y - 1 summed over any list stays below the float64 limit, 2^1024.
 _MAX_EXPONENT = 960
+
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure by its name, and the function behind it where it is not a built-in one.
+
+    >>> Measure.of("ndcg@10").function is None
+    True
+    >>> def first_label(scores, labels, offsets):
+    ...     '''Label of the best-scored document.'''
+    ...     lists = zip(offsets[:-1].tolist(), offsets[1:].tolist())
+    ...     return torch.stack([labels[a:b][scores[a:b].argmax()] for a, b in lists])
+    >>> own = Measure.of(first_label)
+    >>> own.per_query(torch.tensor([0.5, 0.1]), torch.tensor([2.0, 0.0]), torch.tensor([0, 2]))
+    tensor([2.], dtype=torch.float64)
+    >>> own.definition()
+    'first_label (own): Label of the best-scored document.'
+    """
+
+    name: str
+    function: Function | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, given: str | Function | Measure) -> Measure:
+        """The measure of that name, or the function under its own name.
+
+        Raises:
+            LGMMLError: an unknown name, or something that is neither.
+        """
+        if isinstance(given, Measure):
+            return given
+        if isinstance(given, str):
+            parse_metric(given)
+            return cls(given)
+        name = getattr(given, "__name__", None)
+        if not callable(given) or not isinstance(name, str):
+            raise LGMMLError(
+                f"a measure must be a name or a function with a name, got {type(given).__name__}; a partial call needs "
+                "a `__name__`"
+            )
+        return cls(name, given)
+
+    def per_query(
+        self,
+        scores: Tensor,  # (N,)
+        labels: Tensor,  # (N,)
+        offsets: Tensor,  # (Q+1,)
+    ) -> Tensor:  # (Q,)
+        """What the function says of each query, as float64.
+
+        Raises:
+            LGMMLError: it gives something else than one number, or NaN, for each query.
+        """
+        assert self.function is not None
+        if len(offsets) == 1:  # no lists, which a function need not be ready for
+            return scores.new_empty(0, dtype=torch.float64)
+        found: Any = self.function(scores, labels, offsets)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        want = (len(offsets) - 1,)
+        if not isinstance(found, Tensor) or shape != want:
+            raise LGMMLError(f"the measure {self.name!r} must give a tensor of shape {want}, got {shape}")
+        if bool(found.isinf().any()):
+            raise LGMMLError(f"the measure {self.name!r} must give finite numbers or NaN, got an infinite one")
+        return found.detach().to(device=scores.device, dtype=torch.float64)
+
+    def definition(self, preset: str | Preset = "default", *, threshold: float | None = None) -> str:
+        """One line that says what the figure is, see `describe`; of a function, the first line of its docstring."""
+        if self.function is None:
+            return describe(self.name, preset, threshold=threshold)
+        lines = (getattr(self.function, "__doc__", None) or "").strip().splitlines()
+        if not lines:
+            lines = ["a function without a docstring"]
+        return f"{self.name} (own): {lines[0]}"
+
+
+def measures_of(given: str | Function | Iterable[str | Function | Measure]) -> list[Measure]:
+    """Each measure once, in the order asked for.
+
+    Raises:
+        LGMMLError: two functions of one name.
+    """
+    found: dict[str, Measure] = {}
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        given = [given]
+    for item in given:
+        measure = Measure.of(item)
+        if found.setdefault(measure.name, measure) != measure:
+            raise LGMMLError(f"measures must have names of their own, got two called {measure.name!r}")
+    return list(found.values())
 
 
 def rank_metrics(
@@ -192,16 +288,16 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
         raise LGMMLError(f"`max_grade` must be from the highest label, {high:g}, to {_MAX_EXPONENT}, got {max_grade:g}")
     if rules.gain == "exponential" and kinds & {"ndcg", "dcg"} and high > _MAX_EXPONENT:
         raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
-    if not whole or high > _MAX_EXPONENT:
-        return None
-    return int(high)
+    if rules.gain == "exponential" and kinds & {"ndcg", "dcg"}:
+        warn_if_steep(high)
+    return int(high) if whole else None
 
 
-Cutoffs = int | None | Sequence[int | None]
-Reduction = Literal["mean", "none"]
+_Cutoffs = int | None | Sequence[int | None]
+_Reduction = Literal["mean", "none"]
 
 
-class CommonRules(TypedDict, total=False):
+class _Rules(TypedDict, total=False):
     """Settings of every measure; `rank_metrics` describes them.
 
     Attributes:
@@ -212,16 +308,16 @@ class CommonRules(TypedDict, total=False):
 
     preset: str | Preset
     tie_order: Tensor | None
-    reduction: Reduction
+    reduction: _Reduction
 
 
-class BinaryRules(CommonRules, total=False):
+class _BinaryRules(_Rules, total=False):
     """Settings of measures that only ask whether a document is relevant: labels from ``threshold`` on are."""
 
     threshold: float | None
 
 
-class GradeRules(CommonRules, total=False):
+class _GradeRules(_Rules, total=False):
     """Settings of ERR, which needs the data set's highest grade."""
 
     max_grade: float | None
@@ -229,9 +325,9 @@ class GradeRules(CommonRules, total=False):
 
 def _measure(
     kind: str,
-    rules: type[CommonRules],
+    rules: type[_Rules],
     lists: tuple[Tensor, Tensor, Tensor],  # (N,), (N,), (Q+1,)
-    k: Cutoffs,
+    k: _Cutoffs,
     given: Mapping[str, Any],
 ) -> Tensor:  # () or (len(k),); (Q,) or (Q, len(k)) with reduction="none"
     """One measure at one cutoff or several: what all functions below compute."""
@@ -261,16 +357,16 @@ def _measure(
     return values[..., 0]
 
 
-def dcg(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[CommonRules]) -> Tensor:
+def dcg(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: _Cutoffs = None, **rules: Unpack[_Rules]) -> Tensor:
     """Discounted cumulative gain, ``sum over ranks i <= k of gain(y_i) * discount(i)``.
 
     >>> dcg(torch.tensor([2.0, 1.0]), torch.tensor([1, 2]), torch.tensor([0, 2]))  # 1 + 3 / log2(3)
     tensor(2.8928, dtype=torch.float64)
     """
-    return _measure("dcg", CommonRules, (scores, labels, offsets), k, rules)
+    return _measure("dcg", _Rules, (scores, labels, offsets), k, rules)
 
 
-def ndcg(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[CommonRules]) -> Tensor:
+def ndcg(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: _Cutoffs = None, **rules: Unpack[_Rules]) -> Tensor:
     """DCG over the DCG of the best order, in [0, 1]; lists without any gain follow the preset's rule.
 
     >>> scores, labels = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([1, 2, 0])
@@ -280,32 +376,32 @@ def ndcg(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, 
     >>> ndcg(scores, labels, torch.tensor([0, 2, 3]), k=10, preset="lightgbm")
     tensor(0.8984, dtype=torch.float64)
     """
-    return _measure("ndcg", CommonRules, (scores, labels, offsets), k, rules)
+    return _measure("ndcg", _Rules, (scores, labels, offsets), k, rules)
 
 
 def average_precision(
-    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[BinaryRules]
+    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: _Cutoffs = None, **rules: Unpack[_BinaryRules]
 ) -> Tensor:
     """Mean over the relevant documents of the precision at their ranks; with ``k``, ranks after k add nothing.
 
     >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1, 0, 1]), torch.tensor([0, 3]))  # (1 + 2/3) / 2
     tensor(0.8333, dtype=torch.float64)
     """
-    return _measure("map", BinaryRules, (scores, labels, offsets), k, rules)
+    return _measure("map", _BinaryRules, (scores, labels, offsets), k, rules)
 
 
 def reciprocal_rank(
-    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[BinaryRules]
+    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: _Cutoffs = None, **rules: Unpack[_BinaryRules]
 ) -> Tensor:
     """One over the rank of the first relevant document, 0 if there is none up to rank k.
 
     >>> reciprocal_rank(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 0, 1]), torch.tensor([0, 3]), k=[2, 3])
     tensor([0.0000, 0.3333], dtype=torch.float64)
     """
-    return _measure("mrr", BinaryRules, (scores, labels, offsets), k, rules)
+    return _measure("mrr", _BinaryRules, (scores, labels, offsets), k, rules)
 
 
-def err(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[GradeRules]) -> Tensor:
+def err(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: _Cutoffs = None, **rules: Unpack[_GradeRules]) -> Tensor:
     """Expected reciprocal rank: a reader goes down the list and stops at label y with chance (2^y - 1) / 2^max_grade.
 
     ``max_grade`` is the data set's highest grade: with the list's own, equal lists would get unequal values.
@@ -313,26 +409,26 @@ def err(scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, *
     >>> err(torch.tensor([2.0, 1.0]), torch.tensor([1, 2]), torch.tensor([0, 2]), max_grade=2)  # 1/4 + 3/4 * 3/4 / 2
     tensor(0.5312, dtype=torch.float64)
     """
-    return _measure("err", GradeRules, (scores, labels, offsets), k, rules)
+    return _measure("err", _GradeRules, (scores, labels, offsets), k, rules)
 
 
 def precision(
-    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[BinaryRules]
+    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: _Cutoffs = None, **rules: Unpack[_BinaryRules]
 ) -> Tensor:
     """Share of relevant documents among the first k; a list shorter than k is filled up with irrelevant ones.
 
     >>> precision(torch.tensor([2.0, 1.0]), torch.tensor([1, 0]), torch.tensor([0, 2]), k=[1, 5])
     tensor([1.0000, 0.2000], dtype=torch.float64)
     """
-    return _measure("precision", BinaryRules, (scores, labels, offsets), k, rules)
+    return _measure("precision", _BinaryRules, (scores, labels, offsets), k, rules)
 
 
 def recall(
-    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: Cutoffs = None, **rules: Unpack[BinaryRules]
+    scores: Tensor, labels: Tensor, offsets: Tensor, *, k: _Cutoffs = None, **rules: Unpack[_BinaryRules]
 ) -> Tensor:
     """Share of the list's relevant documents found among the first k.
 
     >>> recall(torch.tensor([2.0, 1.0]), torch.tensor([1, 1]), torch.tensor([0, 2]), k=1)
     tensor(0.5000, dtype=torch.float64)
     """
-    return _measure("recall", BinaryRules, (scores, labels, offsets), k, rules)
+    return _measure("recall", _BinaryRules, (scores, labels, offsets), k, rules)

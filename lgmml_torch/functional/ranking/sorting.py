@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.functional.ranking.presets import MetricName, Preset
-from lgmml_torch.segments import segment_sum
+from lgmml_torch.segments import row_slices, segment_sum
 
 # Entries of one padded block: bounds the working memory to some ten tensors of 32 MiB.
-_BLOCK = 1 << 22
+_BLOCK = 4_194_304
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,25 @@ def ranked_blocks(
     widths = torch.frexp(sizes.double()).exponent
     for width in torch.bincount(widths[sizes > 0]).nonzero()[:, 0].tolist():
         members = (widths == width).nonzero()[:, 0]
-        for queries in members.split(max(1, _BLOCK >> width)):
+        for part in row_slices(len(members), 2**width, _BLOCK):
+            queries = members[part]
             rows = _padded_rows(offsets[queries], sizes[queries], len(labels) - 1)
             if tie_order is not None:
-                rows = rows.gather(1, _take(tie_order, rows).argsort(dim=1, stable=True))
+                rows = rows.gather(dim=1, index=_take(tie_order, rows).argsort(dim=1, stable=True))
             if pessimistic:
                 keys = _take(labels, rows).masked_fill(rows == len(labels) - 1, torch.inf)
-                rows = rows.gather(1, keys.argsort(dim=1, stable=True))
+                rows = rows.gather(dim=1, index=keys.argsort(dim=1))
             # A stable sort keeps padding behind documents whose own score is the lowest there is.
             best, order = _take(scores, rows).sort(dim=1, descending=True, stable=True)
             given = _take(labels, rows)
             seen = given
             if absent is not None:
                 missing = _take(absent, rows)
-                behind = missing.gather(1, order).byte().argsort(dim=1, stable=True)
-                best, order = best.gather(1, behind), order.gather(1, behind)
+                behind = missing.gather(dim=1, index=order).byte().argsort(dim=1, stable=True)
+                best, order = best.gather(dim=1, index=behind), order.gather(dim=1, index=behind)
                 seen = given.masked_fill(missing, 0.0)
-            yield _RankedBlock(queries, counts[queries], given, seen, best, order, seen.gather(1, order[:, :depth]))
+            ranked = seen.gather(dim=1, index=order[:, :depth])
+            yield _RankedBlock(queries, counts[queries], given, seen, best, order, ranked)
 
 
 def _padded_rows(
@@ -111,10 +113,10 @@ def block_metrics(
         values.update(_relevance_metrics(block, by_relevance, rules))
     if by_stopping and max_grade is not None:
         stops = (torch.exp2(block.ranked) - 1) * 2.0**-max_grade
-        reached = torch.cat([torch.ones_like(stops[:, :1]), (1 - stops[:, :-1]).cumprod(1)], dim=1)
+        reached = torch.cat([torch.ones_like(stops[:, :1]), (1 - stops[:, :-1]).cumprod(dim=1)], dim=1)
         summands = reached * stops / _ranks(block.ranked)
         for metric in by_stopping:
-            values[metric] = summands[:, : metric.k].sum(1)
+            values[metric] = summands[:, : metric.k].sum(dim=1)
     return torch.stack([values[metric] for metric in metrics])
 
 
@@ -134,7 +136,7 @@ def _grouped(metrics: Sequence[MetricName]) -> tuple[list[MetricName], list[Metr
 def _gain_metrics(
     block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset, levels: int | None
 ) -> dict[MetricName, Tensor]:  # each (B,)
-    summands = _ranked_gains(block, rules) * discounts(_ranks(block.ranked), rules)
+    summands = _ranked_gains(block, rules) * _discounts(_ranks(block.ranked), rules)
     cutoffs = []
     for metric in metrics:
         if metric.kind == "ndcg":
@@ -142,7 +144,7 @@ def _gain_metrics(
     ideal = _ideal_dcg(block, cutoffs, rules, levels)
     values = {}
     for metric in metrics:
-        value = summands[:, : metric.k].sum(1)
+        value = summands[:, : metric.k].sum(dim=1)
         if metric.kind == "ndcg":
             best = ideal[metric.k]
             value = (value / best).clamp(max=1.0)  # above 1 by rounding only
@@ -157,15 +159,15 @@ def _relevance_metrics(
     block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset
 ) -> dict[MetricName, Tensor]:  # each (B,)
     relevant = (block.ranked >= rules.threshold).double()
-    total = (block.labels >= rules.threshold).sum(1)
-    found = relevant.cumsum(1)
+    total = (block.labels >= rules.threshold).sum(dim=1)
+    found = relevant.cumsum(dim=1)
     reciprocal = relevant / _ranks(block.ranked)
     values = {}
     for metric in metrics:
         kind, k = metric
         hits = found[:, :k][:, -1]
         if kind == "mrr":
-            values[metric] = reciprocal[:, :k].amax(1)
+            values[metric] = reciprocal[:, :k].amax(dim=1)
         elif kind == "precision":
             values[metric] = hits / _precision_divisor(block.sizes, k, rules)
         elif kind == "recall":
@@ -173,7 +175,7 @@ def _relevance_metrics(
         else:
             capped = total if k is None else total.clamp(max=k)
             divisor = {"relevant": total, "capped": capped, "hits": hits.clamp(min=1.0)}[rules.map_divisor]
-            value = (found * reciprocal)[:, :k].sum(1) / divisor
+            value = (found * reciprocal)[:, :k].sum(dim=1) / divisor
             values[metric] = value.masked_fill(total == 0, rules.no_relevant)
     return values
 
@@ -186,7 +188,7 @@ def _precision_divisor(sizes: Tensor, k: int | None, rules: Preset) -> Tensor | 
     return sizes.clamp(1, k)
 
 
-def gains(
+def _gains(
     labels: Tensor,  # (...)
     rules: Preset,
 ) -> Tensor:  # (...)
@@ -196,13 +198,20 @@ def gains(
     return labels
 
 
-def discounts(
+def log_discounts(
+    places: Tensor,  # (...) from 0
+) -> Tensor:  # (...)
+    """What a gain counts for at each place, ``1 / log2(place + 2)``, in float64."""
+    return 1 / torch.log2(places.double() + 2)
+
+
+def _discounts(
     ranks: Tensor,  # (V,) from 1
     rules: Preset,
 ) -> Tensor:  # (V,)
     """Weight of each rank: ``1/log2(i+1)``, or 1, 1 and then ``1/log2(i)``."""
     if rules.discount == "log":
-        return 1 / torch.log2(ranks + 1)
+        return log_discounts(ranks - 1)
     return 1 / torch.log2(ranks.clamp(min=2.0))
 
 
@@ -218,22 +227,22 @@ def _ranked_gains(block: _RankedBlock, rules: Preset) -> Tensor:  # (B, V)
     The mean of DCG over all orders of a tied group is the group's mean gain times its discounts, so replacing every
     gain by that mean is exact at any cutoff, also one inside the group.
     """
-    values = gains(block.ranked, rules)
+    values = _gains(block.ranked, rules)
     if rules.ties != "averaged":
         return values
     places = torch.arange(block.scores.shape[1], device=block.scores.device)
     real = places < block.sizes[:, None]  # padding does not tie with a document whose score is -inf
     tied = (block.scores[:, 1:] == block.scores[:, :-1]) & real[:, 1:]
-    lists = tied.any(1).nonzero()[:, 0]
+    lists = tied.any(dim=1).nonzero()[:, 0]
     if len(lists) == 0:
         return values
-    group = (~tied[lists]).cumsum(1)
+    group = (~tied[lists]).cumsum(dim=1)
     group = torch.cat([torch.zeros_like(group[:, :1]), group], dim=1)
-    ranked = gains(block.seen[lists].gather(1, block.order[lists]), rules)
-    sums = torch.zeros_like(ranked).scatter_add_(1, group, ranked)
-    counts = torch.zeros_like(ranked).scatter_add_(1, group, ranked.new_ones(1, 1).expand_as(ranked))
+    ranked = _gains(block.seen[lists].gather(dim=1, index=block.order[lists]), rules)
+    sums = torch.zeros_like(ranked).scatter_add_(dim=1, index=group, src=ranked)
+    counts = torch.zeros_like(ranked).scatter_add_(dim=1, index=group, src=torch.ones_like(ranked))
     group = group[:, : values.shape[1]]
-    return values.index_copy(0, lists, sums.gather(1, group) / counts.gather(1, group))
+    return values.index_copy(0, lists, sums.gather(dim=1, index=group) / counts.gather(dim=1, index=group))
 
 
 def _ideal_dcg(
@@ -244,15 +253,15 @@ def _ideal_dcg(
     With few whole labels no second sort is needed. Summation by parts over the grades g gives
     ``sum over g of (gain(g) - gain(g-1)) * C(min(k, documents labelled g or more))``, C the cumulated discounts.
     """
-    weights = discounts(_ranks(block.labels), rules)
+    weights = _discounts(_ranks(block.labels), rules)
     if not cutoffs:
         return {}
     if levels is None or levels >= len(weights):
-        summands = gains(block.labels.sort(dim=1, descending=True).values, rules) * weights
-        return {k: summands[:, :k].sum(1) for k in cutoffs}
+        summands = _gains(block.labels.sort(dim=1, descending=True).values, rules) * weights
+        return {k: summands[:, :k].sum(dim=1) for k in cutoffs}
     cumulated = torch.cat([weights.new_zeros(1), weights.cumsum(0)])
-    steps = gains(torch.arange(levels + 1, device=weights.device, dtype=torch.float64), rules).diff()
-    ones = block.sizes.new_ones(1, 1).expand_as(block.labels)
-    counts = block.sizes.new_zeros(len(block.sizes), levels + 1).scatter_add_(1, block.labels.long(), ones)
-    at_least = counts[:, 1:].flip(1).cumsum(1).flip(1)
+    steps = _gains(torch.arange(levels + 1, device=weights.device, dtype=torch.float64), rules).diff()
+    grades = block.labels.long()
+    counts = grades.new_zeros(len(grades), levels + 1).scatter_add_(dim=1, index=grades, src=torch.ones_like(grades))
+    at_least = len(weights) - counts.cumsum(dim=1)[:, :-1]  # documents above each grade; padding has grade 0
     return {k: cumulated[at_least.clamp(max=k or len(weights))] @ steps for k in cutoffs}

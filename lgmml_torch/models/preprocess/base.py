@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -21,10 +22,17 @@ class Source(NamedTuple):
     feature: int
     view: str
 
-    def __str__(self) -> str:
+    def called(self, names: Sequence[str] | None = None) -> str:
+        """The name of the feature, or else its number from 1 on, and the view."""
         if self.feature < 0:
             return self.view
-        return ", ".join(filter(None, (f"feature {self.feature + 1}", self.view)))
+        name = f"feature {self.feature + 1}"
+        if names is not None:
+            name = names[self.feature]
+        return ", ".join(filter(None, (name, self.view)))
+
+    def __str__(self) -> str:
+        return self.called()
 
 
 class Preprocess(nn.Module):

@@ -25,6 +25,7 @@ from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
+    KeepColumns,
     ListMinMax,
     ListRank,
     ListStandardize,
@@ -166,8 +167,8 @@ def _traced(source: Source, before: list[Source]) -> Source:
 
 
 _STEPS: tuple[type[Preprocess], ...] = (
-    Norm2, Standardize, SignedLog1p, Clip, RemoveConstant, Quantile, Ramps, ListRank, ListMinMax, ListStandardize,
-    PCA, Chain, Concat,
+    Norm2, Standardize, SignedLog1p, Clip, KeepColumns, RemoveConstant, Quantile, Ramps, ListRank, ListMinMax,
+    ListStandardize, PCA, Chain, Concat,
 )  # fmt: skip
 PREPROCESS_STEPS = {step.name: step for step in _STEPS}
 
@@ -203,15 +204,16 @@ def list_rank_features(*, max_knots: int = 1024, limit: float = 5.0) -> Chain:
     return _limited_views([Quantile(max_knots=max_knots), ListRank()], limit)
 
 
-def all_views(*, max_knots: int = 1024, ramps: int = 6, limit: float = 5.0) -> Chain:
+def all_views(*, max_knots: int = 1024, ramps: int = 6, limit: float = 5.0, max_columns: int | None = None) -> Chain:
     """Each feature's quantile, its rank and z-score within the list, and ramps: the map metrics are trained on.
 
     Treated as those of `list_rank_features`. D features become at most (3 + ``ramps``)·D; without ramps 3·D.
+    There are fewer ramps of a feature, or none, where that would be more than ``max_columns``.
     """
     check_whole("ramps", ramps, zero=True)
     views: list[Preprocess] = [Quantile(max_knots=max_knots), ListRank(), Chain([ListStandardize(), Clip(limit)])]
     if ramps:
-        views.append(Ramps(ramps))
+        views.append(Ramps(ramps, max_columns, others=len(views)))
     return _limited_views(views, limit)
 
 

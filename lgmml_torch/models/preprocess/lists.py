@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
-from lgmml_torch.distributed import Spread
+from lgmml_torch.distributed import SharedLists
 from lgmml_torch.functional.features import OrderlessSum, block_moments, block_ranges, row_blocks
 from lgmml_torch.segments import list_blocks
 
@@ -36,7 +36,7 @@ class TrainingLists:
     Args:
         features: ``(n, D)`` of the lists that are here.
         offsets: ``(q+1,)`` of these lists.
-        spread: where these are the lists of one process of several: who has which.
+        shared_lists: where these are the lists of one process of several: who has which.
         steps: fitted, which the features go through.
         known: `ranges` and `moments`, as far as they are known.
     """
@@ -45,21 +45,21 @@ class TrainingLists:
         self,
         features: Tensor,
         offsets: Tensor,
-        spread: Spread | None = None,
+        shared_lists: SharedLists | None = None,
         *,
         steps: tuple[Preprocess, ...] = (),
         known: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        self.features, self.offsets, self.spread = features, offsets, spread
+        self.features, self.offsets, self.shared_lists = features, offsets, shared_lists
         self.steps = steps
         self.__dict__.update(known or {})
 
     @property
     def num_documents(self) -> int:
         """Of all processes."""
-        if self.spread is None:
+        if self.shared_lists is None:
             return len(self.features)
-        return int(self.spread.offsets[-1])
+        return int(self.shared_lists.offsets[-1])
 
     @property
     def num_features(self) -> int:
@@ -91,7 +91,7 @@ class TrainingLists:
         if self.num_documents == 0 or self.num_features == 0:
             raise LGMMLError(f"`features` must have rows and columns to fit {name!r}, got {tuple(features.shape)}")
         check_offsets(self.offsets, len(features))
-        if self.spread is None:
+        if self.shared_lists is None:
             check_finite("features", features)
         elif not self.steps:
             _ = self.ranges  # what is not finite is noticed by all processes
@@ -104,9 +104,9 @@ class TrainingLists:
             if kept is not None and name in self.__dict__:
                 first, second = self.__dict__[name]
                 known[name] = first[kept], second[kept]
-        if self.spread is None:
+        if self.shared_lists is None:
             return TrainingLists(step(self.features, self.offsets), self.offsets, known=known)
-        return TrainingLists(self.features, self.offsets, self.spread, steps=(*self.steps, step), known=known)
+        return TrainingLists(self.features, self.offsets, self.shared_lists, steps=(*self.steps, step), known=known)
 
     @cached_property
     def ranges(self) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
@@ -141,7 +141,7 @@ class TrainingLists:
 
     def blocks(self) -> Iterator[Tensor]:  # (n, D)
         """The rows that are here, some at a time."""
-        if self.spread is None:
+        if self.shared_lists is None:
             yield from row_blocks(self.features, BLOCK_VALUES)
             return
         for first, last in list_blocks(self.offsets, max(1, BLOCK_VALUES // max(1, self.features.shape[1]))):
@@ -153,11 +153,12 @@ class TrainingLists:
 
     def per_column(self, call: Callable[[NDArray], Found]) -> list[Found]:  # type: ignore[type-arg]
         """What a function finds in each column, which it is given whole; each process looks at some of them."""
-        if self.spread is None:
+        if self.shared_lists is None:
             return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
         _ = self.ranges  # for what is not finite
         rank, size = distributed.rank(), distributed.world_size()
-        together = 2 * COLUMN_VALUES // self.spread.most  # columns that the process with most documents reads at once
+        # Columns that the process with most documents reads at once.
+        together = 2 * COLUMN_VALUES // self.shared_lists.most
         width = min(COLUMN_VALUES // self.num_documents, together // size, math.ceil(self.num_features / size))
         width = max(1, width)  # columns that each process looks at
         found: list[Found] = []
@@ -165,10 +166,10 @@ class TrainingLists:
             here = self._columns(start, min(start + width * size, self.num_features))
             mine: list[Found] = []
             for number in range(math.ceil(here.shape[1] / width)):
-                whole = self.spread.collect(here[:, number * width : (number + 1) * width], number)
+                whole = self.shared_lists.collect(here[:, number * width : (number + 1) * width], number)
                 if number == rank:
                     mine = [call(column.numpy()) for column in whole.mT.contiguous().cpu()]
-            for part in self.spread.all_gather(mine):
+            for part in self.shared_lists.all_gather(mine):
                 found += part
         return found
 
@@ -189,6 +190,6 @@ class TrainingLists:
         return self._all_reduce(total, "sum")
 
     def _all_reduce(self, values: Tensor, operation: str) -> Tensor:
-        if self.spread is None:
+        if self.shared_lists is None:
             return values
-        return self.spread.all_reduce(values, operation)
+        return self.shared_lists.all_reduce(values, operation)

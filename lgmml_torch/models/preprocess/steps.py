@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError, check_choice, check_number, check_positive, check_whole
+from lgmml_torch.checks import LGMMLError, check_choice, check_number, check_positive, check_whole, optional
 from lgmml_torch.functional.features import (
     interpolate_knots,
     list_ids,
@@ -98,22 +99,11 @@ class Clip(Preprocess):
         return features.clamp(-self.limit, self.limit)
 
 
-class RemoveConstant(Preprocess):
-    """Drops the features whose training deviation is not above ``tolerance``; 0 drops the exactly constant ones.
+class _Columns(Preprocess):
+    """Some of the features, unchanged."""
 
-    >>> RemoveConstant().fit_transform(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), torch.tensor([0, 2]))
-    tensor([[1.],
-            [3.]])
-    """
-
-    name = "remove_constant"
     state = ("kept",)
     kept: Tensor  # (D',) long, rising
-
-    def __init__(self, tolerance: float = 0.0) -> None:
-        check_positive("tolerance", tolerance, zero=True)
-        super().__init__()
-        self.tolerance = float(tolerance)
 
     def _width_out(self, width: int) -> int:
         return len(self.kept)
@@ -122,8 +112,50 @@ class RemoveConstant(Preprocess):
         return [Source(column, self.view) for column in self.kept.tolist()]
 
     def columns_kept(self) -> Tensor | None:  # (D',) long
-        """Those that vary."""
+        """The features kept."""
         return self.kept
+
+    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
+        if len(self.kept) == features.shape[1]:
+            return features
+        return features.index_select(1, self.kept)
+
+
+class KeepColumns(_Columns):
+    """Some of the features by their columns, counted from 0; the others are set aside.
+
+    >>> KeepColumns([2, 0]).fit_transform(torch.tensor([[1.0, 7.0, 5.0]]), torch.tensor([0, 1]))
+    tensor([[1., 5.]])
+    """
+
+    name = "keep_columns"
+
+    def __init__(self, columns: list[int]) -> None:
+        if not columns or min(columns) < 0:
+            raise LGMMLError(f"`columns` must name at least one feature, counted from 0, got {columns}")
+        super().__init__()
+        self.columns = sorted(set(map(int, columns)))
+
+    def _fit(self, lists: TrainingLists) -> None:
+        if self.columns[-1] >= lists.num_features:
+            raise LGMMLError(f"`columns` must lie below the {lists.num_features} features, got {self.columns[-1]}")
+        self.kept = torch.tensor(self.columns, device=lists.device)
+
+
+class RemoveConstant(_Columns):
+    """Drops the features whose training deviation is not above ``tolerance``; 0 drops the exactly constant ones.
+
+    >>> RemoveConstant().fit_transform(torch.tensor([[1.0, 7.0], [3.0, 7.0]]), torch.tensor([0, 2]))
+    tensor([[1.],
+            [3.]])
+    """
+
+    name = "remove_constant"
+
+    def __init__(self, tolerance: float = 0.0) -> None:
+        check_positive("tolerance", tolerance, zero=True)
+        super().__init__()
+        self.tolerance = float(tolerance)
 
     def _fit(self, lists: TrainingLists) -> None:
         kept = (lists.moments[1] > self.tolerance).nonzero()[:, 0]
@@ -133,11 +165,6 @@ class RemoveConstant(Preprocess):
                 f"{self.tolerance:g}"
             )
         self.kept = kept
-
-    def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
-        if len(self.kept) == features.shape[1]:
-            return features
-        return features.index_select(1, self.kept)
 
 
 class Quantile(Preprocess):
@@ -194,6 +221,8 @@ class Ramps(Preprocess):
 
     Args:
         count: ramps of a feature at most; one of few distinct values has fewer.
+        max_columns: fewer ramps, or none, where all features would have more columns together; None: no limit.
+        others: further columns of each feature that count towards ``max_columns``.
 
     >>> ramps = Ramps(2)
     >>> ramps.fit_transform(torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 5]))[:, 0]
@@ -206,10 +235,11 @@ class Ramps(Preprocess):
     low: Tensor  # (C,)
     span: Tensor  # (C,)
 
-    def __init__(self, count: int = 6) -> None:
+    def __init__(self, count: int = 6, max_columns: int | None = None, others: int = 0) -> None:
         check_whole("count", count)
+        optional(check_whole)("max_columns", max_columns)
         super().__init__()
-        self.count = int(count)
+        self.count, self.max_columns, self.others = int(count), max_columns, others
 
     def _width_out(self, width: int) -> int:
         return len(self.origin)
@@ -223,10 +253,14 @@ class Ramps(Preprocess):
         return ramps
 
     def _fit(self, lists: TrainingLists) -> None:
-        step = max(1, lists.num_documents // _RAMP_ROWS)
-        knots = lists.per_column(lambda column: ramp_knots(column[::step], self.count))
+        step, count = max(1, lists.num_documents // _RAMP_ROWS), self.count
+        if self.max_columns is not None:
+            count = max(0, min(count, self.max_columns // lists.num_features - self.others))
+        knots: list[NDArray[Any]] = [np.zeros(1)] * lists.num_features
+        if count:
+            knots = lists.per_column(lambda column: ramp_knots(column[::step], count))
         counts = torch.tensor([len(knot) - 1 for knot in knots])
-        if not int(counts.sum()):
+        if count and not int(counts.sum()):
             raise LGMMLError(f"`features` must have a feature that varies, got {len(knots)} that do not")
         self.origin = torch.arange(len(knots)).repeat_interleave(counts).to(lists.device)
         low = np.concatenate([knot[:-1] for knot in knots])

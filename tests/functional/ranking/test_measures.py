@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError
+from lgmml_torch.checks import DataWarning, LGMMLError
 from lgmml_torch.functional.ranking import sorting as ranked_module
 from lgmml_torch.functional.ranking.measures import (
     average_precision,
@@ -212,7 +213,10 @@ def test_high_grades_count_or_sort_to_the_same_ideal() -> None:
         scores, _, offsets = lists(9, [20, 3])
         labels = torch.randint(0, high + 1, scores.shape, generator=torch.Generator().manual_seed(0)).double()
         labels[0] = high
-        found = ndcg(scores, labels, offsets, k=[2, 10], reduction="none")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", DataWarning)
+            found = ndcg(scores, labels, offsets, k=[2, 10], reduction="none")
+        assert bool(told) == (high > 31)
         for q, (start, end) in enumerate([(0, 20), (20, 23)]):
             best = reference.best_first(scores[start:end].tolist(), labels[start:end].tolist())
             for column, k in enumerate([2, 10]):
@@ -348,3 +352,28 @@ def test_a_measure_of_ones_own_gets_scores_labels_and_offsets() -> None:
 
     found = rank_metrics(torch.tensor([5.0, 1, 2]), torch.tensor([0.0, 1, 7]), torch.tensor([0, 2, 3]), metrics=[own])
     assert found["own"].tolist() == [5.0, 7.0]
+
+
+def test_labels_beyond_the_range_of_gains_are_fine_where_no_gain_is_taken() -> None:
+    data = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 5000.0, 961.0]), torch.tensor([0, 3])
+    found = rank_metrics(*data, metrics=["map", "mrr", "recall@2", "precision@2"])
+    assert {name: value.item() for name, value in found.items()} == pytest.approx(
+        {"map": (1 / 2 + 2 / 3) / 2, "mrr": 0.5, "recall@2": 0.5, "precision@2": 0.5}
+    )
+    for kind in (ndcg, dcg):
+        with pytest.raises(LGMMLError, match=r"`labels` must be at most 960 for the gain 2\^y - 1, got 5000"):
+            kind(*data)
+    by_hand = (5000 / math.log2(3) + 961 / 2) / (5000 + 961 / math.log2(3))
+    assert float(ndcg(*data, preset="trec_eval")) == pytest.approx(by_hand)
+
+
+def test_a_function_is_not_asked_about_no_lists() -> None:
+    def first(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
+        return labels[offsets[:-1]] + scores.max()  # fails where there are no documents
+
+    found = rank_metrics(torch.zeros(0), torch.zeros(0), torch.tensor([0]), metrics=[first, "ndcg"])
+    assert {name: (len(value), value.dtype) for name, value in found.items()} == {
+        "first": (0, torch.float64), "ndcg": (0, torch.float64)
+    }  # fmt: skip
+    found = rank_metrics(torch.ones(1), torch.ones(1), torch.tensor([0, 1]), metrics=[first])
+    assert found["first"].tolist() == [2.0]

@@ -204,17 +204,28 @@ def test_catboost_rules() -> None:
             assert found == pytest.approx(expected, rel=1e-12)
 
 
-def test_ranklib_rax_pytorchltr_rules() -> None:
-    """2^y - 1, caller's order, 0 for a list without a relevant document."""
+@pytest.mark.parametrize(
+    ("preset", "gain", "nothing"),
+    [
+        ("ranklib", reference.exponential, 0.0),
+        ("rax", reference.exponential, 0.0),
+        ("pytorchltr", reference.exponential, 0.0),
+        ("trec_eval", reference.linear, 0.0),
+        ("xgboost-linear", reference.linear, 1.0),
+        ("xgboost-linear-", reference.linear, 0.0),
+    ],
+)
+def test_rules_without_a_library_at_hand(preset: str, gain: Any, nothing: float) -> None:
+    """Equal scores in the caller's order; a value for a list without a relevant document."""
     for seed in SEEDS:
-        for preset in ["ranklib", "rax", "pytorchltr"]:
-            data = lists(seed)
-            for k in (1, 3, 10, None):
-                found = ndcg(*data, k=k, preset=preset, reduction="none").tolist()
-                best = [reference.best_first(s, y) for s, y in pairs(*data)]
-                assert found == pytest.approx(
-                    [reference.ndcg(b, k, reference.exponential, 0.0) for b in best], rel=1e-12
-                )
+        data = lists(seed)
+        best = [reference.best_first(s, y) for s, y in pairs(*data)]
+        for k in (1, 3, 10, None):
+            found = ndcg(*data, k=k, preset=preset, reduction="none").tolist()
+            assert found == pytest.approx([reference.ndcg(b, k, gain, nothing) for b in best], rel=1e-12)
+        found = average_precision(*data, preset=preset, reduction="none").tolist()
+        expected = [reference.average_precision(b, None, no_relevant=nothing) for b in best]
+        assert found == pytest.approx(expected, rel=1e-12)
 
 
 LETOR = {

@@ -1,22 +1,31 @@
-"""How well the metrics rank lists when each list's Φ is fitted to its own labels.
+"""How well the metrics of a run rank its test lists when each list's Φ is fitted to its own labels.
 
-Optimistic, since the labels are what is to be found out, so never a result for new queries; and no bound either, since
-the best Φ of a list is searched for and need not be found.
+``python -m research.ideal RUN``, the folder of a run. Optimistic, since the labels are what is to be found out, so
+never a result for new queries; and no bound either, since the best Φ of a list is searched for and need not be found.
 """
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
+from lgmml_torch.app.compose import load_splits
 from lgmml_torch.checks import DataError
+from lgmml_torch.evaluation.card import read_report
+from lgmml_torch.evaluation.evaluate import Evaluation, evaluate_scores
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.score import first_equal_rows, score
 from lgmml_torch.functional.score import kernel as apply_kernel
+from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, segment_ids, segment_std
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
+from lgmml_torch.training.preprocessed import compute_distances
 
 _SINGLES = 256  # metrics tried alone, those of the largest starting weight
 _COORDINATES = 16  # of these, the best of each list, whose weights are changed one at a time
@@ -141,3 +150,23 @@ def _descend(best: _Best, start: Tensor, loss: Warp, steps: list[float], seed: i
         (gradient,) = torch.autograd.grad(total, phi)
         phi = (phi.detach() - step * gradient).clamp_min(0)
         best.try_weights(phi)
+
+
+def evaluate_ideal(run: Path) -> Evaluation:
+    """The test lists of a run, each with a Φ of its own."""
+    cfg, model = OmegaConf.create(read_report(run)["config"]), LGMML.load(run / "model.safetensors")
+    data = model.encoded(load_splits(cfg)["test"])
+    start = model.phi.mean_row()[0].detach()
+    scores = ideal_scores(compute_distances(model, data), data, start, kernel=model.kernel, seed=cfg.seed)
+    options = {"metrics": list(cfg.evaluation.metrics), "preset": cfg.evaluation.preset, "seed": cfg.seed}
+    return evaluate_scores(scores, data, split="test", policy="own labels", **options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    print(evaluate_ideal(parser.parse_args().run).markdown())
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training import preprocessed, stages
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.recipe import Recipe, Surroundings
+from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.stages import prepare, quiet_lightning, train_phi
 from tests.processes import in_processes, own_part
 from tests.training.tiny import recipe as tiny_recipe
@@ -79,18 +79,18 @@ def run(kind: str, owners: dict[str, list[int]], home: str | None = None, epochs
         if home is not None and epochs == EPOCHS:
             resume = folder / "last.ckpt"
             distributed.broadcast_file(resume)
-        around = Surroundings(folder, {"max_epochs": epochs, "accelerator": "cpu"}, resume=resume, every_n_steps=2)
+        around = TrainerSettings(folder, {"max_epochs": epochs, "accelerator": "cpu"}, resume=resume, every_n_steps=2)
         trained = train_phi(prepare(splits, recipe), recipe, around)
         with quiet_lightning():
             trained.trainer.test(trained.module, trained.trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
     measured = evaluate(trained.model, splits["test"], metrics=["ndcg@10"])
     train = splits["train"]
-    assert train.spread is not None
+    assert train.shared_lists is not None
     known = kind in ("knn", "adam", "deviations")
     return {
         "model": trained.model.state_dict(),
         "qids": list(trained.model.qids),
-        "rows": train.spread.own_rows,
+        "rows": train.shared_lists.own_rows,
         "scores": trained.model.score(train, known_queries=known),
         "ndcg": measured.per_query["ndcg@10"],
         "counted": measured.counted["ndcg@10"] + measured.skipped["ndcg@10"],

@@ -11,7 +11,7 @@ from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.functional.score import score
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.ideal import ideal_scores
+from research.ideal import ideal_scores
 from tests.reference import ideal as reference
 
 
