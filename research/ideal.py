@@ -154,7 +154,7 @@ def _descend(best: _Best, start: Tensor, loss: Warp, steps: list[float], seed: i
 
 def evaluate_ideal(run: Path) -> Evaluation:
     """The test lists of a run, each with a Φ of its own."""
-    cfg, model = OmegaConf.create(read_report(run)["config"]), LGMML.load(run / "model.safetensors")
+    cfg, model = OmegaConf.create(read_report(run / "report.json")["config"]), LGMML.load(run / "model.safetensors")
     data = model.encoded(load_splits(cfg)["test"])
     start = model.phi.mean_row()[0].detach()
     scores = ideal_scores(compute_distances(model, data), data, start, kernel=model.kernel, seed=cfg.seed)

@@ -353,7 +353,7 @@ def initial_state(problem: Problem) -> BoostState:
     """Nothing chosen: all scores zero, or those of the bank to go on from, which may turn out to be the best."""
     data, valid, start = problem.data, problem.valid, problem.start
     scores = data.features.new_zeros(data.num_documents, dtype=torch.float64)
-    valid_scores = scores.new_zeros(0)
+    valid_scores = scores.new_empty(0)
     if valid is not None:
         valid_scores = scores.new_zeros(valid.num_documents)
     learners = Learners.empty(max(problem.config.sizes), data.features)

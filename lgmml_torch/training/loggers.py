@@ -198,8 +198,8 @@ class _TensorBoardOutput(LoggerOutput):
 
         self.logger.log_hyperparams(dict(settings))
         writer = self.logger.experiment
-        if isinstance(writer, SummaryWriter):
-            for summary in hparams({**settings, **figures}, {}):  # type: ignore[no-untyped-call]
+        if isinstance(writer, SummaryWriter) and writer.file_writer is not None:
+            for summary in hparams({**settings, **figures}, {}):
                 writer.file_writer.add_summary(summary)
 
     def attach(self, files: Sequence[Path]) -> None:

@@ -335,13 +335,14 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
         log.log(logging.WARNING if module.model.phi.mode == "per_query" else logging.INFO, untrained)
     module.model.metrics.train_metrics_(False)
     module.model.eval()
+    trained = Trained(module, keeper, lightning, moved)
     if module.model.phi.policy == AUTO:
-        module.model.phi.policy = _best_policy(module.model, splits.get("valid"), measure)
+        module.model.phi.policy = _best_policy(trained, splits.get("valid"), measure)
     kept = keeper.best_epoch if keep == "best" else lightning.current_epoch
     for callback in around.callbacks:
         if isinstance(callback, LogModel):
             callback.show_kept(lightning, module, kept)
-    return Trained(module, keeper, lightning, moved)
+    return trained
 
 
 def _what_validation_sees(module: LGMMLModule, keep: str, around: TrainerSettings) -> tuple[str, TrainerSettings]:
@@ -356,12 +357,12 @@ def _what_validation_sees(module: LGMMLModule, keep: str, around: TrainerSetting
     return "last", replace(around, callbacks=callbacks)
 
 
-def _best_policy(model: LGMML, valid: RankingData | None, measure: Measure) -> str:
+def _best_policy(trained: Trained, valid: RankingData | None, measure: Measure) -> str:
     """The policy for new queries that ranks the validation queries best; the mean without any."""
     judged = {"mean": 0.0}
     if valid is not None:
-        for policy in POLICIES[model.phi.mode]:
-            judged[policy] = mean_measure(model.score(valid, policy=policy), valid, measure)
+        for policy in POLICIES[trained.model.phi.mode]:
+            judged[policy] = mean_measure(trained.score("valid", policy=policy), valid, measure)
         figures = ", ".join(f"{policy} {value:.4f}" for policy, value in judged.items())
         log.info("Φ of new queries, validation %s: %s", measure.name, figures)
     return max(judged, key=judged.__getitem__)

@@ -317,3 +317,11 @@ def test_errors_name_argument_rule_and_value(generator: torch.Generator) -> None
     short = Anchors(real.points[:1], real.rows, real.ndcg, real.alpha)
     with pytest.raises(LGMMLError, match=r"`anchors.points` must have shape \(2, 2\), got \(1, 2\)"):
         extrapolate_anchors(x, y, o, regions, F, short, alphas=(0.0,))
+
+
+def test_thresholds_are_medians_of_distinct_positive_labels() -> None:
+    """One positive label is its own median; equal labels count once; without a positive there is none."""
+    lists = [[0, 3, 3], [1, 1, 2, 5], [0, 1, 2, 2, 4], [2, 2], [7], []]
+    labels = torch.tensor([float(y) for own in lists for y in own])
+    offsets = offsets_from_sizes(torch.tensor([len(own) for own in lists]))
+    assert high_thresholds(labels, offsets).tolist() == [3.0, 3.5, 2.0, math.inf, math.inf, math.inf]
