@@ -111,7 +111,8 @@ def trials(
 
 def write_results(store: Store) -> None:
     """All that is stored: means in one file, test queries in another."""
-    rows, values = [], {}
+    rows: list[dict[str, Any]] = []
+    values: dict[str, Any] = {}
     for trial in trials(("debian", *SETS)):
         record = store.find(trial.job())
         if record is None:
