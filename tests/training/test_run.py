@@ -170,6 +170,8 @@ def test_a_refusal_names_the_setting_and_the_metrics_it_belongs_to() -> None:
     )
     with pytest.raises(ConfigError, match=r"^`budget` has no effect on sampled metrics"):
         check_effect(["budget"], "sampled", "warp")
+    with pytest.raises(ConfigError, match=r"^`distances` has no effect on trained metrics"):
+        check_effect(["distances"], "trained", "softmax")
 
 
 KILLED = textwrap.dedent("""
