@@ -105,7 +105,7 @@ def make_targets() -> set[str]:
 TINY = {
     "trainer.max_epochs": "1", "trainer.accelerator": "cpu", "trainer.enable_progress_bar": "false",
     "trainer.devices": "1", "callbacks": "quiet", "logger": "none", "loader.num_workers": "0", "threads": "1",
-    "evaluation.ideal": "false", "paths.cache_dir": "cache",
+    "paths.cache_dir": "cache",
 }  # fmt: skip
 TINY_GENERATED = {"data.num_queries": "24", "data.num_features": "5"}
 ALWAYS = ("trainer.devices",)  # processes are started by other tests

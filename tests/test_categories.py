@@ -385,7 +385,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         "data=table", f"data.path={tmp_path / 'a.csv'}", "data.label=grade", "data.categories=[colour,brand]",
         "local_metrics.rounds=4", "trainer.max_epochs=1", "logger=none",
         "trainer.accelerator=cpu", "loader.num_workers=0", f"paths.output_dir={tmp_path / 'run'}",
-        "trainer.enable_progress_bar=false", "callbacks=quiet", "evaluation.ideal=false", "name=t",
+        "trainer.enable_progress_bar=false", "callbacks=quiet", "name=t",
     ]  # fmt: skip
     result = train(load_config(asked), asked)
     assert result is not None

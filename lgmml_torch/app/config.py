@@ -224,7 +224,6 @@ RUN_SETTINGS: dict[str, Rule] = {
     "search.policy": optional(text),
     "evaluation.metrics": each(text),
     "evaluation.all_policies": flag,
-    "evaluation.ideal": flag,
     "resume": optional(text),
     "warm_start": optional(text),
     "grow": flag,

@@ -134,8 +134,6 @@ def train(
 def _checked(cfg: DictConfig) -> DictConfig:
     """The configuration with ``resume=auto`` resolved; errors in it are raised before data is read."""
     check_settings(cfg)
-    if cfg.evaluation.ideal:
-        raise ConfigError("`evaluation.ideal` must be false: python -m research.ideal RUN evaluates a run that way")
     recipe_of(cfg)
     check_trainer(cfg)
     cfg = resolve_resume(cfg)

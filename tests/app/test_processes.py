@@ -28,7 +28,7 @@ TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(
 SETTINGS = (
     "data=shards", "local_metrics=boosted", "local_metrics.rounds=3", "phi=shared", "optimizer.lr=0.3",
     "trainer.max_epochs=2", "loader.num_workers=0", "loader.batch_size=6", "logger=none", "callbacks=paper",
-    "evaluation.ideal=false", "threads=1", "name=several",
+    "threads=1", "name=several",
 )  # fmt: skip
 
 

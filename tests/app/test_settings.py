@@ -73,7 +73,7 @@ BAD = [
     ("plain", "phi.mode=shard"), ("plain", "phi.policy=5"), ("plain", "search.margin=0.1"),
     ("plain", "search.margin=[-1]"), ("plain", "search.init=[x]"), ("plain", "search.policy=knn"),
     ("plain", "evaluation.metrics=ndcg@10"), ("plain", "evaluation.metrics=[ndgc@10]"),
-    ("plain", "evaluation.preset=letor5"), ("plain", "evaluation.ideal=5"), ("plain", "base=5"), ("plain", "resume=7"),
+    ("plain", "evaluation.preset=letor5"), ("plain", "base=5"), ("plain", "resume=7"),
     ("plain", "callbacks.early_stopping.patience=-1"), ("plain", "callbacks.early_stopping.mode=up"),
 ]  # fmt: skip
 

@@ -32,7 +32,6 @@ SMALL = [
     "trainer.accelerator=cpu",
     "callbacks.progress=null",
     "trainer.log_every_n_steps=1",
-    "evaluation.ideal=false",
     "threads=1",
 ]
 BOOSTED = ["local_metrics.rounds=6"]
@@ -81,13 +80,11 @@ def test_what_to_compare_with_is_tried_before_the_fit(default_run: RunResult, tm
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_training_and_unseen_queries_stay_apart(default_run: RunResult, tmp_path: Path) -> None:
+def test_training_and_unseen_queries_stay_apart(default_run: RunResult) -> None:
     kinds = [evaluation.split for evaluation in default_run.evaluations]
     assert kinds == ["training queries", "valid: unseen queries", "test: unseen queries"]
     fitted = evaluate_ideal(default_run.folder)  # to the labels of each list
     assert fitted.means["ndcg@10"] >= default_run.evaluations[2].means["ndcg@10"]
-    with pytest.raises(ConfigError, match=r"`evaluation\.ideal` must be false: python -m research\.ideal"):
-        run(tmp_path, "evaluation.ideal=true")
     for evaluation in default_run.evaluations:
         assert evaluation.seed == 0
         assert evaluation.counted["ndcg@10"] + evaluation.skipped["ndcg@10"] == len(evaluation.qids)

@@ -8,10 +8,9 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data, print_tables
 from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.models.explain import Explanation, explain
 from lgmml_torch.ragged import RankingData
@@ -25,10 +24,10 @@ examples:
 """
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_explain_options(parser: ArgumentParser) -> None:
     """Arguments and options of the command."""
     parser.epilog = DATA_FORMATS + _EXAMPLES
-    parser.set_defaults(execute=run)
+    parser.set_defaults(execute=_explain)
     add_model(parser)
     add_data(parser)
     add = parser.add_argument
@@ -39,7 +38,7 @@ def add_options(parser: ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
-def run(args: Namespace) -> None:
+def _explain(args: Namespace) -> None:
     """Print the explanation."""
     check_positive("top", args.top)
     model = load_model(args)
@@ -136,10 +135,6 @@ def _metric_cells(row: dict[str, Any]) -> list[str]:
 
 def _show(content: dict[str, Any]) -> None:
     """The same for people."""
-    width = None
-    if not sys.stdout.isatty():
-        width = 160
-    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
     a, b = content["document"], content["over"]
     first, second = content["scores"]
     relation = "level with"
@@ -147,23 +142,20 @@ def _show(content: dict[str, Any]) -> None:
         relation = "above"
     elif content["difference"]:
         relation = "below"
-    console.print(f"Query {content['qid']}: {a} (score {first:.6g}) is {relation} {b} (score {second:.6g}); ", end="")
-    console.print(f"difference {content['difference']:+.6g}.", _NOTE, sep="\n")
-    table = Table("metric", "part", "weight Φ", "distance of the first", "of the second", "anchor NDCG", "mostly by")
+    title = f"Query {content['qid']}: {a} (score {first:.6g}) is {relation} {b} (score {second:.6g}); "
+    title += f"difference {content['difference']:+.6g}."
+    metrics = Table("metric", "part", "weight Φ", "distance of the first", "of the second", "anchor NDCG", "mostly by")
     for row in content["metrics"]:
-        table.add_row(*_metric_cells(row))
-    table.add_row("all others", f"{content['other_metrics']:+.6g}")
-    if content["base"]:
-        table.add_row("trees it adds to", f"{content['base']:+.6g}")
-    console.print(table)
-    table = Table("feature", "part", "value in the first", "in the second", "as the metrics see it")
+        metrics.add_row(*_metric_cells(row))
+    features = Table("feature", "part", "value in the first", "in the second", "as the metrics see it")
     for row in content["features"]:
         raw = ["", ""]
         if row["raw"] is not None:
             raw = list(map("{:.6g}".format, row["raw"]))
         seen = " against ".join(map("{:.3g}".format, row["values"]))
-        table.add_row(row["feature"], f"{row['part']:+.6g}", *raw, seen)
-    table.add_row("all others", f"{content['other_features']:+.6g}")
-    if content["base"]:
-        table.add_row("trees it adds to", f"{content['base']:+.6g}")
-    console.print(table)
+        features.add_row(row["feature"], f"{row['part']:+.6g}", *raw, seen)
+    for table, rest in ((metrics, content["other_metrics"]), (features, content["other_features"])):
+        table.add_row("all others", f"{rest:+.6g}")
+        if content["base"]:
+            table.add_row("trees it adds to", f"{content['base']:+.6g}")
+    print_tables(title, _NOTE, metrics, features)

@@ -1,4 +1,4 @@
-"""Scoring a folder of shards: a file of scores for each, by several processes; an interrupted command continues.
+"""``lgmml convert`` writes data as a folder of shards, and ``lgmml score`` scores such a folder with several processes.
 
 A file of scores has a row per document in the order of its shard: ``qid``, ``place`` (of the document in its list, from
 0, in the order of the source of the shards), ``docid`` where there are ids, and ``score``. Its metadata says which
@@ -9,37 +9,94 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
 
 from lgmml_torch import __version__
-from lgmml_torch.app.commands.common import chosen_part, load_model
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_source, chosen_part, columns_of, is_set, load_model
 from lgmml_torch.app.commands.score import score_batches
-from lgmml_torch.checks import DataError, LGMMLError, check_positive
+from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache
+from lgmml_torch.data.catalog import open_dataset
+from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.manifest import Manifest, Shard, check_content, check_files, digest, read_manifest
-from lgmml_torch.data.shards import SHARD_COLUMNS, document_keys
-from lgmml_torch.data.source import open_source
+from lgmml_torch.data.shards import SHARD_COLUMNS, check_room, clear_folder, document_keys, write_shards
+from lgmml_torch.data.source import ReadOptions, open_file, open_source
 from lgmml_torch.data.write import save_parquet
 from lgmml_torch.files import SUFFIX, sweep
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
 
-MARK = b"lgmml_scores"  # in the metadata of a file of scores: what it was made from
+_EXAMPLES = """
+FOLDER gets Parquet files of whole lists and manifest.json, which counts them; a data set with parts gets folders
+train, valid and test. Files are read list by list; a data set is loaded as it is for training.
+examples:
+  lgmml convert train.txt.gz shards
+  lgmml convert clicks.parquet shards --qid-column query --documents 100000
+  lgmml convert mq2008 shards --fold 1                           train, valid and test; --split for one of them
+"""
+
+
+def add_convert_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = DATA_FORMATS + _EXAMPLES
+    parser.set_defaults(execute=_convert)
+    parser.add_argument("data", metavar="DATA", help="see below")
+    parser.add_argument("folder", metavar="FOLDER", help="where to; shards that are there already are replaced")
+    help_ = "documents in a shard, at most; a longer list has one of its own (default: 50000)"
+    parser.add_argument("--documents", type=int, default=50_000, metavar="N", help=help_)
+    add = add_source(parser, None)
+    add("--num-features", type=int, metavar="N", help="how many features there are (default: what the data says)")
+
+
+def _convert(args: Namespace) -> None:
+    """Write the shards and print what is in them."""
+    home = Path(args.folder)
+    if args.data != "-" and home.resolve() in Path(args.data).resolve().parents:
+        raise DataError(f"{home}: the folder for the shards must not be the one that {args.data} lies in")
+    if is_set(args.data):
+        _convert_set(args, home)
+        return
+    options = ReadOptions(num_features=args.num_features, missing=args.missing or "error", columns=columns_of(args))
+    with open_file(args.data, options, kind=args.input_format) as source:
+        sys.stdout.write(f"{home}: {write_shards(source, home, documents=args.documents)}\n")
+
+
+def _convert_set(args: Namespace, home: Path) -> None:
+    """The parts of a set into folders of their own, or the one that was asked for into the folder itself."""
+    if args.split is not None:
+        check_choice("split", args.split, SPLITS)
+        check_room(home)
+    elif home.is_dir() and (other := sorted({path.name for path in home.iterdir()} - set(SPLITS))):
+        raise DataError(f"{home}: the parts of a set need a folder of their own, this one holds {other[0]!r}")
+    reading = {"num_features": args.num_features, "missing": args.missing or "error", "columns": columns_of(args)}
+    parts = open_dataset(args.data, fold=args.fold, **reading)
+    if args.split is not None:
+        check_choice("split", args.split, parts)
+        parts = {"": parts[args.split]}
+    for name in parts:
+        clear_folder(home / name)  # all of them first: a set that is not written to the end is seen to lack a part
+    for name, data in parts.items():
+        sys.stdout.write(f"{home / name}: {write_shards(data, home / name, documents=args.documents)}\n")
+
+
+_MARK = b"lgmml_scores"  # in the metadata of a file of scores: what it was made from
 _model: list[LGMML] = []  # of a process that was started to score
 
 
 @dataclass(frozen=True)
-class Work:
+class _Work:
     """What is scored, by what, and where the scores go.
 
     Attributes:
@@ -68,7 +125,7 @@ class Work:
             found = parquet.read_metadata(self.target / shard.file)
         except (FileNotFoundError, pa.ArrowException):
             return False
-        return found.num_rows == shard.documents and (found.metadata or {}).get(MARK) == self.mark(shard)
+        return found.num_rows == shard.documents and (found.metadata or {}).get(_MARK) == self.mark(shard)
 
 
 def score_folder(args: Namespace, folders: dict[str, Path]) -> str:
@@ -80,7 +137,7 @@ def score_folder(args: Namespace, folders: dict[str, Path]) -> str:
     manifest = read_manifest(source)
     check_files(source, manifest, manifest.shards)
     model = load_model(args)
-    work = Work(args, source, Path(args.output), digest(Path(args.model)))
+    work = _Work(args, source, Path(args.output), digest(Path(args.model)))
     _check_target(work.target, manifest)
     todo, total = list[Shard](), 0
     for shard in manifest.shards:
@@ -89,9 +146,11 @@ def score_folder(args: Namespace, folders: dict[str, Path]) -> str:
             total += shard.documents
     started, done = time.monotonic(), 0
     with progress_bar("Scoring", total) as report:
-        jobs = min(args.jobs, len(todo))
-        for scored in _score_shards(work, todo, jobs, model):
-            report(done := done + scored)
+        scored: Iterator[int] = map(partial(_score_shard, work, model=model), todo)
+        if (jobs := min(args.jobs, len(todo))) > 1:
+            scored = _in_processes(work, todo, jobs)
+        for documents in scored:
+            report(done := done + documents)
     seconds = time.monotonic() - started
     kept, speed = len(manifest.shards) - len(todo), ""
     if done:
@@ -109,18 +168,11 @@ def _check_target(target: Path, manifest: Manifest) -> None:
             raise DataError(f"{target}: scores of shards need a folder of their own, this one holds {path.name!r}")
 
 
-def _score_shards(work: Work, shards: Sequence[Shard], jobs: int, model: LGMML) -> Iterator[int]:
-    if jobs > 1:
-        yield from _in_processes(work, shards, jobs)
-    else:
-        for shard in shards:
-            yield _score_shard(work, shard, model)
-
-
-def _score_shard(work: Work, shard: Shard, model: LGMML) -> int:
-    """Write the scores of one shard and answer how many they are."""
+def _score_shard(work: _Work, shard: Shard, model: LGMML | None = None) -> int:
+    """Write the scores of one shard, by the model of the process by default, and answer how many they are."""
     import pyarrow as pa
 
+    model = model or _model[0]
     check_content(work.source, [shard], Cache(), progress=False)
     file = work.source / shard.file
     with open_source(
@@ -134,18 +186,18 @@ def _score_shard(work: Work, shard: Shard, model: LGMML) -> int:
         found = []
         for _, scores in score_batches(model, lists, work.args):
             found.append(scores)
-    table = pa.table({**document_keys(file), "score": np.concatenate(found)}, metadata={MARK: work.mark(shard)})
+    table = pa.table({**document_keys(file), "score": np.concatenate(found)}, metadata={_MARK: work.mark(shard)})
     save_parquet(table, work.target / shard.file)
     return shard.documents
 
 
-def _in_processes(work: Work, shards: Sequence[Shard], jobs: int) -> Iterator[int]:
+def _in_processes(work: _Work, shards: Sequence[Shard], jobs: int) -> Iterator[int]:
     """Each process has the model and one thread, and takes the next shard that is left."""
     alone = Namespace(**{**vars(work.args), "threads": 1})
     # Fresh processes: a copy of this one may wait for ever on threads of torch that were not copied.
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (alone,))
     try:
-        for future in as_completed([pool.submit(_score, work, shard) for shard in shards]):
+        for future in as_completed([pool.submit(_score_shard, work, shard) for shard in shards]):
             yield future.result()
     except BrokenProcessPool as error:
         raise LGMMLError("a process ended before its shard was scored; the same command goes on from here") from error
@@ -164,7 +216,3 @@ def _follow() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _score(work: Work, shard: Shard) -> int:
-    return _score_shard(work, shard, _model[0])
