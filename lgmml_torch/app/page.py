@@ -17,8 +17,6 @@ from lgmml_torch.app.charts import (
     figure,
     histogram,
     line_chart,
-    point_chart,
-    sorted_chart,
     table,
     tag,
 )
@@ -258,7 +256,7 @@ def _distribution(data: PageData) -> Markup:
         return figure(title, tag("p", f"No query of {data.split} counts: none has a relevant document."))
     chart = histogram(
         data.values, low=0.0, high=max(1.0, *data.values), bins=20, x=data.measure, y="queries", title=title,
-        marks={"mean": data.mean.mean},
+        mean=data.mean.mean,
     )  # fmt: skip
     ordered = sorted(data.values)
     last = len(ordered) - 1
@@ -304,13 +302,14 @@ def _grade(label: float, top: float) -> Markup:
     return tag("span", f"{label:g}", class_="grade", style=f"--grade:{share:.2f}")
 
 
-def _parts(row: Document) -> list[Markup]:
-    parts = []
+def _parts(row: Document) -> list[Child]:
+    parts = list[Child]()
     for name, part in row.parts:
         direction = "down"
         if part > 0:
             direction = "up"
         parts.append(tag("span", f"{name} ", tag("span", f"{part:+.2g}", class_=direction), class_="part"))
+        parts.append(" ")  # a line may break here
     return parts
 
 
@@ -394,20 +393,14 @@ def _effects(names: Sequence[str], importances: Importances) -> list[Child]:
 
 
 def _calibration(data: PageData) -> Markup:
-    labels = data.calibration.labels
-    points, places = list[Point](), list[str]()
-    for place, mean in enumerate(labels):
-        places.append(f"{100 * (place + 1) // len(labels)}%")
+    title, points = "Mean label by score", list[Point]()
+    for place, mean in enumerate(data.calibration.labels, 1):
         if mean:
-            points.append(Point(place, mean.mean, mean.low, mean.high))
-    title = "Mean label by score"
-    chart = point_chart(
-        points,
-        x="place of the score within its list (100%: the top)",
-        y="mean label",
-        title=title,
-        labels=places,
-    )
+            points.append(Point(100 * place // len(data.calibration.labels), mean.mean, mean.low, mean.high))
+    if not points:
+        return figure(title, tag("p", "No list has a label for each of its parts."))
+    axes = {"x": "place of the score within its list, % (100: the top)", "y": "mean label", "title": title}
+    chart = line_chart({"mean label": points}, **axes, also=[0.0])  # type: ignore[arg-type]
     note = "Each list is cut into ten parts by the rank of its scores; 95% intervals over queries. Good rankings rise."
     return figure(title, chart, note)
 
@@ -415,15 +408,17 @@ def _calibration(data: PageData) -> Markup:
 def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
     """Beside another model, query by query."""
     title = "Differences per query"
-    gaps = paired.gaps[~paired.gaps.isnan()].tolist()
-    chart = sorted_chart(gaps, x="queries, by difference", y=f"difference in {paired.measure}", title=title)
+    gaps = paired.gaps[~paired.gaps.isnan()].sort(descending=True).values.tolist()
+    line = list(map(Point, range(1, len(gaps) + 1), gaps))
+    axes = {"x": "queries, by difference", "y": f"difference in {paired.measure}", "title": title}
+    chart = line_chart({"query": line}, **axes, also=[0.0])  # type: ignore[arg-type]
     rows = []
     for query in paired.most_different(8):
         first, second = paired.values[:, query].tolist()
         gap = float(paired.gaps[query])
         rows.append([str(paired.qids[query]), f"{first:.4f}", f"{second:.4f}", f"{gap:+.4f}"])
     differing = table(["query", paired.first, paired.second, "difference"], rows, numbers=(1, 2, 3))
-    note = f"Blue: {paired.first} is better; orange: {paired.second} is."
+    note = f"Above 0, {paired.first} is better; below, {paired.second} is."
     charts = [figure(title, chart, note), figure("Queries that differ most", differing)]
     return _section(
         f"Against {paired.second}",
