@@ -27,15 +27,9 @@ _COMMANDS = {
     "export": ("commands.model", "write a model for other programs: ONNX, or a program of torch"),
     "card": ("commands.model", "write a model card: data, figures, settings, limits, licence"),
     "sweep": ("sweep", "search for good settings by validation; an interrupted search can be resumed"),
-    "convert": (
-        "commands.shards",
-        "write data as a folder of shards, for large sets and several processes",
-    ),
+    "convert": ("commands.shards", "write data as a folder of shards, for large sets and several processes"),
     "compare": ("commands.evaluate", "two models or runs on the same lists, query by query"),
-    "report": (
-        "commands.evaluate",
-        "make the page of a training run (again), or one for other data",
-    ),
+    "report": ("commands.evaluate", "make the page of a training run (again), or one for other data"),
     "info": ("commands.model", "what is in a model file"),
     "completion": ("cli", "write a script with which a shell completes commands and options"),
 }
@@ -114,9 +108,9 @@ def _complete(args: argparse.Namespace) -> None:
 
 
 def _train(overrides: list[str]) -> int:
-    before, sys.argv = sys.argv, ["lgmml train", *overrides]
+    before, sys.argv = sys.argv, ["lgmml train", *overrides]  # Hydra reads the overrides there
     try:
-        train()
+        train([before[0], "train", *overrides])
     finally:
         sys.argv = before
     return 0

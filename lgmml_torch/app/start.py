@@ -59,18 +59,21 @@ def join_processes() -> None:
         logging.getLogger("lgmml_torch").setLevel(logging.WARNING)
 
 
-def main() -> None:
-    """The command line: ``python train.py`` and ``lgmml train``."""
+def main(command: Sequence[str] | None = None) -> None:
+    """The command line: ``python train.py`` and ``lgmml train``.
+
+    ``command`` starts the program again, as Lightning does for further processes; by default it is ``sys.argv``.
+    """
     wait_quietly()
     watch = Watch()
     with watch:
         try:
-            _train(watch)
+            _train(watch, list(command or sys.argv))
         except Interrupted as stop:
             sys.exit(say_goodbye(stop))
 
 
-def _train(watch: Watch) -> None:
+def _train(watch: Watch, command: list[str]) -> None:
     """Check the words, then let Hydra compose the configuration and call the run."""
     import hydra
 
@@ -88,6 +91,7 @@ def _train(watch: Watch) -> None:
     def run(cfg: DictConfig) -> float | None:
         from lgmml_torch.app.train import run_and_tell
 
+        sys.argv = command
         return run_and_tell(cfg, watch)
 
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(run)()
@@ -167,9 +171,9 @@ def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | Non
 
     >>> _command_to_go_on("train.py", ["data=mq2008", "resume=old.ckpt"], None)
     'python train.py data=mq2008 resume=old.ckpt'
-    >>> _command_to_go_on("lgmml train", ["data=mq2008", "resume=old.ckpt"], Path("a b/last.ckpt"))
+    >>> _command_to_go_on("bin/lgmml", ["train", "data=mq2008", "resume=old.ckpt"], Path("a b/last.ckpt"))
     'lgmml train data=mq2008 \'resume="a b/last.ckpt"\''
-    >>> _command_to_go_on("lgmml train", ["data=mine", "--config-dir", "my"], Path("last.ckpt"))
+    >>> _command_to_go_on("lgmml", ["train", "data=mine", "--config-dir", "my"], Path("last.ckpt"))
     'lgmml train data=mine resume=last.ckpt --config-dir my'
     """
     words = list(words)
@@ -184,8 +188,10 @@ def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | Non
             if "=" in word and not word.startswith("-"):
                 last = number
         words.insert(last, f"resume={place}")
-    start = program
-    if program.endswith(".py"):
+    start = Path(program).name
+    if words[:1] == ["train"]:
+        start = "lgmml"
+    elif program.endswith(".py"):
         start = f"python {shlex.quote(program)}"
     return " ".join([start, *map(shlex.quote, words)])
 
