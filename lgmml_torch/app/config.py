@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,38 @@ def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: P
             return compose(name, overrides=list(overrides))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_one_sentence(error, overrides, name, folder)) from error
+
+
+def _explained_settings() -> str:
+    """A line for each setting that a comment explains, in ``train.yaml`` and in the parts that are the default."""
+    folder = config_dir()
+    text = (folder / "train.yaml").read_text(encoding="utf-8").partition("\nhydra:\n")[0]
+    lines = _commented(text, "")
+    for group, choice in re.findall(r"^  - (\w+): (\w+)$", text, re.MULTILINE):
+        if choice != "null":
+            lines += _commented((folder / group / f"{choice}.yaml").read_text(encoding="utf-8"), f"{group}.")
+    return "\n".join(lines).replace("$", "$$")  # which Hydra takes for a dollar
+
+
+def _commented(text: str, prefix: str) -> list[str]:
+    """``name=default`` and the comment, of the lines of a configuration file that have one."""
+    found, above = [], ""
+    for line in text.splitlines():
+        parsed = re.match(r"( *)(\w+): *([^#]*?) *(?:# (.*))?$", line)
+        if parsed is None:
+            continue
+        indent, key, value, comment = parsed.groups()
+        name = f"{prefix}{above}{key}"
+        if not indent:
+            name, above = f"{prefix}{key}", f"{key}."
+        if value and not value.startswith("$"):  # no group, and no value that is looked up
+            name += f"={value}"
+        if comment:
+            found.append(textwrap.fill(f"{name:<34} {comment}", 120, subsequent_indent=" " * 35))
+    return found
+
+
+OmegaConf.register_new_resolver("explained_settings", _explained_settings, replace=True)  # for the help of Hydra
 
 
 def check_command(words: Sequence[str]) -> None:
