@@ -212,7 +212,7 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
     if asked is None:
         return cfg
     given = asked_settings(asked)
-    loss = _loss_name(cfg)
+    loss = str(build(cfg.loss).name)
     kind = metrics_kind(cfg)
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
@@ -282,11 +282,6 @@ def metrics_kind(cfg: DictConfig) -> str:
 def _builder(cfg: DictConfig) -> BankBuilder:
     with named(cfg, "local_metrics"):
         return as_builder(build(cfg.local_metrics, _convert_="all"))
-
-
-def _loss_name(cfg: DictConfig) -> str:
-    name: str = build(cfg.loss).name
-    return name
 
 
 def _with_reason(cfg: DictConfig, reason: str) -> DictConfig:

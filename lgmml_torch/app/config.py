@@ -220,25 +220,24 @@ def _known_keys(overrides: Sequence[str], name: str, folder: Path) -> list[str]:
         config = compose(name, overrides=chosen)
     except HydraException:
         config = compose(name)
-    keys = [*groups]
+    return [*groups, *_dotted(OmegaConf.to_container(config, resolve=False))]
 
-    def walk(node: dict[Any, Any], prefix: str) -> None:
-        for key, child in node.items():
-            keys.append(f"{prefix}{key}")
-            if isinstance(child, dict):
-                walk(child, f"{prefix}{key}.")
 
-    content = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(content, dict)
-    walk(content, "")
-    return keys
+def _dotted(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Every group and setting by its full name."""
+    found: dict[str, Any] = {}
+    for key, child in node.items():
+        found[f"{prefix}{key}"] = child
+        if isinstance(child, dict):
+            found |= _dotted(child, f"{prefix}{key}.")
+    return found
 
 
 # Rules for settings that no part checks by itself: the estimator needs the same rules for parts, so they stand there.
 _ABSENT = object()
 
 
-def devices(name: str, value: Any) -> None:
+def _devices(name: str, value: Any) -> None:
     """How many, which, all (-1), or auto."""
     if isinstance(value, str):
         if value != "auto" and not value.replace(",", "").replace("-1", "1").isdigit():
@@ -270,7 +269,7 @@ RUN_SETTINGS: dict[str, Rule] = {
     "optimizer.nesterov": flag,
     "optimizer.amsgrad": flag,
     "trainer.accelerator": one_of(("auto", "cpu", "gpu", "cuda", "mps", "tpu")),
-    "trainer.devices": devices,
+    "trainer.devices": _devices,
     "trainer.num_nodes": check_whole,
     "trainer.strategy": text,
     "trainer.max_epochs": optional(at_least(-1, whole=True)),
@@ -300,7 +299,7 @@ RUN_SETTINGS: dict[str, Rule] = {
 
 
 # Groups of settings a run cannot do without; `callbacks` and `logger` may be null.
-PARTS = (
+_PARTS = (
     "data", "preprocess", "local_metrics", "phi", "loss", "optimizer", "step_size", "trainer",
     "loader", "dropout", "search", "evaluation", "paths",
 )  # fmt: skip
@@ -313,9 +312,10 @@ def check_settings(cfg: DictConfig) -> None:
         ConfigError: the first setting that is missing or breaks its rule: its full name, the rule and the value.
     """
     try:
-        for name in _missing(OmegaConf.to_container(cfg, resolve=False)):
-            raise ConfigError(f"`{name}` must be given, e.g. {name}=...")
-        for name in PARTS:
+        for name, value in _dotted(OmegaConf.to_container(cfg, resolve=False)).items():
+            if value == MISSING:
+                raise ConfigError(f"`{name}` must be given, e.g. {name}=...")
+        for name in _PARTS:
             if not isinstance(part := cfg.get(name), DictConfig):
                 raise ConfigError(f"`{name}` must be one of its choices or a group of settings, got {part!r}")
         for name, rule in RUN_SETTINGS.items():
@@ -328,13 +328,3 @@ def check_settings(cfg: DictConfig) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(str(error)) from error
-
-
-def _missing(node: Any, prefix: str = "") -> list[str]:
-    """Full names of what the configuration leaves to be given; nothing is looked up that only a run can say."""
-    if not isinstance(node, dict):
-        return [prefix.rstrip(".")] if node == MISSING else []
-    found: list[str] = []
-    for key, child in node.items():
-        found += _missing(child, f"{prefix}{key}.")
-    return found

@@ -32,11 +32,11 @@ _CARDS_NOTE = (
     "Of each list the first documents, then relevant ones further down. Scores have no unit. “Set apart by”: what "
     "features add to the score over the document in the middle of the ranking; exact parts of the difference."
 )
-Report = Mapping[str, Any]
+_Report = Mapping[str, Any]
 _NONE = "–"
 
 
-def make_page(report: Report, data: PageData, paired: Sequence[Paired] = ()) -> str:
+def make_page(report: _Report, data: PageData, paired: Sequence[Paired] = ()) -> str:
     """The whole page, from what ``report.json`` holds and the data of the lists."""
     title = str(report["config"].get("name") or "run")
     sections = [_data_section(report), _results_section(report)]
@@ -74,7 +74,7 @@ def _sentence(text: object) -> str:
     return f"{stripped[0].upper()}{stripped[1:]}."
 
 
-def _header(report: Report, data: PageData, title: str) -> Markup:
+def _header(report: _Report, data: PageData, title: str) -> Markup:
     """The name of the run, and the few figures that people look for first."""
     trained = report.get("data", {}).get("train")
     seconds = report.get("seconds")
@@ -94,7 +94,7 @@ def _header(report: Report, data: PageData, title: str) -> Markup:
     return tag("header", tag("h1", title), chosen, tag("div", boxes, class_="tiles"))
 
 
-def _headline(report: Report, data: PageData) -> tuple[str, str]:
+def _headline(report: _Report, data: PageData) -> tuple[str, str]:
     """The measure and its interval: of all queries of the part where the report has them, else of the sample."""
     for item in report["evaluations"]:
         entry = item["metrics"].get(data.measure, {})
@@ -105,7 +105,7 @@ def _headline(report: Report, data: PageData) -> tuple[str, str]:
     return f"{data.mean.mean:.4f}", f"[{data.mean.low:.3f}, {data.mean.high:.3f}]"
 
 
-def _data_section(report: Report) -> tuple[str, str, Markup]:
+def _data_section(report: _Report) -> tuple[str, str, Markup]:
     """What was trained on what."""
     rows = []
     for name, facts in report.get("data", {}).items():
@@ -139,7 +139,7 @@ def _data_row(name: str, facts: Mapping[str, Any]) -> list[str]:
     return [name, *counts, sizes, ", ".join(labels), without]
 
 
-def _results_section(report: Report) -> tuple[str, str, Markup]:
+def _results_section(report: _Report) -> tuple[str, str, Markup]:
     """The main table, with intervals, and what the figures mean."""
     evaluations: Sequence[Mapping[str, Any]] = report["evaluations"]
     names: dict[str, None] = {}  # a set in order
@@ -183,7 +183,7 @@ def _counts(item: Mapping[str, Any], key: str) -> str:
     return ", ".join(texts)
 
 
-def _validation_section(report: Report) -> tuple[str, str, Markup]:
+def _validation_section(report: _Report) -> tuple[str, str, Markup]:
     """Boosting rounds and epochs, with the kept ones marked."""
     charts = [_rounds_chart(report.get("bank", {})), _epochs_chart(report)]
     biases = report.get("bank", {}).get("position_bias")
@@ -217,7 +217,7 @@ def _rounds_chart(bank: Mapping[str, Any]) -> Markup | None:
     return figure("Local metrics, round by round", chart, note)
 
 
-def _epochs_chart(report: Report) -> Markup:
+def _epochs_chart(report: _Report) -> Markup:
     curve, kept = report.get("validation curve", {}), report["best epoch"]
     points = []
     for epoch, value in curve.items():
@@ -243,7 +243,7 @@ def _queries_section(data: PageData) -> tuple[str, str, Markup]:
         note = tag("p", _CARDS_NOTE, class_="note")
     return _section(
         "Queries",
-        tag("p", _sampled(data), class_="note"),
+        tag("p", data.sample, class_="note"),
         tag("div", _distribution(data), _calibration(data), class_="charts"),
         note,
         tag("div", sides, class_="sides"),
@@ -264,14 +264,6 @@ def _distribution(data: PageData) -> Markup:
     counts = f"{data.mean.counted:,} queries count, {data.mean.skipped:,} are skipped."
     spread = f"Median {middle:.3f}; a tenth are at most {low:.3f}, a tenth at least {high:.3f}."
     return figure(title, chart, f"{counts} {spread}")
-
-
-def _sampled(data: PageData) -> str:
-    """Which lists were ranked."""
-    if data.sampled == data.queries:
-        return f"All {data.queries:,} queries of {data.split}, {data.documents:,} documents."
-    drawn = f"{data.sampled:,} of the {data.queries:,} queries of {data.split}, drawn with seed {data.seed}"
-    return f"{drawn}; {data.documents:,} documents."
 
 
 def _card(query: Query, top: float, measure: str) -> Markup:
@@ -428,7 +420,7 @@ def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
     )
 
 
-def _settings_section(report: Report) -> tuple[str, str, Markup]:
+def _settings_section(report: _Report) -> tuple[str, str, Markup]:
     """How long it took, with which versions and settings; everything that is needed to do it again."""
     tables = []
     if report.get("seconds"):
@@ -441,14 +433,10 @@ def _settings_section(report: Report) -> tuple[str, str, Markup]:
     written = None
     if "written" in report:
         written = tag("p", f"Written {report['written']}.", class_="note")
-    settings = tag("div", tag("pre", tag("code", _settings(report["config"]))), class_="scroll")
+    settings = json.dumps(report["config"], indent=2, ensure_ascii=False, default=str)
     return _section(
         "Settings and versions",
         tag("div", tables, class_="charts"),
         written,
-        tag("details", tag("summary", "All settings"), settings),
+        tag("details", tag("summary", "All settings"), tag("div", tag("pre", tag("code", settings)), class_="scroll")),
     )
-
-
-def _settings(config: Mapping[str, Any]) -> str:
-    return json.dumps(config, indent=2, ensure_ascii=False, default=str)

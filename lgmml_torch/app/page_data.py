@@ -6,7 +6,9 @@ lists are scored once. Permutation importance and effects of features score them
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ _PAIR_DOCUMENTS, _EFFECT_DOCUMENTS = 10_000, 3_000  # in the samples for importa
 _SHUFFLED, _EFFECTS, _METRICS = 12, 6, 10  # features shuffled, features with an effect chart, metrics shown
 _QUERIES, _BELOW, _PARTS = 3, 3, 3  # best and worst queries, relevant documents below the first ones, features of each
 
-Parts = tuple[tuple[str, float], ...]  # names of features, and what each adds to a score difference
+_Parts = tuple[tuple[str, float], ...]  # names of features, and what each adds to a score difference
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Document:
     label: float
     score: float
     name: str
-    parts: Parts
+    parts: _Parts
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,7 @@ class PageData:
 
     Attributes:
         split: which part of the data.
-        queries: number of queries in it.
-        sampled: number of queries that were drawn.
-        documents: number of documents of these.
-        seed: of the draw.
+        sample: a sentence on the lists that were ranked.
         measure: of the ranking, per query.
         values: of the queries that count.
         mean: of these values; None where no query counts.
@@ -100,10 +99,7 @@ class PageData:
     """
 
     split: str
-    queries: int
-    sampled: int
-    documents: int
-    seed: int
+    sample: str
     measure: str
     values: tuple[float, ...]
     mean: Interval | None
@@ -118,16 +114,19 @@ class PageData:
 
 
 def page_data(
-    model: LGMML,
-    data: RankingData,
-    *,
-    split: str,
-    measure: str = "ndcg@10",
-    preset: str = "default",
-    seed: int = 0,
-    importance: bool = False,
+    report: Mapping[str, Any], model: LGMML, data: RankingData, split: str, *, importance: bool = False
 ) -> PageData:
-    """Rank the lists, or a sample of them, and collect what the page shows; ``importance`` takes many times as long."""
+    """Rank the lists, or a sample of them, and collect what the page shows.
+
+    Args:
+        report: what ``report.json`` of the run holds.
+        model: of the run.
+        data: the lists.
+        split: which part of the data they are.
+        importance: whether to shuffle and move features, too, which takes many times as long.
+    """
+    rules, seed = report["config"]["evaluation"], report["config"]["seed"]
+    measure, preset = _measure_of(rules["metrics"]), rules["preset"]
     lists = model.encoded(_sample(data, DOCUMENTS, seed))
     few = _sample(lists, _PAIR_DOCUMENTS, seed)
     scores = model.score(lists)
@@ -149,10 +148,7 @@ def page_data(
         described.append(_describe_query(model, lists, scores, query, float(values[query]), names))
     return PageData(
         split=split,
-        queries=data.num_queries,
-        sampled=lists.num_queries,
-        documents=lists.num_documents,
-        seed=seed,
+        sample=_describe_sample(lists, data.num_queries, split, seed),
         measure=measure,
         values=tuple(known.tolist()),
         mean=mean,
@@ -165,6 +161,14 @@ def page_data(
         calibration=label_by_score(scores, lists, seed=seed),
         importances=importances,
     )
+
+
+def _measure_of(names: Sequence[str]) -> str:
+    """NDCG@10, or else the first measure that is built in: functions are known while training only."""
+    built_in = [name for name in names if "." not in name]
+    if not built_in or "ndcg@10" in built_in:
+        return "ndcg@10"
+    return built_in[0]
 
 
 def _importances(
@@ -188,6 +192,14 @@ def _sample(data: RankingData, documents: int, seed: int) -> RankingData:
     """At most `LISTS` lists, with about ``documents`` documents at most."""
     mean = max(data.num_documents / max(data.num_queries, 1), 1.0)
     return sample_lists(data, max(1, min(LISTS, int(documents / mean))), seed=seed)
+
+
+def _describe_sample(lists: RankingData, queries: int, split: str, seed: int) -> str:
+    """Which lists were ranked."""
+    drawn = f"All {queries:,} queries of {split}, "
+    if lists.num_queries < queries:
+        drawn = f"{lists.num_queries:,} of the {queries:,} queries of {split}, drawn with seed {seed}; "
+    return f"{drawn}{lists.num_documents:,} documents."
 
 
 def _extremes(
@@ -231,7 +243,7 @@ def _describe_query(
     return Query(str(part.qids[0]), value, part.num_documents, tuple(rows), why)
 
 
-def _leading_parts(row: Tensor, names: tuple[str, ...]) -> Parts:
+def _leading_parts(row: Tensor, names: tuple[str, ...]) -> _Parts:
     """The features with the largest parts of a difference, with these."""
     order = row.abs().argsort(descending=True, stable=True)[:_PARTS].tolist()
     parts = []
@@ -254,7 +266,7 @@ def inversion(labels: list[float]) -> tuple[int, int] | None:
     return None
 
 
-def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], scores: Tensor, parts: Parts) -> str:
+def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], scores: Tensor, parts: _Parts) -> str:
     """Why one document stands above a better one."""
     upper, lower = order[wrong[0]], order[wrong[1]]
     first = f"{document_label(part, upper)} (label {float(part.labels[upper]):g}, rank {wrong[0] + 1})"

@@ -22,7 +22,7 @@ from pytorch_lightning.loggers import Logger
 from lgmml_torch import __version__
 from lgmml_torch.app.compose import asked_measures
 from lgmml_torch.app.page import make_page
-from lgmml_torch.app.page_data import PageData, page_data
+from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.rankers import Ranker
 from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings, evaluate_scores
 from lgmml_torch.evaluation.tables import preprocessing_steps, print_evaluations, run_markdown
@@ -172,7 +172,7 @@ def write_report(folder: Path, found: Outcome, settings: Any) -> None:
     )  # fmt: skip
     write_text(folder / "report.md", text)
     write_text(folder / "report.json", json.dumps(content, indent=2, default=str))
-    write_text(folder / "report.html", make_page(content, page_data_of_run(content, found.model, data, split), paired))
+    write_text(folder / "report.html", make_page(content, page_data(content, found.model, data, split), paired))
 
 
 _ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
@@ -290,21 +290,6 @@ def reported_part(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:
         if name in splits and len(splits[name]):
             split = name
     return split, splits[split]
-
-
-def page_data_of_run(
-    content: Mapping[str, Any], model: LGMML, data: RankingData, split: str, *, importance: bool = False
-) -> PageData:
-    """See `page_data`; by the measure that the run reports, NDCG@10 where it is among several."""
-    rules = content["config"]["evaluation"]
-    built_in = [name for name in rules["metrics"] if "." not in name]  # functions are known while training only
-    measure = "ndcg@10"
-    if built_in and measure not in built_in:
-        measure = built_in[0]
-    seed = content["config"]["seed"]
-    return page_data(
-        model, data, split=split, measure=measure, preset=rules["preset"], seed=seed, importance=importance
-    )
 
 
 def compare_with(model: LGMML, other: Ranker, data: RankingData, split: str, settings: Any) -> Paired:

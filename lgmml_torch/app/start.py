@@ -103,7 +103,7 @@ def fail(error: object) -> None:
     sys.exit(2)
 
 
-WATCHED = (signal.SIGINT, signal.SIGTERM)
+_WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
@@ -134,7 +134,7 @@ class Watch:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in WATCHED:
+        for number in _WATCHED:
             self._before[number] = signal.getsignal(number)
         self.listen()
         return self
@@ -147,7 +147,7 @@ class Watch:
     def listen(self) -> None:
         """Take the signals, also from whoever has taken them in the meantime."""
         if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
-            for number in WATCHED:
+            for number in _WATCHED:
                 signal.signal(number, self._handle)
 
     def stop(self) -> None:
@@ -198,20 +198,16 @@ def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | Non
 
 def say_goodbye(stop: Interrupted, checkpoint: Path | None = None) -> int:
     """Tell how to go on, ignore further signals while the process ends, and give the exit code."""
-    for number in WATCHED:
+    for number in _WATCHED:
         signal.signal(number, signal.SIG_IGN)
     if os.environ.get("LOCAL_RANK", "0") == "0" == os.environ.get("NODE_RANK", "0"):
         there, how = None, "nothing has been trained yet, "
         if "-m" in sys.argv or "--multirun" in sys.argv:
             how = ""
         elif checkpoint is not None and checkpoint.is_file():
-            there, how = _short(checkpoint), "what was trained is kept, "
+            there, how = checkpoint, "what was trained is kept, "
+            if there.is_relative_to(Path.cwd()):
+                there = there.relative_to(Path.cwd())
         command = _command_to_go_on(sys.argv[0], sys.argv[1:], there)
         sys.stderr.write(f"{stop}; {how}go on with: {command}\n")
     return stop.code
-
-
-def _short(path: Path) -> Path:
-    """As seen from here, where it lies below."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -190,14 +190,10 @@ def _last_checkpoint(folder: Path) -> str | None:
         return None
     for place in (folder, *sorted(folder.parent.glob("*"), reverse=True)):
         file = place / "checkpoints" / "last.ckpt"
-        if (place == folder or _unfinished(place, folder)) and file.is_file():
+        unfinished = _words_of(place) == _words_of(folder) and not (place / "report.json").is_file()
+        if (place == folder or unfinished) and file.is_file():
             return str(file)
     return None
-
-
-def _unfinished(place: Path, folder: Path) -> bool:
-    """Whether a folder has a run of the same words as this one's that left no report."""
-    return _words_of(place) == _words_of(folder) and not (place / "report.json").is_file()
 
 
 def _words_of(run: Path) -> list[str]:

@@ -75,7 +75,9 @@ def _evaluate(args: Namespace) -> None:
         found = [_of_model(args, rules)]
     else:
         rules["preset"] = args.preset or "trec_eval"
-        found = [_of_run(file, args.qrels, rules) for file in args.run]
+        found, judged = list[Evaluation](), read_qrels(args.qrels)
+        for file in args.run:
+            found.append(evaluate_run(read_run(file), judged, split=Path(file).name, **rules))
     if args.json is not None:
         text = "\n".join(map(Evaluation.to_json, found))
         with output(args.json) as stream:
@@ -99,11 +101,6 @@ def _check_words(args: Namespace) -> None:
         raise LGMMLError("`--run` is a ranking already: MODEL, DATA and `--write-qrels` do not go with it")
     elif args.json is not None and len(args.run) > 1:
         raise LGMMLError("`--json` takes the figures of one run, got several")
-
-
-def _of_run(file: str, qrels: str, rules: dict[str, Any]) -> Evaluation:
-    """What a run reaches; called by the name of its file."""
-    return evaluate_run(read_run(file), read_qrels(qrels), split=Path(file).name, **rules)
 
 
 def _of_model(args: Namespace, rules: dict[str, Any]) -> Evaluation:
@@ -274,7 +271,8 @@ def add_report_options(parser: ArgumentParser) -> None:
 def _report(args: Namespace) -> None:
     """Write the page, and print where it is."""
     from lgmml_torch.app.page import make_page
-    from lgmml_torch.app.report import compare_with, page_data_of_run  # imports Lightning, which takes seconds
+    from lgmml_torch.app.page_data import page_data
+    from lgmml_torch.app.report import compare_with  # imports Lightning, which takes seconds
 
     folder = Path(args.run)
     content, device = _report_of_run(folder), use_machine(args)
@@ -284,7 +282,7 @@ def _report(args: Namespace) -> None:
         others = [open_ranker(args.compare)]
     split, data = _lists_of_page(args, content, model)
     paired = [compare_with(model, other, data, split, content["config"]) for other in others]
-    shown = page_data_of_run(content, model, data, split, importance=args.importance)
+    shown = page_data(content, model, data, split, importance=args.importance)
     file = folder / "report.html"
     if args.output:
         file = Path(args.output)
