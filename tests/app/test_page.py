@@ -20,7 +20,7 @@ from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.rankers import open_ranker
 from lgmml_torch.app.report import (
-    Outcome,
+    RunResult,
     about,
     compare_with,
     report_content,
@@ -66,7 +66,7 @@ def content_of(model: LGMML, data: RankingData, folder: Path, **changes: Any) ->
     keeper.curve, keeper.best_epoch, keeper.best = changes.pop("curve", {0: 0.5, 1: 0.625, 2: 0.61}), 1, 0.625
     splits = changes.pop("splits", {"train": data, "test": data})
     found = [evaluate(model, part, split=f"{name}: unseen queries") for name, part in splits.items()]
-    outcome = Outcome(model, splits, found, keeper, BANK, {"data": 0.1, "training": 2.5})
+    outcome = RunResult(folder, model, splits, found, keeper, BANK, {"data": 0.1, "training": 2.5})
     return {**json.loads(json.dumps(report_content(outcome, SETTINGS))), **changes}
 
 
