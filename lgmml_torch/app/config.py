@@ -13,6 +13,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -92,50 +93,23 @@ OmegaConf.register_new_resolver("explained_settings", _explained_settings, repla
 def check_command(words: Sequence[str]) -> None:
     """Check the words of a command line before Hydra does, which would answer with a traceback.
 
-    Raises:
-        ConfigError: as in `check_overrides`.
-    """
-    args = get_args_parser().parse_args(list(words))
-    if args.help or args.hydra_help or args.info or args.shell_completion or args.experimental_rerun:
-        return
-    folder, further = None, list[Path]()
-    if args.config_dir is not None:
-        further.append(Path(args.config_dir))
-        if not further[0].is_dir():
-            raise ConfigError(f"`--config-dir` must name an existing folder, got {args.config_dir}")
-    if args.config_path is not None:
-        folder = Path(args.config_path).absolute()
-    name = args.config_name or "train"
-    check_overrides(args.overrides, name=name, folder=folder, further=further, settings=args.cfg is None)
-
-
-def check_overrides(
-    overrides: Sequence[str],
-    *,
-    name: str = "train",
-    folder: Path | None = None,
-    further: Sequence[Path] = (),
-    settings: bool = True,
-) -> None:
-    """Compose what the overrides ask for, and check its settings; those of a sweep are checked by each of its runs.
-
-    Args:
-        overrides: as typed.
-        name: of the configuration.
-        folder: where it is; this package's own by default.
-        further: folders where parts are looked for, too.
-        settings: whether `check_settings` has a look.
+    Settings are checked, too, except those of a sweep, which each of its runs checks.
 
     Raises:
         ConfigError: as in `load_config`, or for a setting that breaks its rule.
     """
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
-    places = [f"file://{place.absolute()}" for place in further]
-    kept = []
-    for typed, item in zip(overrides, parsed, strict=True):
+    args = get_args_parser().parse_args(list(words))
+    if args.help or args.hydra_help or args.info or args.shell_completion or args.experimental_rerun:
+        return
+    folder, places, kept = None, list[str](), list[str]()
+    if args.config_dir is not None:
+        if not Path(args.config_dir).is_dir():
+            raise ConfigError(f"`--config-dir` must name an existing folder, got {args.config_dir}")
+        places.append(f"file://{Path(args.config_dir).absolute()}")
+    if args.config_path is not None:
+        folder = Path(args.config_path).absolute()
+    parsed = parse_overrides(args.overrides)
+    for typed, item in zip(args.overrides, parsed, strict=True):
         if item.key_or_group == "hydra.searchpath":
             value = item.value()
             if not isinstance(value, list):
@@ -143,9 +117,22 @@ def check_overrides(
             places += map(str, value)
         elif not item.is_sweep_override() and not item.key_or_group.startswith("hydra"):
             kept.append(typed)
+    name = args.config_name or "train"
     cfg = load_config([*search_path(places), *kept], name=name, folder=folder)
-    if settings and name == "train" and not any(item.is_sweep_override() for item in parsed):
+    if args.cfg is None and name == "train" and not any(item.is_sweep_override() for item in parsed):
         check_settings(cfg)
+
+
+def parse_overrides(words: Sequence[str]) -> list[Override]:
+    """What Hydra makes of ``key=value``.
+
+    Raises:
+        ConfigError: words that it cannot read.
+    """
+    try:
+        return OverridesParser.create().parse_overrides(list(words))
+    except HydraException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
 
 
 def search_path(places: Sequence[str]) -> list[str]:
@@ -180,9 +167,6 @@ def _one_sentence(error: Exception, overrides: Sequence[str], name: str, folder:
         options = choice[3].split()
         word = choice[1].rsplit("/", 1)[-1]
         return f"{choice[2]} has no choice {word!r}{did_you_mean(word, options)} (there are: {', '.join(options)})"
-    group = re.search(r"Could not override '([^']+)'\. No match in the defaults list", text)
-    if group is not None:
-        return f"unknown part {group[1]!r}"
     return text
 
 

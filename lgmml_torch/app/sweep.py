@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytorch_lightning as pl
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pytorch_lightning.callbacks import Callback
 from rich.table import Table
 
 from lgmml_torch.app.commands.common import print_tables
 from lgmml_torch.app.compose import asked_settings, load_splits, metrics_kind
-from lgmml_torch.app.config import load_config
+from lgmml_torch.app.config import load_config, parse_overrides
 from lgmml_torch.app.runs import means_markdown
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.app.train import train
@@ -122,7 +120,7 @@ def read_search(words: Sequence[str], file: str | None = None) -> Search:
     """
     own: dict[str, str] = {}
     fixed: list[str] = []
-    for word, item in zip(words, _parsed(words), strict=True):
+    for word, item in zip(words, parse_overrides(words), strict=True):
         if item.is_sweep_override():
             own[item.get_key_element()] = word.partition("=")[2]
         else:
@@ -135,7 +133,7 @@ def read_search(words: Sequence[str], file: str | None = None) -> Search:
         fixed.append(f"{part}={kind}")  # all trials fit the metrics that the space belongs to
     space, seed = _read_space(file, kind)
     searched = space | own
-    for item in _parsed(fixed):
+    for item in parse_overrides(fixed):
         searched.pop(item.get_key_element(), None)
     if not searched:
         raise ConfigError("there is nothing to search: give a setting several values, e.g. 'loss.margin=choice(0.1,1)'")
@@ -170,20 +168,13 @@ def _kind_of_metrics(overrides: Sequence[str]) -> str:
 def distributions(space: Mapping[str, str]) -> dict[str, BaseDistribution]:
     """What each text means to Optuna."""
     found = {}
-    for item in _parsed(_assignments(space)):
+    for item in parse_overrides(_assignments(space)):
         found[item.get_key_element()] = _distribution(item)
     return found
 
 
 def _assignments(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
-
-
-def _parsed(words: Sequence[str]) -> list[Override]:
-    try:
-        return OverridesParser.create().parse_overrides(list(words))
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
 
 
 def _distribution(item: Override) -> BaseDistribution:
@@ -281,7 +272,7 @@ def run_search(folder: Path, search: Search, trials: int) -> Study:
     """
     check_positive("trials", trials)
     with open_study(folder, search) as study:
-        while len(judged(study)) < trials:
+        while len(_judged(study)) < trials:
             trial = study.ask(distributions(search.space))
             _try_settings(study, trial, search, folder / str(trial.number))
             write_text(folder / "study.md", _study_markdown(study))
@@ -319,7 +310,7 @@ def _try_settings(study: Study, trial: Trial, search: Search, folder: Path) -> N
     write_text(folder / "trial.json", json.dumps(facts, indent=2))
 
 
-def judged(study: Study) -> list[FrozenTrial]:
+def _judged(study: Study) -> list[FrozenTrial]:
     """The trials that were finished or pruned."""
     from optuna.trial import TrialState
 
@@ -328,7 +319,7 @@ def judged(study: Study) -> list[FrozenTrial]:
 
 def save_picture(study: Study, file: Path) -> None:
     """What can be seen of trials and settings."""
-    found = judged(study)
+    found = _judged(study)
     values, curves = list(map(_value, found)), [trial.intermediate_values for trial in found]
     save_figure(search_picture(values, curves, [trial.params for trial in found]), file)
 

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lgmml_torch.app.config import check_overrides, config_dir, load_config
+from lgmml_torch.app.config import check_command, config_dir, load_config
 from lgmml_torch.app.start import main
 from lgmml_torch.app.train import RunResult, load_splits, train
 from lgmml_torch.checks import CheckpointError, ConfigError, DataError, LGMMLError
@@ -271,7 +271,7 @@ def test_every_choice_composes_and_instantiates(tmp_path: Path) -> None:
 )
 def test_unknown_keys_get_a_suggestion(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_overrides(overrides)
+        check_command(overrides)
 
 
 def test_a_plain_sweep_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_a_plain_sweep_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_sweeps_are_left_to_hydra() -> None:
-    check_overrides(["seed=0,1,2", "hydra.run.dir=x"])
+    check_command(["seed=0,1,2", "hydra.run.dir=x"])
 
 
 def test_bad_use_gets_one_sentence(tmp_path: Path) -> None:
