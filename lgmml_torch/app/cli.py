@@ -20,6 +20,7 @@ from lgmml_torch.app.start import main as train
 # The module of each command, whose function add_COMMAND_options says what runs it, and what the command does.
 _COMMANDS = {
     "train": ("", "train a model (the same as train.py: Hydra overrides such as data=mq2008)"),
+    "inspect": ("commands.data", "list all problems of a table and print the command that trains on it"),
     "score": ("commands.score", "score the documents of a file"),
     "evaluate": ("commands.evaluate", "rank the lists of a labelled file and measure the result"),
     "explain": ("commands.explain", "why one document stands above another"),
@@ -27,7 +28,7 @@ _COMMANDS = {
     "export": ("commands.model", "write a model for other programs: ONNX, or a program of torch"),
     "card": ("commands.model", "write a model card: data, figures, settings, limits, licence"),
     "sweep": ("sweep", "search for good settings by validation; an interrupted search can be resumed"),
-    "convert": ("commands.shards", "write data as a folder of shards, for large sets and several processes"),
+    "convert": ("commands.data", "write data as a folder of shards, for large sets and several processes"),
     "compare": ("commands.evaluate", "two models or runs on the same lists, query by query"),
     "report": ("commands.evaluate", "make the page of a training run (again), or one for other data"),
     "info": ("commands.model", "what is in a model file"),

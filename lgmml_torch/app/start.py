@@ -166,6 +166,20 @@ class Watch:
             raise Interrupted(number)
 
 
+def hydra_value(value: object) -> str:
+    r"""A value as Hydra reads it on a command line; quoted where it would be cut.
+
+    >>> hydra_value("a/b.csv"), hydra_value("a b"), hydra_value(["x", "y z"])
+    ('a/b.csv', '"a b"', '[x,"y z"]')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(hydra_value, value))}]"
+    text = str(value)
+    if re.fullmatch(r"[\w./:%@+-]+", text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | None) -> str:
     r"""What to type: the same words again, going on from the checkpoint where there is one.
 
@@ -178,16 +192,13 @@ def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | Non
     """
     words = list(words)
     if checkpoint is not None:
-        place = str(checkpoint)
-        if not re.fullmatch(r"[\w./:%@+-]+", place):  # Hydra would cut it
-            place = '"' + place.replace("\\", "\\\\").replace('"', '\\"') + '"'
         words = [word for word in words if not word.lstrip("+").startswith("resume=")]
         # Beside the other overrides: Hydra takes them from one place of the command line only.
         last = len(words)
         for number, word in enumerate(words, 1):
             if "=" in word and not word.startswith("-"):
                 last = number
-        words.insert(last, f"resume={place}")
+        words.insert(last, f"resume={hydra_value(checkpoint)}")
     start = Path(program).name
     if words[:1] == ["train"]:
         start = "lgmml"

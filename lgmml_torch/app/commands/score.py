@@ -49,7 +49,7 @@ def add_score_options(parser: ArgumentParser) -> None:
 def _score(args: Namespace) -> None:
     """Read, score, write; whole lists at a time."""
     if folders := shards_at(args.data):
-        from lgmml_torch.app.commands.shards import score_folder  # which is built on this module
+        from lgmml_torch.app.commands.data import score_folder  # which is built on this module
 
         sys.stdout.write(f"{score_folder(args, folders)}\n")
         return

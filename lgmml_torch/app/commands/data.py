@@ -1,4 +1,4 @@
-"""``lgmml convert`` writes data as a folder of shards, and ``lgmml score`` scores such a folder with several processes.
+"""Commands on data: ``lgmml inspect`` and ``convert``, and ``lgmml score`` for a folder of shards.
 
 A file of scores has a row per document in the order of its shard: ``qid``, ``place`` (of the document in its list, from
 0, in the order of the source of the shards), ``docid`` where there are ids, and ``score``. Its metadata says which
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
 import threading
 import time
@@ -20,23 +22,116 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lgmml_torch import __version__
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_source, chosen_part, columns_of, is_set, load_model
 from lgmml_torch.app.commands.score import score_batches
+from lgmml_torch.app.start import hydra_value
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.data.catalog import open_dataset
+from lgmml_torch.data.catalog import open_dataset, open_table
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.manifest import Manifest, Shard, check_content, check_files, digest, read_manifest
 from lgmml_torch.data.shards import SHARD_COLUMNS, check_room, clear_folder, document_keys, write_shards
 from lgmml_torch.data.source import ReadOptions, open_file, open_source
 from lgmml_torch.data.write import save_parquet
 from lgmml_torch.files import SUFFIX, sweep
+from lgmml_torch.inputs import MISSING_HINT
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.progress import progress_bar
+from lgmml_torch.ragged import RankingData
+
+_INSPECT_EXAMPLES = """
+A problem is mended by a setting of data=table, and the table is read again, until it can be read or no setting helps.
+examples:
+  lgmml inspect products.csv
+  lgmml inspect clicks.parquet --qid-column session --label-column clicked
+"""
+# Usual names of the columns that every table must have.
+_USUAL = {
+    "qid": ("qid", "query_id", "queryid", "query", "search_id", "srch_id", "session_id"),
+    "label": ("label", "relevance", "relevance_label", "rel", "grade", "target", "click", "clicked", "y"),
+}
+_FREE_TEXT = 0.1  # different words per document, from which a column of words is no category
+
+
+def add_inspect_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = _INSPECT_EXAMPLES
+    parser.set_defaults(execute=_inspect)
+    parser.add_argument("data", metavar="TABLE", help="a CSV, TSV, Parquet or Arrow file, or a folder of them")
+    parser.add_argument("--qid-column", metavar="NAME", help="column with the query (default: found by its name)")
+    parser.add_argument("--label-column", metavar="NAME", help="column with the relevance (default: found by its name)")
+
+
+def _inspect(args: Namespace) -> None:
+    """Read the table, mending one problem after the other, and print the problems and the command."""
+    settings: dict[str, Any] = {"drop": [], "categories": []}
+    untried = {"qid": [args.qid_column or "qid"], "label": [args.label_column or "label"]}
+    for name, usual in _USUAL.items():
+        if getattr(args, f"{name}_column") is None:
+            untried[name] = list(usual)
+        settings[name] = untried[name].pop(0)
+    problems = list[str]()
+    while True:
+        try:
+            parts = open_table(args.data, cache=False, **settings)
+            _check_words(parts["train"])
+            break
+        except DataError as error:
+            if _role(str(error)) is None or _role(str(error)) not in map(_role, problems):
+                problems.append(str(error))
+            if not _mend(settings, untried, str(error)):
+                raise DataError("; ".join([*problems, "no setting mends the last of these problems"])) from error
+    sys.stdout.write("".join(f"problem: {problem}\n" for problem in problems))
+    for name, part in parts.items():
+        sys.stdout.write(f"{name}: {part}\n")
+    words = [f"data.path={hydra_value(args.data)}"]
+    for name, value in settings.items():
+        if value and value != _USUAL.get(name, ("",))[0]:
+            words.append(f"data.{name}={hydra_value(value)}")
+    sys.stdout.write(f"train with: lgmml train data=table {shlex.join(words)}\n")
+
+
+def _check_words(data: RankingData) -> None:
+    """Refuse a category with about as many words as there are documents."""
+    for name, words in zip(data.feature_names or (), data.categories or (), strict=False):
+        if words is not None and len(words) > _FREE_TEXT * data.num_documents:
+            many = f"{len(words):,} words in {data.num_documents:,} documents"
+            raise DataError(f"column {name!r} must have fewer different words to be a category, got {many}")
+
+
+def _role(problem: str) -> str | None:
+    """The column that every table must have and this one lacks, where that is the problem."""
+    for role, words in (("qid", "must name a column"), ("label", "training needs")):
+        if words in problem:
+            return role
+    return None
+
+
+def _mend(settings: dict[str, Any], untried: dict[str, list[str]], problem: str) -> bool:
+    """Change the setting that a problem is about; False where there is none."""
+    column, role = re.search(r"column (['\"])(.*?)\1", problem), _role(problem)
+    if role is not None:
+        there = bool(untried[role])
+        if there:
+            settings[role] = untried[role].pop(0)
+        return there
+    if MISSING_HINT in problem:
+        settings["missing"] = "query-mean"
+    elif column is None or column[2] in settings["drop"]:
+        return False
+    elif "data.categories" in problem and column[2] not in settings["categories"]:
+        settings["categories"].append(column[2])
+    else:
+        settings["drop"].append(column[2])
+        if column[2] in settings["categories"]:
+            settings["categories"].remove(column[2])
+    return True
+
 
 _EXAMPLES = """
 FOLDER gets Parquet files of whole lists and manifest.json, which counts them; a data set with parts gets folders
