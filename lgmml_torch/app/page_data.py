@@ -16,7 +16,7 @@ from torch import Tensor
 from lgmml_torch.evaluation.evaluate import Calibration, label_by_score
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
-from lgmml_torch.models.explain import document_label, explain_pairs
+from lgmml_torch.models.explain import document_label, explain_pairs, largest_parts
 from lgmml_torch.models.importance import (
     Importance,
     PartialEffect,
@@ -139,7 +139,7 @@ def page_data(
         mean = bootstrap_interval(values, generator=torch.Generator().manual_seed(seed))
     if bool((few.sizes > 1).any()):
         pairs = pair_importance(model, few, seed=seed)
-        metrics = _leading_metrics(model, pairs, names)
+        metrics = _leading_metrics(model, pairs)
     if importance and pairs is not None:
         importances = _importances(model, few, pairs, measure, preset, seed)
     best, worst = _extremes(values, lists)
@@ -245,12 +245,7 @@ def _describe_query(
 
 def _leading_parts(row: Tensor, names: tuple[str, ...]) -> _Parts:
     """The features with the largest parts of a difference, with these."""
-    order = row.abs().argsort(descending=True, stable=True)[:_PARTS].tolist()
-    parts = []
-    for feature in order:
-        if row[feature] != 0:
-            parts.append((names[feature], float(row[feature])))
-    return tuple(parts)
+    return tuple((names[feature], float(row[feature])) for feature in largest_parts(row, _PARTS))
 
 
 def inversion(labels: list[float]) -> tuple[int, int] | None:
@@ -277,7 +272,7 @@ def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], score
     return f"{text}."
 
 
-def _leading_metrics(model: LGMML, pairs: Importance, names: tuple[str, ...]) -> tuple[tuple[int, float, str], ...]:
+def _leading_metrics(model: LGMML, pairs: Importance) -> tuple[tuple[int, float, str], ...]:
     """The metrics with the largest shares, and the columns that count most in each."""
     sources = model.preprocess.sources()
     places: list[tuple[MetricBlock, int]] = []
@@ -285,24 +280,12 @@ def _leading_metrics(model: LGMML, pairs: Importance, names: tuple[str, ...]) ->
         for row in range(block.num_metrics):
             places.append((block, row))
     leading = []
-    for metric in pairs.metrics.argsort(descending=True, stable=True)[:_METRICS].tolist():
-        if not pairs.metrics[metric] > 0:
-            break
+    for metric in largest_parts(pairs.metrics, _METRICS):
         block, row = places[metric]
         diagonal = block.zoomed_factors[row].detach().square().sum(-1).cpu()
         columns = diagonal.argsort(descending=True, stable=True)[:3]
         if not block.is_full:
             columns = block.support[row].cpu()[columns]
-        labels = []
-        for column in columns.tolist():
-            labels.append(_column_label(sources[column].feature, sources[column].view, names))
-        leading.append((metric, float(pairs.metrics[metric]), "; ".join(dict.fromkeys(labels))))
+        labels = dict.fromkeys(sources[column].called(model.feature_names) for column in columns.tolist())
+        leading.append((metric, float(pairs.metrics[metric]), "; ".join(labels)))
     return tuple(leading)
-
-
-def _column_label(feature: int, view: str, names: tuple[str, ...]) -> str:
-    """The label of a preprocessed column: the raw feature and the view of it."""
-    labels = [view]
-    if feature >= 0:
-        labels.insert(0, names[feature])
-    return ", ".join(filter(None, labels))

@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,12 @@ examples:
   lgmml inspect products.csv
   lgmml inspect clicks.parquet --qid-column session --label-column clicked
 """
-# Usual names of the columns that every table must have.
+# Usual names of the columns that every table must have, and what is said of a table without.
 _USUAL = {
     "qid": ("qid", "query_id", "queryid", "query", "search_id", "srch_id", "session_id"),
     "label": ("label", "relevance", "relevance_label", "rel", "grade", "target", "click", "clicked", "y"),
 }
+_LACKING = {"qid": "must name a column", "label": "training needs"}
 _FREE_TEXT = 0.1  # different words per document, from which a column of words is no category
 
 
@@ -69,68 +71,63 @@ def add_inspect_options(parser: ArgumentParser) -> None:
 
 def _inspect(args: Namespace) -> None:
     """Read the table, mending one problem after the other, and print the problems and the command."""
-    settings: dict[str, Any] = {"drop": [], "categories": []}
-    untried = {"qid": [args.qid_column or "qid"], "label": [args.label_column or "label"]}
-    for name, usual in _USUAL.items():
-        if getattr(args, f"{name}_column") is None:
-            untried[name] = list(usual)
-        settings[name] = untried[name].pop(0)
-    problems = list[str]()
-    while True:
+    settings: dict[str, Any] = {"qid": args.qid_column or "qid", "label": args.label_column or "label"}
+    settings |= {"drop": [], "categories": []}
+    problems, parts = dict[str, str](), None
+    while parts is None:
         try:
-            parts = open_table(args.data, cache=False, **settings)
-            _check_words(parts["train"])
-            break
+            parts = _read_table(args.data, settings)
         except DataError as error:
-            if _role(str(error)) is None or _role(str(error)) not in map(_role, problems):
-                problems.append(str(error))
-            if not _mend(settings, untried, str(error)):
-                raise DataError("; ".join([*problems, "no setting mends the last of these problems"])) from error
-    sys.stdout.write("".join(f"problem: {problem}\n" for problem in problems))
+            mended = _mend(settings, str(error))
+            problems.setdefault(mended, str(error))
+            if not mended:
+                raise DataError(
+                    "; ".join([*problems.values(), "no setting mends the last of these problems"])
+                ) from error
+    for problem in problems.values():
+        sys.stdout.write(f"problem: {problem}\n")
     for name, part in parts.items():
         sys.stdout.write(f"{name}: {part}\n")
     words = [f"data.path={hydra_value(args.data)}"]
     for name, value in settings.items():
-        if value and value != _USUAL.get(name, ("",))[0]:
+        if value:
             words.append(f"data.{name}={hydra_value(value)}")
     sys.stdout.write(f"train with: lgmml train data=table {shlex.join(words)}\n")
 
 
-def _check_words(data: RankingData) -> None:
-    """Refuse a category with about as many words as there are documents."""
+def _read_table(path: str, settings: dict[str, Any]) -> dict[str, RankingData]:
+    """The parts of the table; a category with about as many words as there are documents is refused, too."""
+    parts = open_table(path, cache=False, **settings)
+    data = parts["train"]
     for name, words in zip(data.feature_names or (), data.categories or (), strict=False):
         if words is not None and len(words) > _FREE_TEXT * data.num_documents:
             many = f"{len(words):,} words in {data.num_documents:,} documents"
             raise DataError(f"column {name!r} must have fewer different words to be a category, got {many}")
+    return parts
 
 
-def _role(problem: str) -> str | None:
-    """The column that every table must have and this one lacks, where that is the problem."""
-    for role, words in (("qid", "must name a column"), ("label", "training needs")):
+def _mend(settings: dict[str, Any], problem: str) -> str:
+    """Change the setting that a problem is about, and answer what was changed; empty where nothing helps."""
+    for role, words in _LACKING.items():
         if words in problem:
+            following = dict(pairwise(_USUAL[role]))
+            if settings[role] not in following:
+                return ""
+            settings[role] = following[settings[role]]
             return role
-    return None
-
-
-def _mend(settings: dict[str, Any], untried: dict[str, list[str]], problem: str) -> bool:
-    """Change the setting that a problem is about; False where there is none."""
-    column, role = re.search(r"column (['\"])(.*?)\1", problem), _role(problem)
-    if role is not None:
-        there = bool(untried[role])
-        if there:
-            settings[role] = untried[role].pop(0)
-        return there
     if MISSING_HINT in problem:
         settings["missing"] = "query-mean"
-    elif column is None or column[2] in settings["drop"]:
-        return False
-    elif "data.categories" in problem and column[2] not in settings["categories"]:
-        settings["categories"].append(column[2])
-    else:
-        settings["drop"].append(column[2])
-        if column[2] in settings["categories"]:
-            settings["categories"].remove(column[2])
-    return True
+        return "missing"
+    column = re.search(r"column (['\"])(.*?)\1", problem)
+    if column is None or column[2] in settings["drop"]:
+        return ""
+    change, name = "drop", column[2]
+    if name in settings["categories"]:
+        settings["categories"].remove(name)
+    elif "data.categories" in problem:
+        change = "categories"
+    settings[change].append(name)
+    return f"{change} {name}"
 
 
 _EXAMPLES = """
