@@ -23,7 +23,7 @@ _COMMANDS = {
     "inspect": ("commands.data", "list all problems of a table and print the command that trains on it"),
     "score": ("commands.score", "score the documents of a file"),
     "evaluate": ("commands.evaluate", "rank the lists of a labelled file and measure the result"),
-    "explain": ("commands.explain", "why one document stands above another"),
+    "explain": ("commands.model", "why one document stands above another"),
     "merge": ("commands.model", "make one model of several: the weighted sum of their scores"),
     "export": ("commands.model", "write a model for other programs: ONNX, or a program of torch"),
     "card": ("commands.model", "write a model card: data, figures, settings, limits, licence"),
