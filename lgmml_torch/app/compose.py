@@ -112,10 +112,10 @@ def check_targets(part: Any, allowed: Sequence[str] | None = None) -> None:
         if not OmegaConf.is_missing(part, key):
             check_targets(part[key], allowed)
     if part.get("_target_") is not None:
-        check_name("_target_", str(part["_target_"]), allowed)
+        _check_name("_target_", str(part["_target_"]), allowed)
 
 
-def check_name(setting: str, name: str, allowed: Sequence[str] | None = None) -> None:
+def _check_name(setting: str, name: str, allowed: Sequence[str] | None = None) -> None:
     """Refuse the dotted name of code that does not belong here.
 
     Raises:
@@ -145,7 +145,7 @@ def find_measure(setting: str, name: str) -> Measure:
             return Measure.of(name)
         except LGMMLError as error:
             raise ConfigError(str(error).replace("`metrics`", f"`{setting}`")) from error
-    check_name(setting, name)
+    _check_name(setting, name)
     try:
         found = get_object(name)
     except (ImportError, ValueError, HydraException) as error:
