@@ -354,7 +354,8 @@ def test_cards_and_pages_of_models_with_words(ranker: LGMMLRanker) -> None:
     assert "- features: 4, `colour`, `x`, `brand`, `new`" in card
     assert "local metrics on 4 features" in card
     assert "# X: (documents, 4)" in card
-    page = page_data(model, data, split="test", importance=True)
+    report = {"config": {"seed": 0, "evaluation": {"metrics": ["ndcg@10"], "preset": "default"}}}
+    page = page_data(report, model, data, "test", importance=True)
     assert page.names == model.feature_names
     assert page.importances is not None
     assert page.importances.effects

@@ -75,9 +75,10 @@ def _evaluate(args: Namespace) -> None:
         found = [_of_model(args, rules)]
     else:
         rules["preset"] = args.preset or "trec_eval"
-        found, judged = list[Evaluation](), read_qrels(args.qrels)
-        for file in args.run:
-            found.append(evaluate_run(read_run(file), judged, split=Path(file).name, **rules))
+        runs, found = list(map(read_run, args.run)), list[Evaluation]()
+        judged = read_qrels(args.qrels)
+        for file, ranking in zip(args.run, runs, strict=True):
+            found.append(evaluate_run(ranking, judged, split=Path(file).name, **rules))
     if args.json is not None:
         text = "\n".join(map(Evaluation.to_json, found))
         with output(args.json) as stream:
