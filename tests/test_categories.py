@@ -354,7 +354,8 @@ def test_cards_and_pages_of_models_with_words(ranker: LGMMLRanker) -> None:
     assert "- features: 4, `colour`, `x`, `brand`, `new`" in card
     assert "local metrics on 4 features" in card
     assert "# X: (documents, 4)" in card
-    page = page_data(model, data, split="test", importance=True)
+    report = {"config": {"seed": 0, "evaluation": {"metrics": ["ndcg@10"], "preset": "default"}}}
+    page = page_data(report, model, data, "test", importance=True)
     assert page.names == model.feature_names
     assert page.importances is not None
     assert page.importances.effects
@@ -385,7 +386,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         "data=table", f"data.path={tmp_path / 'a.csv'}", "data.label=grade", "data.categories=[colour,brand]",
         "local_metrics.rounds=4", "trainer.max_epochs=1", "logger=none",
         "trainer.accelerator=cpu", "loader.num_workers=0", f"paths.output_dir={tmp_path / 'run'}",
-        "trainer.enable_progress_bar=false", "callbacks=quiet", "evaluation.ideal=false", "name=t",
+        "trainer.enable_progress_bar=false", "callbacks=quiet", "name=t",
     ]  # fmt: skip
     result = train(load_config(asked), asked)
     assert result is not None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lgmml_torch.app.cli import build_parser
-from lgmml_torch.app.config import check_overrides
+from lgmml_torch.app.config import check_command
 from lgmml_torch.functional.ranking.presets import PRESETS
 from tests.documented import (
     FENCE,
@@ -133,7 +133,7 @@ def test_commands_are_accepted() -> None:
         for line in re.findall(r"`(?:python train\.py|lgmml train) ([^`…]*)`", text):
             composed.add(overrides(line.split()))
     for words in sorted(composed):
-        check_overrides(words)
+        check_command(words)
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
 SETTINGS = (
     "local_metrics=boosted_short", "local_metrics.rounds=3", "trainer.max_epochs=2", "loader.batch_size=8",
     "loader.num_workers=0", "trainer.enable_progress_bar=false", "callbacks=quiet", "threads=1",
-    "trainer.accelerator=cpu", "evaluation.ideal=false", "name=crash",
+    "trainer.accelerator=cpu", "name=crash",
 )  # fmt: skip
 LISTS = {"train": 16, "vali": 6, "test": 4}
 PLANS = (  # command, processes, and how many of a hundred kills, of them at random moments, and of a hundred full disks

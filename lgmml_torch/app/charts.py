@@ -12,7 +12,7 @@ from html import escape
 from itertools import chain
 from typing import NamedTuple
 
-VOID = {"meta", "br", "line", "rect", "circle", "path", "polyline"}  # written without an end
+_VOID = {"meta", "br", "line", "rect", "circle", "path", "polyline"}  # written without an end
 
 
 class Markup(str):
@@ -35,7 +35,7 @@ def tag(name: str, *children: Child, **attributes: object) -> Markup:
         if value is not None:
             words += f' {key.rstrip("_").replace("_", "-")}="{escape(str(value), quote=True)}"'
     inner = _join(children)
-    if name in VOID and not inner:
+    if name in _VOID and not inner:
         return Markup(f"<{name}{words}/>")
     return Markup(f"<{name}{words}>{inner}</{name}>")
 
@@ -76,6 +76,7 @@ def _row(name: str, contents: Sequence[Child], right: set[int]) -> Markup:
 _WIDTH = 440.0
 _RIGHT, _TOP, _BOTTOM = 14.0, 22.0, 42.0
 _LETTER = 6.0  # about the width of a letter
+_POINTS = 400  # of a line that are drawn, at most
 
 
 class Point(NamedTuple):
@@ -149,17 +150,15 @@ class _Frame:
         low, high = self.y_ticks[0], self.y_ticks[-1]
         return round(self.height - _BOTTOM - (value - low) / (high - low) * (self.height - _BOTTOM - _TOP), 1)
 
-    def axes(self, x: str, y: str, x_labels: Mapping[float, str] | None = None) -> None:
-        """Grid lines at the ticks of y, labels at both, what they mean at the ends."""
+    def axes(self, x: str, y: str, x_labels: Mapping[float, str]) -> None:
+        """Grid lines at the ticks of y, labels at both axes, and what the axes mean."""
         floor = self.height - _BOTTOM
         for value in self.y_ticks:
             self.line(self.left, self.y(value), _WIDTH - _RIGHT, self.y(value), "grid")
             self.text(self.left - 6, self.y(value) + 4, _short(value), "end")
-        if x_labels is None:
-            x_labels = {value: _short(value) for value in self.x_ticks}
         for value, label in x_labels.items():
-            self.text(self.x(value), floor + 16, label, "middle")
-        self.text((self.left + _WIDTH - _RIGHT) / 2, self.height - 6, x, "middle", "axis")
+            self.centred(self.x(value), floor + 16, label)
+        self.centred((self.left + _WIDTH - _RIGHT) / 2, self.height - 6, x, "axis")
         middle = (_TOP + floor) / 2
         turned = {"transform": f"rotate(-90 11 {middle:.1f})"}
         self.drawn.append(tag("text", y, x=11, y=round(middle, 1), text_anchor="middle", class_="axis", **turned))
@@ -171,10 +170,15 @@ class _Frame:
         place = {"x": round(x, 1), "y": round(y, 1), "text_anchor": anchor}
         self.drawn.append(tag("text", content, class_=style, **place))
 
-    def above(self, value: float, content: str) -> None:
-        """What a line across the chart marks, over its upper end."""
+    def centred(self, x: float, y: float, content: str, style: str | None = None) -> None:
+        """Text around a place, moved where the edge of the chart would cut it."""
         half = _LETTER * len(content) / 2
-        self.text(min(max(self.x(value), self.left + half), _WIDTH - half), _TOP - 7, content, "middle")
+        self.text(max(min(x, _WIDTH - half), half), y, content, "middle", style)
+
+    def mark(self, value: float, content: str) -> None:
+        """A line across the chart, and over its upper end what it marks."""
+        self.line(self.x(value), _TOP, self.x(value), self.height - _BOTTOM, "kept")
+        self.centred(self.x(value), _TOP - 7, content)
 
     def rect(self, x: float, y: float, width: float, height: float, style: str, hint: str) -> None:
         size = {"x": round(x, 1), "y": round(y, 1), "width": round(max(width, 0.5), 1), "height": round(height, 1)}
@@ -205,11 +209,10 @@ def line_chart(
     kept: tuple[float, str] | None = None,
     also: Sequence[float] = (),
 ) -> Markup:
-    """Lines over a common axis, with bands where there are intervals.
+    """Lines over a common axis, with bands where there are intervals; a long line is drawn by evenly spaced points.
 
     ``kept`` marks a place on the axis; ``also`` are values that the other axis must hold, for charts to be compared.
     """
-    height = 250.0
     points = list(chain.from_iterable(lines.values()))
     values = [*_heights(points), *also]
     places = [point.x for point in points]
@@ -218,7 +221,7 @@ def line_chart(
     if len(set(places)) > 1:
         grid = _ticks(min(places), last)
         grid = [max(grid[0], min(places)), *grid[1:-1], last]
-    frame = _Frame(grid, _ticks(min(values), max(values)), height)
+    frame = _Frame(grid, _ticks(min(values), max(values)), 250)
     whole = all(map(_is_whole, places))
     labels = {}
     for value in grid[:-1]:
@@ -228,10 +231,9 @@ def line_chart(
     if min(values) < 0 < max(values):
         frame.line(frame.left, frame.y(0), _WIDTH - _RIGHT, frame.y(0), "zero")
     if kept is not None:
-        frame.line(frame.x(kept[0]), _TOP, frame.x(kept[0]), height - _BOTTOM, "kept")
-        frame.above(kept[0], kept[1])
+        frame.mark(*kept)
     for number, (name, line) in enumerate(lines.items()):
-        _draw_line(frame, name, line, number + 1, x)
+        _draw_line(frame, name, _thinned(line), number + 1, x)
     if len(lines) > 1:
         _legend(frame, list(lines))
     return frame.svg(title)
@@ -253,8 +255,12 @@ def _given(*values: float | None) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _path(frame: _Frame, points: Sequence[Point]) -> str:
-    return " ".join(f"{frame.x(p.x)},{frame.y(p.y)}" for p in points)
+def _thinned(line: Sequence[Point]) -> Sequence[Point]:
+    """At most `_POINTS` of the points, the first and the last among them."""
+    if len(line) <= _POINTS:
+        return line
+    step = (len(line) - 1) / (_POINTS - 1)
+    return [line[round(number * step)] for number in range(_POINTS)]
 
 
 def _draw_line(frame: _Frame, name: str, line: Sequence[Point], number: int, x: str) -> None:
@@ -266,7 +272,8 @@ def _draw_line(frame: _Frame, name: str, line: Sequence[Point], number: int, x: 
     if len(there) > 1:
         outline = " L".join(there + back[::-1])
         frame.drawn.append(tag("path", d=f"M{outline} Z", class_=f"band c{number}"))
-    frame.drawn.append(tag("polyline", points=_path(frame, line), class_=f"line c{number}"))
+    path = " ".join(f"{frame.x(p.x)},{frame.y(p.y)}" for p in line)
+    frame.drawn.append(tag("polyline", points=path, class_=f"line c{number}"))
     if len(line) > 120:
         return
     radius = 1.8
@@ -291,9 +298,9 @@ def _legend(frame: _Frame, names: Sequence[str]) -> None:
 
 def histogram(
     values: Sequence[float], *, low: float, high: float, bins: int, x: str, y: str, title: str,
-    marks: Mapping[str, float] | None = None,
+    mean: float | None = None,
 ) -> Markup:  # fmt: skip
-    """Counts of values in equal bins of a range whose ends are known; ``marks`` are lines with a name."""
+    """Counts of values in equal bins of a range whose ends are known, with a line at their mean."""
     counts = [0] * bins
     for value in values:
         counts[min(int((value - low) / (high - low) * bins), bins - 1)] += 1
@@ -313,10 +320,8 @@ def histogram(
         hint = f"{low + number * step:.2f}–{low + (number + 1) * step:.2f}: {count}"
         if count:
             frame.rect(left + 0.5, frame.y(count), right - left - 1, frame.y(0) - frame.y(count), "fill c1", hint)
-    for name, value in (marks or {}).items():
-        at = frame.x(value)
-        frame.line(at, _TOP, at, frame.y(0), "kept")
-        frame.above(value, f"{name} {value:.3f}")
+    if mean is not None:
+        frame.mark(mean, f"mean {mean:.3f}")
     return frame.svg(title)
 
 
@@ -337,8 +342,8 @@ def bar_chart(
     frame = _Frame(_ticks(min(ends), max(ends), 4), [0.0, 1.0], height, left=_LETTER * room + 16)
     for value in frame.x_ticks:
         frame.line(frame.x(value), _TOP, frame.x(value), height - _BOTTOM, "grid")
-        frame.text(frame.x(value), height - _BOTTOM + 16, form(value), "middle")
-    frame.text((frame.left + _WIDTH - _RIGHT) / 2, height - 6, x, "middle", "axis")
+        frame.centred(frame.x(value), height - _BOTTOM + 16, form(value))
+    frame.centred((frame.left + _WIDTH - _RIGHT) / 2, height - 6, x, "axis")
     for number, bar in enumerate(bars):
         top = _TOP + number * row
         left, right = sorted((frame.x(0), frame.x(bar.value)))
@@ -355,40 +360,4 @@ def bar_chart(
         named = tag("text", tag("title", hint), label, x=frame.left - 8, y=middle + 4, text_anchor="end")
         frame.drawn.append(named)
     frame.line(frame.x(0), _TOP, frame.x(0), height - _BOTTOM, "zero")
-    return frame.svg(title)
-
-
-def point_chart(points: Sequence[Point], *, x: str, y: str, title: str, labels: Sequence[str]) -> Markup:
-    """Points with whiskers over named places that follow one another."""
-    ends = [0.0, *_heights(points)]
-    frame = _Frame([-0.5, len(labels) - 0.5], _ticks(min(ends), max(ends)), 250)
-    frame.axes(x, y, {float(place): label for place, label in enumerate(labels)})
-    frame.drawn.append(tag("polyline", points=_path(frame, points), class_="line faint c1"))
-    for p in points:
-        span = ""
-        if p.low is not None and p.high is not None:
-            frame.line(frame.x(p.x), frame.y(p.low), frame.x(p.x), frame.y(p.high), "whisker")
-            span = f" [{p.low:.3g}, {p.high:.3g}]"
-        frame.dot(frame.x(p.x), frame.y(p.y), "dot c1", f"{labels[int(p.x)]}: {p.y:.3g}{span}", 4)
-    return frame.svg(title)
-
-
-def sorted_chart(gaps: Sequence[float], *, x: str, y: str, title: str, most: int = 400) -> Markup:
-    """Differences from the largest to the smallest; of more than ``most``, evenly spaced ones."""
-    ordered = sorted(gaps, reverse=True)
-    if len(ordered) > most:
-        ordered = [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
-    frame = _Frame([0.0, float(len(gaps))], _ticks(min([*ordered, 0.0]), max([*ordered, 0.0])), 250)
-    frame.axes(x, y, {0.0: "0", len(gaps) / 2: _short(len(gaps) // 2), float(len(gaps)): _short(len(gaps))})
-    width = (_WIDTH - _RIGHT - frame.left) / len(ordered)
-    for sign, style in ((1, "c1"), (-1, "c2")):
-        steps = []
-        for i, gap in enumerate(ordered):
-            if gap * sign > 0:
-                steps.append(f"M{frame.left + i * width:.1f} {frame.y(0)}V{frame.y(gap)}h{width:.2f}V{frame.y(0)}Z")
-        frame.drawn.append(tag("path", d=" ".join(steps), class_=f"fill {style}"))
-    frame.line(frame.left, frame.y(0), _WIDTH - _RIGHT, frame.y(0), "zero")
-    mean = math.fsum(gaps) / len(gaps)
-    frame.line(frame.left, frame.y(mean), _WIDTH - _RIGHT, frame.y(mean), "kept")
-    frame.text(_WIDTH - _RIGHT - 4, frame.y(mean) - 5, f"mean {mean:+.4f}", "end")
     return frame.svg(title)

@@ -17,22 +17,30 @@ from lgmml_torch import __version__
 from lgmml_torch.app.start import Interrupted, Watch, wait_quietly
 from lgmml_torch.app.start import main as train
 
-# What each command does, and the function in lgmml_torch/app/commands that adds its options and names its run().
+# The module of each command, whose function add_COMMAND_options says what runs it, and what the command does.
 _COMMANDS = {
     "train": ("", "train a model (the same as train.py: Hydra overrides such as data=mq2008)"),
-    "score": ("score.add_options", "score the documents of a file"),
-    "evaluate": ("evaluate.add_options", "rank the lists of a labelled file and measure the result"),
-    "explain": ("explain.add_options", "why one document stands above another"),
-    "merge": ("model.add_merge_options", "make one model of several: the weighted sum of their scores"),
-    "export": ("model.add_export_options", "write a model for other programs: ONNX, or a program of torch"),
-    "card": ("model.add_card_options", "write a model card: data, figures, settings, limits, licence"),
-    "sweep": ("sweep.add_options", "search for good settings by validation; an interrupted search can be resumed"),
-    "convert": ("convert.add_options", "write data as a folder of shards, for large sets and several processes"),
-    "compare": ("compare.add_options", "two models or runs on the same lists, query by query"),
-    "report": ("report.add_options", "make the page of a training run (again), or one for other data"),
-    "info": ("model.add_info_options", "what is in a model file"),
-    "completion": ("completion.add_options", "write a script with which a shell completes commands and options"),
+    "inspect": ("commands.data", "list all problems of a table and print the command that trains on it"),
+    "score": ("commands.score", "score the documents of a file"),
+    "evaluate": ("commands.evaluate", "rank the lists of a labelled file and measure the result"),
+    "explain": ("commands.model", "why one document stands above another"),
+    "merge": ("commands.model", "make one model of several: the weighted sum of their scores"),
+    "export": ("commands.model", "write a model for other programs: ONNX, or a program of torch"),
+    "card": ("commands.model", "write a model card: data, figures, settings, limits, licence"),
+    "sweep": ("sweep", "search for good settings by validation; an interrupted search can be resumed"),
+    "convert": ("commands.data", "write data as a folder of shards, for large sets and several processes"),
+    "compare": ("commands.evaluate", "two models or runs on the same lists, query by query"),
+    "report": ("commands.evaluate", "make the page of a training run (again), or one for other data"),
+    "info": ("commands.model", "what is in a model file"),
+    "completion": ("cli", "write a script with which a shell completes commands and options"),
 }
+
+_COMPLETION_EXAMPLES = """
+examples:
+  eval "$(lgmml completion bash)"                                for this shell; in ~/.bashrc, for every new one
+  lgmml completion zsh > ~/.zfunc/_lgmml                         a folder of $fpath
+Settings of `lgmml train` are completed by Hydra: python train.py --hydra-help says how.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,23 +80,38 @@ def build_parser(commands: Sequence[str] | None = None) -> argparse.ArgumentPars
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (function, about) in _COMMANDS.items():
+    for name, (module, about) in _COMMANDS.items():
         subparser = subparsers.add_parser(
             name,
             help=about,
             description=f"{about[0].upper()}{about[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if function and (commands is None or name in commands):
-            file, _, add_options = function.partition(".")
-            getattr(importlib.import_module(f"lgmml_torch.app.commands.{file}"), add_options)(subparser)
+        if module and (commands is None or name in commands):
+            getattr(importlib.import_module(f"lgmml_torch.app.{module}"), f"add_{name}_options")(subparser)
     return parser
 
 
+def add_completion_options(parser: argparse.ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    import shtab
+
+    parser.epilog = _COMPLETION_EXAMPLES
+    parser.set_defaults(execute=_complete)
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="the shell to write the script for")
+
+
+def _complete(args: argparse.Namespace) -> None:
+    """Write the script to standard output."""
+    import shtab
+
+    sys.stdout.write(f"{shtab.complete(build_parser(), args.shell)}\n")
+
+
 def _train(overrides: list[str]) -> int:
-    before, sys.argv = sys.argv, ["lgmml train", *overrides]
+    before, sys.argv = sys.argv, ["lgmml train", *overrides]  # Hydra reads the overrides there
     try:
-        train()
+        train([before[0], "train", *overrides])
     finally:
         sys.argv = before
     return 0

@@ -111,10 +111,10 @@ def check_targets(part: Any, allowed: Sequence[str] | None = None) -> None:
         if not OmegaConf.is_missing(part, key):
             check_targets(part[key], allowed)
     if part.get("_target_") is not None:
-        check_name("_target_", str(part["_target_"]), allowed)
+        _check_name("_target_", str(part["_target_"]), allowed)
 
 
-def check_name(setting: str, name: str, allowed: Sequence[str] | None = None) -> None:
+def _check_name(setting: str, name: str, allowed: Sequence[str] | None = None) -> None:
     """Refuse the dotted name of code that does not belong here.
 
     Raises:
@@ -144,7 +144,7 @@ def find_measure(setting: str, name: str) -> Measure:
             return Measure.of(name)
         except LGMMLError as error:
             raise ConfigError(str(error).replace("`metrics`", f"`{setting}`")) from error
-    check_name(setting, name)
+    _check_name(setting, name)
     try:
         found = get_object(name)
     except (ImportError, ValueError, HydraException) as error:
@@ -211,7 +211,7 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
     if asked is None:
         return cfg
     given = asked_settings(asked)
-    loss = _loss_name(cfg)
+    loss = str(build(cfg.loss).name)
     kind = metrics_kind(cfg)
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
@@ -281,11 +281,6 @@ def metrics_kind(cfg: DictConfig) -> str:
 def _builder(cfg: DictConfig) -> BankBuilder:
     with named(cfg, "local_metrics"):
         return as_builder(build(cfg.local_metrics, _convert_="all"))
-
-
-def _loss_name(cfg: DictConfig) -> str:
-    name: str = build(cfg.loss).name
-    return name
 
 
 def _with_reason(cfg: DictConfig, reason: str) -> DictConfig:

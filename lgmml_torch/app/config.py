@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -56,53 +58,58 @@ def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: P
             raise ConfigError(_one_sentence(error, overrides, name, folder)) from error
 
 
+def _explained_settings() -> str:
+    """A line for each setting that a comment explains, in ``train.yaml`` and in the parts that are the default."""
+    folder = config_dir()
+    text = (folder / "train.yaml").read_text(encoding="utf-8").partition("\nhydra:\n")[0]
+    lines = _commented(text, "")
+    for group, choice in re.findall(r"^  - (\w+): (\w+)$", text, re.MULTILINE):
+        if choice != "null":
+            lines += _commented((folder / group / f"{choice}.yaml").read_text(encoding="utf-8"), f"{group}.")
+    return "\n".join(lines).replace("$", "$$")  # which Hydra takes for a dollar
+
+
+def _commented(text: str, prefix: str) -> list[str]:
+    """``name=default`` and the comment, of the lines of a configuration file that have one."""
+    found, above = [], ""
+    for line in text.splitlines():
+        parsed = re.match(r"( *)(\w+): *([^#]*?) *(?:# (.*))?$", line)
+        if parsed is None:
+            continue
+        indent, key, value, comment = parsed.groups()
+        name = f"{prefix}{above}{key}"
+        if not indent:
+            name, above = f"{prefix}{key}", f"{key}."
+        if value and not value.startswith("$"):  # no group, and no value that is looked up
+            name += f"={value}"
+        if comment:
+            found.append(textwrap.fill(f"{name:<34} {comment}", 120, subsequent_indent=" " * 35))
+    return found
+
+
+OmegaConf.register_new_resolver("explained_settings", _explained_settings, replace=True)  # for the help of Hydra
+
+
 def check_command(words: Sequence[str]) -> None:
     """Check the words of a command line before Hydra does, which would answer with a traceback.
 
-    Raises:
-        ConfigError: as in `check_overrides`.
-    """
-    args = get_args_parser().parse_args(list(words))
-    if args.help or args.hydra_help or args.info or args.shell_completion or args.experimental_rerun:
-        return
-    folder, further = None, list[Path]()
-    if args.config_dir is not None:
-        further.append(Path(args.config_dir))
-        if not further[0].is_dir():
-            raise ConfigError(f"`--config-dir` must name an existing folder, got {args.config_dir}")
-    if args.config_path is not None:
-        folder = Path(args.config_path).absolute()
-    name = args.config_name or "train"
-    check_overrides(args.overrides, name=name, folder=folder, further=further, settings=args.cfg is None)
-
-
-def check_overrides(
-    overrides: Sequence[str],
-    *,
-    name: str = "train",
-    folder: Path | None = None,
-    further: Sequence[Path] = (),
-    settings: bool = True,
-) -> None:
-    """Compose what the overrides ask for, and check its settings; those of a sweep are checked by each of its runs.
-
-    Args:
-        overrides: as typed.
-        name: of the configuration.
-        folder: where it is; this package's own by default.
-        further: folders where parts are looked for, too.
-        settings: whether `check_settings` has a look.
+    Settings are checked, too, except those of a sweep, which each of its runs checks.
 
     Raises:
         ConfigError: as in `load_config`, or for a setting that breaks its rule.
     """
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
-    places = [f"file://{place.absolute()}" for place in further]
-    kept = []
-    for typed, item in zip(overrides, parsed, strict=True):
+    args = get_args_parser().parse_args(list(words))
+    if args.help or args.hydra_help or args.info or args.shell_completion or args.experimental_rerun:
+        return
+    folder, places, kept = None, list[str](), list[str]()
+    if args.config_dir is not None:
+        if not Path(args.config_dir).is_dir():
+            raise ConfigError(f"`--config-dir` must name an existing folder, got {args.config_dir}")
+        places.append(f"file://{Path(args.config_dir).absolute()}")
+    if args.config_path is not None:
+        folder = Path(args.config_path).absolute()
+    parsed = parse_overrides(args.overrides)
+    for typed, item in zip(args.overrides, parsed, strict=True):
         if item.key_or_group == "hydra.searchpath":
             value = item.value()
             if not isinstance(value, list):
@@ -110,9 +117,22 @@ def check_overrides(
             places += map(str, value)
         elif not item.is_sweep_override() and not item.key_or_group.startswith("hydra"):
             kept.append(typed)
+    name = args.config_name or "train"
     cfg = load_config([*search_path(places), *kept], name=name, folder=folder)
-    if settings and name == "train" and not any(item.is_sweep_override() for item in parsed):
+    if args.cfg is None and name == "train" and not any(item.is_sweep_override() for item in parsed):
         check_settings(cfg)
+
+
+def parse_overrides(words: Sequence[str]) -> list[Override]:
+    """What Hydra makes of ``key=value``.
+
+    Raises:
+        ConfigError: words that it cannot read.
+    """
+    try:
+        return OverridesParser.create().parse_overrides(list(words))
+    except HydraException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
 
 
 def search_path(places: Sequence[str]) -> list[str]:
@@ -147,9 +167,6 @@ def _one_sentence(error: Exception, overrides: Sequence[str], name: str, folder:
         options = choice[3].split()
         word = choice[1].rsplit("/", 1)[-1]
         return f"{choice[2]} has no choice {word!r}{did_you_mean(word, options)} (there are: {', '.join(options)})"
-    group = re.search(r"Could not override '([^']+)'\. No match in the defaults list", text)
-    if group is not None:
-        return f"unknown part {group[1]!r}"
     return text
 
 
@@ -187,25 +204,24 @@ def _known_keys(overrides: Sequence[str], name: str, folder: Path) -> list[str]:
         config = compose(name, overrides=chosen)
     except HydraException:
         config = compose(name)
-    keys = [*groups]
+    return [*groups, *_dotted(OmegaConf.to_container(config, resolve=False))]
 
-    def walk(node: dict[Any, Any], prefix: str) -> None:
-        for key, child in node.items():
-            keys.append(f"{prefix}{key}")
-            if isinstance(child, dict):
-                walk(child, f"{prefix}{key}.")
 
-    content = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(content, dict)
-    walk(content, "")
-    return keys
+def _dotted(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Every group and setting by its full name."""
+    found: dict[str, Any] = {}
+    for key, child in node.items():
+        found[f"{prefix}{key}"] = child
+        if isinstance(child, dict):
+            found |= _dotted(child, f"{prefix}{key}.")
+    return found
 
 
 # Rules for settings that no part checks by itself: the estimator needs the same rules for parts, so they stand there.
 _ABSENT = object()
 
 
-def devices(name: str, value: Any) -> None:
+def _devices(name: str, value: Any) -> None:
     """How many, which, all (-1), or auto."""
     if isinstance(value, str):
         if value != "auto" and not value.replace(",", "").replace("-1", "1").isdigit():
@@ -224,7 +240,6 @@ RUN_SETTINGS: dict[str, Rule] = {
     "search.policy": optional(text),
     "evaluation.metrics": each(text),
     "evaluation.all_policies": flag,
-    "evaluation.ideal": flag,
     "resume": optional(text),
     "warm_start": optional(text),
     "grow": flag,
@@ -238,7 +253,7 @@ RUN_SETTINGS: dict[str, Rule] = {
     "optimizer.nesterov": flag,
     "optimizer.amsgrad": flag,
     "trainer.accelerator": one_of(("auto", "cpu", "gpu", "cuda", "mps", "tpu")),
-    "trainer.devices": devices,
+    "trainer.devices": _devices,
     "trainer.num_nodes": check_whole,
     "trainer.strategy": text,
     "trainer.max_epochs": optional(at_least(-1, whole=True)),
@@ -268,7 +283,7 @@ RUN_SETTINGS: dict[str, Rule] = {
 
 
 # Groups of settings a run cannot do without; `callbacks` and `logger` may be null.
-PARTS = (
+_PARTS = (
     "data", "preprocess", "local_metrics", "phi", "loss", "optimizer", "step_size", "trainer",
     "loader", "dropout", "search", "evaluation", "paths",
 )  # fmt: skip
@@ -281,9 +296,10 @@ def check_settings(cfg: DictConfig) -> None:
         ConfigError: the first setting that is missing or breaks its rule: its full name, the rule and the value.
     """
     try:
-        for name in _missing(OmegaConf.to_container(cfg, resolve=False)):
-            raise ConfigError(f"`{name}` must be given, e.g. {name}=...")
-        for name in PARTS:
+        for name, value in _dotted(OmegaConf.to_container(cfg, resolve=False)).items():
+            if value == MISSING:
+                raise ConfigError(f"`{name}` must be given, e.g. {name}=...")
+        for name in _PARTS:
             if not isinstance(part := cfg.get(name), DictConfig):
                 raise ConfigError(f"`{name}` must be one of its choices or a group of settings, got {part!r}")
         for name, rule in RUN_SETTINGS.items():
@@ -296,13 +312,3 @@ def check_settings(cfg: DictConfig) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(str(error)) from error
-
-
-def _missing(node: Any, prefix: str = "") -> list[str]:
-    """Full names of what the configuration leaves to be given; nothing is looked up that only a run can say."""
-    if not isinstance(node, dict):
-        return [prefix.rstrip(".")] if node == MISSING else []
-    found: list[str] = []
-    for key, child in node.items():
-        found += _missing(child, f"{prefix}{key}.")
-    return found

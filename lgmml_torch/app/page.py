@@ -17,8 +17,6 @@ from lgmml_torch.app.charts import (
     figure,
     histogram,
     line_chart,
-    point_chart,
-    sorted_chart,
     table,
     tag,
 )
@@ -34,11 +32,11 @@ _CARDS_NOTE = (
     "Of each list the first documents, then relevant ones further down. Scores have no unit. “Set apart by”: what "
     "features add to the score over the document in the middle of the ranking; exact parts of the difference."
 )
-Report = Mapping[str, Any]
+_Report = Mapping[str, Any]
 _NONE = "–"
 
 
-def make_page(report: Report, data: PageData, paired: Sequence[Paired] = ()) -> str:
+def make_page(report: _Report, data: PageData, paired: Sequence[Paired] = ()) -> str:
     """The whole page, from what ``report.json`` holds and the data of the lists."""
     title = str(report["config"].get("name") or "run")
     sections = [_data_section(report), _results_section(report)]
@@ -76,7 +74,7 @@ def _sentence(text: object) -> str:
     return f"{stripped[0].upper()}{stripped[1:]}."
 
 
-def _header(report: Report, data: PageData, title: str) -> Markup:
+def _header(report: _Report, data: PageData, title: str) -> Markup:
     """The name of the run, and the few figures that people look for first."""
     trained = report.get("data", {}).get("train")
     seconds = report.get("seconds")
@@ -96,7 +94,7 @@ def _header(report: Report, data: PageData, title: str) -> Markup:
     return tag("header", tag("h1", title), chosen, tag("div", boxes, class_="tiles"))
 
 
-def _headline(report: Report, data: PageData) -> tuple[str, str]:
+def _headline(report: _Report, data: PageData) -> tuple[str, str]:
     """The measure and its interval: of all queries of the part where the report has them, else of the sample."""
     for item in report["evaluations"]:
         entry = item["metrics"].get(data.measure, {})
@@ -107,7 +105,7 @@ def _headline(report: Report, data: PageData) -> tuple[str, str]:
     return f"{data.mean.mean:.4f}", f"[{data.mean.low:.3f}, {data.mean.high:.3f}]"
 
 
-def _data_section(report: Report) -> tuple[str, str, Markup]:
+def _data_section(report: _Report) -> tuple[str, str, Markup]:
     """What was trained on what."""
     rows = []
     for name, facts in report.get("data", {}).items():
@@ -141,7 +139,7 @@ def _data_row(name: str, facts: Mapping[str, Any]) -> list[str]:
     return [name, *counts, sizes, ", ".join(labels), without]
 
 
-def _results_section(report: Report) -> tuple[str, str, Markup]:
+def _results_section(report: _Report) -> tuple[str, str, Markup]:
     """The main table, with intervals, and what the figures mean."""
     evaluations: Sequence[Mapping[str, Any]] = report["evaluations"]
     names: dict[str, None] = {}  # a set in order
@@ -185,7 +183,7 @@ def _counts(item: Mapping[str, Any], key: str) -> str:
     return ", ".join(texts)
 
 
-def _validation_section(report: Report) -> tuple[str, str, Markup]:
+def _validation_section(report: _Report) -> tuple[str, str, Markup]:
     """Boosting rounds and epochs, with the kept ones marked."""
     charts = [_rounds_chart(report.get("bank", {})), _epochs_chart(report)]
     biases = report.get("bank", {}).get("position_bias")
@@ -219,7 +217,7 @@ def _rounds_chart(bank: Mapping[str, Any]) -> Markup | None:
     return figure("Local metrics, round by round", chart, note)
 
 
-def _epochs_chart(report: Report) -> Markup:
+def _epochs_chart(report: _Report) -> Markup:
     curve, kept = report.get("validation curve", {}), report["best epoch"]
     points = []
     for epoch, value in curve.items():
@@ -245,7 +243,7 @@ def _queries_section(data: PageData) -> tuple[str, str, Markup]:
         note = tag("p", _CARDS_NOTE, class_="note")
     return _section(
         "Queries",
-        tag("p", _sampled(data), class_="note"),
+        tag("p", data.sample, class_="note"),
         tag("div", _distribution(data), _calibration(data), class_="charts"),
         note,
         tag("div", sides, class_="sides"),
@@ -258,7 +256,7 @@ def _distribution(data: PageData) -> Markup:
         return figure(title, tag("p", f"No query of {data.split} counts: none has a relevant document."))
     chart = histogram(
         data.values, low=0.0, high=max(1.0, *data.values), bins=20, x=data.measure, y="queries", title=title,
-        marks={"mean": data.mean.mean},
+        mean=data.mean.mean,
     )  # fmt: skip
     ordered = sorted(data.values)
     last = len(ordered) - 1
@@ -266,14 +264,6 @@ def _distribution(data: PageData) -> Markup:
     counts = f"{data.mean.counted:,} queries count, {data.mean.skipped:,} are skipped."
     spread = f"Median {middle:.3f}; a tenth are at most {low:.3f}, a tenth at least {high:.3f}."
     return figure(title, chart, f"{counts} {spread}")
-
-
-def _sampled(data: PageData) -> str:
-    """Which lists were ranked."""
-    if data.sampled == data.queries:
-        return f"All {data.queries:,} queries of {data.split}, {data.documents:,} documents."
-    drawn = f"{data.sampled:,} of the {data.queries:,} queries of {data.split}, drawn with seed {data.seed}"
-    return f"{drawn}; {data.documents:,} documents."
 
 
 def _card(query: Query, top: float, measure: str) -> Markup:
@@ -304,13 +294,14 @@ def _grade(label: float, top: float) -> Markup:
     return tag("span", f"{label:g}", class_="grade", style=f"--grade:{share:.2f}")
 
 
-def _parts(row: Document) -> list[Markup]:
-    parts = []
+def _parts(row: Document) -> list[Child]:
+    parts = list[Child]()
     for name, part in row.parts:
         direction = "down"
         if part > 0:
             direction = "up"
         parts.append(tag("span", f"{name} ", tag("span", f"{part:+.2g}", class_=direction), class_="part"))
+        parts.append(" ")  # a line may break here
     return parts
 
 
@@ -394,20 +385,14 @@ def _effects(names: Sequence[str], importances: Importances) -> list[Child]:
 
 
 def _calibration(data: PageData) -> Markup:
-    labels = data.calibration.labels
-    points, places = list[Point](), list[str]()
-    for place, mean in enumerate(labels):
-        places.append(f"{100 * (place + 1) // len(labels)}%")
+    title, points = "Mean label by score", list[Point]()
+    for place, mean in enumerate(data.calibration.labels, 1):
         if mean:
-            points.append(Point(place, mean.mean, mean.low, mean.high))
-    title = "Mean label by score"
-    chart = point_chart(
-        points,
-        x="place of the score within its list (100%: the top)",
-        y="mean label",
-        title=title,
-        labels=places,
-    )
+            points.append(Point(100 * place // len(data.calibration.labels), mean.mean, mean.low, mean.high))
+    if not points:
+        return figure(title, tag("p", "No list has a label for each of its parts."))
+    axes = {"x": "place of the score within its list, % (100: the top)", "y": "mean label", "title": title}
+    chart = line_chart({"mean label": points}, **axes, also=[0.0])  # type: ignore[arg-type]
     note = "Each list is cut into ten parts by the rank of its scores; 95% intervals over queries. Good rankings rise."
     return figure(title, chart, note)
 
@@ -415,15 +400,17 @@ def _calibration(data: PageData) -> Markup:
 def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
     """Beside another model, query by query."""
     title = "Differences per query"
-    gaps = paired.gaps[~paired.gaps.isnan()].tolist()
-    chart = sorted_chart(gaps, x="queries, by difference", y=f"difference in {paired.measure}", title=title)
+    gaps = paired.gaps[~paired.gaps.isnan()].sort(descending=True).values.tolist()
+    line = list(map(Point, range(1, len(gaps) + 1), gaps))
+    axes = {"x": "queries, by difference", "y": f"difference in {paired.measure}", "title": title}
+    chart = line_chart({"query": line}, **axes, also=[0.0])  # type: ignore[arg-type]
     rows = []
     for query in paired.most_different(8):
         first, second = paired.values[:, query].tolist()
         gap = float(paired.gaps[query])
         rows.append([str(paired.qids[query]), f"{first:.4f}", f"{second:.4f}", f"{gap:+.4f}"])
     differing = table(["query", paired.first, paired.second, "difference"], rows, numbers=(1, 2, 3))
-    note = f"Blue: {paired.first} is better; orange: {paired.second} is."
+    note = f"Above 0, {paired.first} is better; below, {paired.second} is."
     charts = [figure(title, chart, note), figure("Queries that differ most", differing)]
     return _section(
         f"Against {paired.second}",
@@ -433,7 +420,7 @@ def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
     )
 
 
-def _settings_section(report: Report) -> tuple[str, str, Markup]:
+def _settings_section(report: _Report) -> tuple[str, str, Markup]:
     """How long it took, with which versions and settings; everything that is needed to do it again."""
     tables = []
     if report.get("seconds"):
@@ -446,14 +433,10 @@ def _settings_section(report: Report) -> tuple[str, str, Markup]:
     written = None
     if "written" in report:
         written = tag("p", f"Written {report['written']}.", class_="note")
-    settings = tag("div", tag("pre", tag("code", _settings(report["config"]))), class_="scroll")
+    settings = json.dumps(report["config"], indent=2, ensure_ascii=False, default=str)
     return _section(
         "Settings and versions",
         tag("div", tables, class_="charts"),
         written,
-        tag("details", tag("summary", "All settings"), settings),
+        tag("details", tag("summary", "All settings"), tag("div", tag("pre", tag("code", settings)), class_="scroll")),
     )
-
-
-def _settings(config: Mapping[str, Any]) -> str:
-    return json.dumps(config, indent=2, ensure_ascii=False, default=str)

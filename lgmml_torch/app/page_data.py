@@ -6,7 +6,9 @@ lists are scored once. Permutation importance and effects of features score them
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from lgmml_torch.evaluation.evaluate import Calibration, label_by_score
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
-from lgmml_torch.models.explain import document_label, explain_pairs
+from lgmml_torch.models.explain import document_label, explain_pairs, largest_parts
 from lgmml_torch.models.importance import (
     Importance,
     PartialEffect,
@@ -36,7 +38,7 @@ _PAIR_DOCUMENTS, _EFFECT_DOCUMENTS = 10_000, 3_000  # in the samples for importa
 _SHUFFLED, _EFFECTS, _METRICS = 12, 6, 10  # features shuffled, features with an effect chart, metrics shown
 _QUERIES, _BELOW, _PARTS = 3, 3, 3  # best and worst queries, relevant documents below the first ones, features of each
 
-Parts = tuple[tuple[str, float], ...]  # names of features, and what each adds to a score difference
+_Parts = tuple[tuple[str, float], ...]  # names of features, and what each adds to a score difference
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Document:
     label: float
     score: float
     name: str
-    parts: Parts
+    parts: _Parts
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,7 @@ class PageData:
 
     Attributes:
         split: which part of the data.
-        queries: number of queries in it.
-        sampled: number of queries that were drawn.
-        documents: number of documents of these.
-        seed: of the draw.
+        sample: a sentence on the lists that were ranked.
         measure: of the ranking, per query.
         values: of the queries that count.
         mean: of these values; None where no query counts.
@@ -100,10 +99,7 @@ class PageData:
     """
 
     split: str
-    queries: int
-    sampled: int
-    documents: int
-    seed: int
+    sample: str
     measure: str
     values: tuple[float, ...]
     mean: Interval | None
@@ -118,16 +114,19 @@ class PageData:
 
 
 def page_data(
-    model: LGMML,
-    data: RankingData,
-    *,
-    split: str,
-    measure: str = "ndcg@10",
-    preset: str = "default",
-    seed: int = 0,
-    importance: bool = False,
+    report: Mapping[str, Any], model: LGMML, data: RankingData, split: str, *, importance: bool = False
 ) -> PageData:
-    """Rank the lists, or a sample of them, and collect what the page shows; ``importance`` takes many times as long."""
+    """Rank the lists, or a sample of them, and collect what the page shows.
+
+    Args:
+        report: what ``report.json`` of the run holds.
+        model: of the run.
+        data: the lists.
+        split: which part of the data they are.
+        importance: whether to shuffle and move features, too, which takes many times as long.
+    """
+    rules, seed = report["config"]["evaluation"], report["config"]["seed"]
+    measure, preset = _measure_of(rules["metrics"]), rules["preset"]
     lists = model.encoded(_sample(data, DOCUMENTS, seed))
     few = _sample(lists, _PAIR_DOCUMENTS, seed)
     scores = model.score(lists)
@@ -140,7 +139,7 @@ def page_data(
         mean = bootstrap_interval(values, generator=torch.Generator().manual_seed(seed))
     if bool((few.sizes > 1).any()):
         pairs = pair_importance(model, few, seed=seed)
-        metrics = _leading_metrics(model, pairs, names)
+        metrics = _leading_metrics(model, pairs)
     if importance and pairs is not None:
         importances = _importances(model, few, pairs, measure, preset, seed)
     best, worst = _extremes(values, lists)
@@ -149,10 +148,7 @@ def page_data(
         described.append(_describe_query(model, lists, scores, query, float(values[query]), names))
     return PageData(
         split=split,
-        queries=data.num_queries,
-        sampled=lists.num_queries,
-        documents=lists.num_documents,
-        seed=seed,
+        sample=_describe_sample(lists, data.num_queries, split, seed),
         measure=measure,
         values=tuple(known.tolist()),
         mean=mean,
@@ -165,6 +161,14 @@ def page_data(
         calibration=label_by_score(scores, lists, seed=seed),
         importances=importances,
     )
+
+
+def _measure_of(names: Sequence[str]) -> str:
+    """NDCG@10, or else the first measure that is built in: functions are known while training only."""
+    built_in = [name for name in names if "." not in name]
+    if not built_in or "ndcg@10" in built_in:
+        return "ndcg@10"
+    return built_in[0]
 
 
 def _importances(
@@ -188,6 +192,14 @@ def _sample(data: RankingData, documents: int, seed: int) -> RankingData:
     """At most `LISTS` lists, with about ``documents`` documents at most."""
     mean = max(data.num_documents / max(data.num_queries, 1), 1.0)
     return sample_lists(data, max(1, min(LISTS, int(documents / mean))), seed=seed)
+
+
+def _describe_sample(lists: RankingData, queries: int, split: str, seed: int) -> str:
+    """Which lists were ranked."""
+    drawn = f"All {queries:,} queries of {split}, "
+    if lists.num_queries < queries:
+        drawn = f"{lists.num_queries:,} of the {queries:,} queries of {split}, drawn with seed {seed}; "
+    return f"{drawn}{lists.num_documents:,} documents."
 
 
 def _extremes(
@@ -231,14 +243,9 @@ def _describe_query(
     return Query(str(part.qids[0]), value, part.num_documents, tuple(rows), why)
 
 
-def _leading_parts(row: Tensor, names: tuple[str, ...]) -> Parts:
+def _leading_parts(row: Tensor, names: tuple[str, ...]) -> _Parts:
     """The features with the largest parts of a difference, with these."""
-    order = row.abs().argsort(descending=True, stable=True)[:_PARTS].tolist()
-    parts = []
-    for feature in order:
-        if row[feature] != 0:
-            parts.append((names[feature], float(row[feature])))
-    return tuple(parts)
+    return tuple((names[feature], float(row[feature])) for feature in largest_parts(row, _PARTS))
 
 
 def inversion(labels: list[float]) -> tuple[int, int] | None:
@@ -254,7 +261,7 @@ def inversion(labels: list[float]) -> tuple[int, int] | None:
     return None
 
 
-def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], scores: Tensor, parts: Parts) -> str:
+def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], scores: Tensor, parts: _Parts) -> str:
     """Why one document stands above a better one."""
     upper, lower = order[wrong[0]], order[wrong[1]]
     first = f"{document_label(part, upper)} (label {float(part.labels[upper]):g}, rank {wrong[0] + 1})"
@@ -265,7 +272,7 @@ def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], score
     return f"{text}."
 
 
-def _leading_metrics(model: LGMML, pairs: Importance, names: tuple[str, ...]) -> tuple[tuple[int, float, str], ...]:
+def _leading_metrics(model: LGMML, pairs: Importance) -> tuple[tuple[int, float, str], ...]:
     """The metrics with the largest shares, and the columns that count most in each."""
     sources = model.preprocess.sources()
     places: list[tuple[MetricBlock, int]] = []
@@ -273,24 +280,12 @@ def _leading_metrics(model: LGMML, pairs: Importance, names: tuple[str, ...]) ->
         for row in range(block.num_metrics):
             places.append((block, row))
     leading = []
-    for metric in pairs.metrics.argsort(descending=True, stable=True)[:_METRICS].tolist():
-        if not pairs.metrics[metric] > 0:
-            break
+    for metric in largest_parts(pairs.metrics, _METRICS):
         block, row = places[metric]
         diagonal = block.zoomed_factors[row].detach().square().sum(-1).cpu()
         columns = diagonal.argsort(descending=True, stable=True)[:3]
         if not block.is_full:
             columns = block.support[row].cpu()[columns]
-        labels = []
-        for column in columns.tolist():
-            labels.append(_column_label(sources[column].feature, sources[column].view, names))
-        leading.append((metric, float(pairs.metrics[metric]), "; ".join(dict.fromkeys(labels))))
+        labels = dict.fromkeys(sources[column].called(model.feature_names) for column in columns.tolist())
+        leading.append((metric, float(pairs.metrics[metric]), "; ".join(labels)))
     return tuple(leading)
-
-
-def _column_label(feature: int, view: str, names: tuple[str, ...]) -> str:
-    """The label of a preprocessed column: the raw feature and the view of it."""
-    labels = [view]
-    if feature >= 0:
-        labels.insert(0, names[feature])
-    return ", ".join(filter(None, labels))

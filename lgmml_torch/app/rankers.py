@@ -116,7 +116,12 @@ def references_of_run(folder: Path, setting: str | Sequence[str] | None) -> list
 
 def tree_ranker(name: str, trees: TreeBase) -> Ranker:
     """Trees as something that scores lists."""
-    return Ranker(name, trees.title, _checked(trees), trees.num_features)
+
+    def score(data: RankingData) -> Tensor:
+        trees.check(data.num_features, data.feature_names)
+        return trees.predict(data.features)
+
+    return Ranker(name, trees.title, score, trees.num_features)
 
 
 def fit_lightgbm(
@@ -164,14 +169,6 @@ def _check_for_lightgbm(data: RankingData) -> None:
 
 def _as_lightgbm(lightgbm: Any, data: RankingData, **settings: Any) -> Any:
     return lightgbm.Dataset(data.features.numpy(), data.labels.numpy(), group=data.offsets.diff().numpy(), **settings)
-
-
-def _checked(trees: TreeBase) -> Callable[[RankingData], Tensor]:
-    def score(data: RankingData) -> Tensor:
-        trees.check(data.num_features, data.feature_names)
-        return trees.predict(data.features)
-
-    return score
 
 
 def run_scores(run: dict[str, dict[str, float]], data: RankingData, name: str) -> Tensor:  # (N,)

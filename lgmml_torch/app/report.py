@@ -10,7 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from pytorch_lightning.loggers import Logger
 from lgmml_torch import __version__
 from lgmml_torch.app.compose import asked_measures
 from lgmml_torch.app.page import make_page
-from lgmml_torch.app.page_data import PageData, page_data
+from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.rankers import Ranker
 from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings, evaluate_scores
 from lgmml_torch.evaluation.tables import preprocessing_steps, print_evaluations, run_markdown
@@ -56,10 +56,11 @@ class Stopwatch:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a run found, for its report.
+class RunResult:
+    """What a run found and leaves behind.
 
     Attributes:
+        folder: of the run.
         model: trained.
         splits: what it was trained and measured on.
         evaluations: how well it ranks them.
@@ -69,6 +70,7 @@ class Outcome:
         others: what to compare the model with.
     """
 
+    folder: Path
     model: LGMML
     splits: Mapping[str, RankingData]
     evaluations: Sequence[Evaluation]
@@ -76,6 +78,16 @@ class Outcome:
     bank_history: dict[str, Any]
     seconds: Mapping[str, float]
     others: Sequence[Ranker] = ()
+
+    @property
+    def best_epoch(self) -> int:
+        """The epoch whose weights were kept."""
+        return self.keeper.best_epoch
+
+    @property
+    def best_valid(self) -> float:
+        """What they are worth on validation queries."""
+        return self.keeper.best
 
 
 def measuring_rules(cfg: DictConfig) -> dict[str, Any]:
@@ -102,18 +114,23 @@ def evaluate_model(
     """
     splits, model, options = prepared.splits, trained.model, measuring_rules(cfg)
     own = model.phi.mode == "per_query" or model.phi.deviations
-    seen = _evaluate_split(trained, "train", "training queries", options, own_rows=own)
-    if own and not trained.moved:
-        seen = replace(seen, policy=f"{seen.policy}, not trained")
-    found = [seen]
     policies: Sequence[str] = (model.phi.policy,)
     if cfg.evaluation.all_policies:
         policies = POLICIES[model.phi.mode]
+    title = "{}"
     if base is not None:
-        found = [_joint(seen)]
+        title = "together ({})"  # ours and the trees
+    found = [_evaluate_split(trained, "train", title, options, own_rows=own)]
     for name in ("valid", "test"):
-        if name in splits:
-            found += _evaluate_unseen(trained, name, policies, base, options)
+        if name not in splits:
+            continue
+        for policy in policies:
+            found.append(_evaluate_split(trained, name, title, options, policy=policy))
+        if base is not None:
+            data, split = trained.module.data_of(name), found[-1].split
+            alone = {"ours alone": model.score(data, alone=True), "base alone": base.predict(data.features)}
+            for label, scores in alone.items():
+                found.append(evaluate_scores(scores, data, split=split, policy=label, **options))
     return found
 
 
@@ -126,45 +143,22 @@ def _evaluate_split(
     own_rows: bool = False,
     policy: str | None = None,
 ) -> Evaluation:
-    """One split, from the inputs of training."""
+    """One split, from the inputs of training; the weights are named as ``title`` has it."""
     scores, data = trained.score(name, own_rows=own_rows, policy=policy), trained.module.data_of(name)
     warn_if_degenerate(scores, data.offsets)
-    weights = policy or trained.model.phi.policy
+    split, weights = f"{name}: unseen queries", policy or trained.model.phi.policy
+    if name == "train":
+        split = "training queries"
     if own_rows:
         weights = OWN_PHI
-    return evaluate_scores(scores, data, split=title, policy=weights, **options)
+    if own_rows and not trained.moved:
+        weights += ", not trained"
+    return evaluate_scores(scores, data, split=split, policy=title.format(weights), **options)
 
 
-def _evaluate_unseen(
-    trained: Trained, name: str, policies: Sequence[str], base: TreeBase | None, options: Mapping[str, Any]
-) -> list[Evaluation]:
-    """Unseen queries by each policy; with trees added, also ours and the trees alone."""
-    found = []
-    for policy in policies:
-        found.append(_evaluate_split(trained, name, f"{name}: unseen queries", options, policy=policy))
-    if base is None:
-        return found
-    return _beside_each_alone(found, trained.model, base, trained.module.data_of(name), options)
-
-
-def _joint(evaluation: Evaluation) -> Evaluation:
-    """Called what it is: ours and the trees together."""
-    return replace(evaluation, policy=f"together ({evaluation.policy})")
-
-
-def _beside_each_alone(
-    together: list[Evaluation], model: LGMML, base: TreeBase, data: RankingData, options: Mapping[str, Any]
-) -> list[Evaluation]:
-    """What ours and the trees reach together, called so, then ours alone and the trees alone on the same queries."""
-    found = list(map(_joint, together))
-    for label, scores in (("ours alone", model.score(data, alone=True)), ("base alone", base.predict(data.features))):
-        found.append(evaluate_scores(scores, data, split=together[0].split, policy=label, **options))
-    return found
-
-
-def write_report(folder: Path, found: Outcome, settings: Any) -> None:
+def write_report(found: RunResult, settings: Any) -> None:
     """Write the model, ``report.md``, ``report.json`` and ``report.html``, and print the table."""
-    evaluations, keeper = found.evaluations, found.keeper
+    folder, evaluations, keeper = found.folder, found.evaluations, found.keeper
     content = report_content(found, settings)
     found.model.about = about(content)
     found.model.save(folder / "model.safetensors")
@@ -183,35 +177,25 @@ def write_report(folder: Path, found: Outcome, settings: Any) -> None:
     )  # fmt: skip
     write_text(folder / "report.md", text)
     write_text(folder / "report.json", json.dumps(content, indent=2, default=str))
-    write_text(folder / "report.html", make_page(content, page_data_of_run(content, found.model, data, split), paired))
+    write_text(folder / "report.html", make_page(content, page_data(content, found.model, data, split), paired))
 
 
 _ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
 
 
-def tell_loggers(
-    folder: Path, evaluations: Sequence[Evaluation], own_policy: str, settings: Any, loggers: Sequence[Logger]
-) -> None:
-    """Settings to compare runs by, the final figures, and the files of the run, to every logger that has a place.
-
-    Args:
-        folder: of the run.
-        evaluations: what it reached.
-        own_policy: the model's; figures of other ways to rank have its name beside the split's.
-        settings: of the run.
-        loggers: who is told.
-    """
-    figures = final_figures(evaluations, own_policy)
-    files = [folder / name for name in _ATTACHED if (folder / name).is_file()]
+def tell_loggers(found: RunResult, settings: Any, loggers: Sequence[Logger]) -> None:
+    """Settings to compare runs by, the final figures, and the files of the run, to every logger that has a place."""
+    figures = final_figures(found.evaluations, found.model.phi.policy)
+    files = [found.folder / name for name in _ATTACHED if (found.folder / name).is_file()]
     for output in map(output_of, loggers):
         output.outcome(comparable(settings), figures)
         output.attach(files)
         output.close()
-    log.info("model, report and logs are in %s", folder)
+    log.info("model, report and logs are in %s", found.folder)
 
 
 def final_figures(evaluations: Sequence[Evaluation], own_policy: str) -> dict[str, float]:
-    """``final/test/ndcg@10``: the means of the model as it is used; ``final/test-own_labels/ndcg@10``: of others."""
+    """``final/test/ndcg@10``: the means of the model as it is used; of other ways to rank, their name is added."""
     found = {}
     for e in evaluations:
         part = {"training queries": "train"}.get(e.split, e.split.partition(":")[0])
@@ -225,7 +209,7 @@ def final_figures(evaluations: Sequence[Evaluation], own_policy: str) -> dict[st
     return found
 
 
-def report_content(found: Outcome, settings: Any) -> dict[str, Any]:
+def report_content(found: RunResult, settings: Any) -> dict[str, Any]:
     """What ``report.json`` holds: all that the page needs besides the model and the lists."""
     model = found.model
     versions = {"lgmml-torch": __version__, "python": platform.python_version()}
@@ -302,21 +286,6 @@ def reported_part(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:
         if name in splits and len(splits[name]):
             split = name
     return split, splits[split]
-
-
-def page_data_of_run(
-    content: Mapping[str, Any], model: LGMML, data: RankingData, split: str, *, importance: bool = False
-) -> PageData:
-    """See `page_data`; by the measure that the run reports, NDCG@10 where it is among several."""
-    rules = content["config"]["evaluation"]
-    built_in = [name for name in rules["metrics"] if "." not in name]  # functions are known while training only
-    measure = "ndcg@10"
-    if built_in and measure not in built_in:
-        measure = built_in[0]
-    seed = content["config"]["seed"]
-    return page_data(
-        model, data, split=split, measure=measure, preset=rules["preset"], seed=seed, importance=importance
-    )
 
 
 def compare_with(model: LGMML, other: Ranker, data: RankingData, split: str, settings: Any) -> Paired:

@@ -59,18 +59,21 @@ def join_processes() -> None:
         logging.getLogger("lgmml_torch").setLevel(logging.WARNING)
 
 
-def main() -> None:
-    """The command line: ``python train.py`` and ``lgmml train``."""
+def main(command: Sequence[str] | None = None) -> None:
+    """The command line: ``python train.py`` and ``lgmml train``.
+
+    ``command`` starts the program again, as Lightning does for further processes; by default it is ``sys.argv``.
+    """
     wait_quietly()
     watch = Watch()
     with watch:
         try:
-            _train(watch)
+            _train(watch, list(command or sys.argv))
         except Interrupted as stop:
             sys.exit(say_goodbye(stop))
 
 
-def _train(watch: Watch) -> None:
+def _train(watch: Watch, command: list[str]) -> None:
     """Check the words, then let Hydra compose the configuration and call the run."""
     import hydra
 
@@ -88,6 +91,7 @@ def _train(watch: Watch) -> None:
     def run(cfg: DictConfig) -> float | None:
         from lgmml_torch.app.train import run_and_tell
 
+        sys.argv = command
         return run_and_tell(cfg, watch)
 
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(run)()
@@ -99,7 +103,7 @@ def fail(error: object) -> None:
     sys.exit(2)
 
 
-WATCHED = (signal.SIGINT, signal.SIGTERM)
+_WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
@@ -130,7 +134,7 @@ class Watch:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in WATCHED:
+        for number in _WATCHED:
             self._before[number] = signal.getsignal(number)
         self.listen()
         return self
@@ -143,7 +147,7 @@ class Watch:
     def listen(self) -> None:
         """Take the signals, also from whoever has taken them in the meantime."""
         if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
-            for number in WATCHED:
+            for number in _WATCHED:
                 signal.signal(number, self._handle)
 
     def stop(self) -> None:
@@ -162,50 +166,59 @@ class Watch:
             raise Interrupted(number)
 
 
+def hydra_value(value: object) -> str:
+    r"""A value as Hydra reads it on a command line; quoted where it would be cut.
+
+    >>> hydra_value("a/b.csv"), hydra_value("a b"), hydra_value(["x", "y z"])
+    ('a/b.csv', '"a b"', '[x,"y z"]')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(hydra_value, value))}]"
+    text = str(value)
+    if re.fullmatch(r"[\w./:%@+-]+", text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | None) -> str:
     r"""What to type: the same words again, going on from the checkpoint where there is one.
 
     >>> _command_to_go_on("train.py", ["data=mq2008", "resume=old.ckpt"], None)
     'python train.py data=mq2008 resume=old.ckpt'
-    >>> _command_to_go_on("lgmml train", ["data=mq2008", "resume=old.ckpt"], Path("a b/last.ckpt"))
+    >>> _command_to_go_on("bin/lgmml", ["train", "data=mq2008", "resume=old.ckpt"], Path("a b/last.ckpt"))
     'lgmml train data=mq2008 \'resume="a b/last.ckpt"\''
-    >>> _command_to_go_on("lgmml train", ["data=mine", "--config-dir", "my"], Path("last.ckpt"))
+    >>> _command_to_go_on("lgmml", ["train", "data=mine", "--config-dir", "my"], Path("last.ckpt"))
     'lgmml train data=mine resume=last.ckpt --config-dir my'
     """
     words = list(words)
     if checkpoint is not None:
-        place = str(checkpoint)
-        if not re.fullmatch(r"[\w./:%@+-]+", place):  # Hydra would cut it
-            place = '"' + place.replace("\\", "\\\\").replace('"', '\\"') + '"'
         words = [word for word in words if not word.lstrip("+").startswith("resume=")]
         # Beside the other overrides: Hydra takes them from one place of the command line only.
         last = len(words)
         for number, word in enumerate(words, 1):
             if "=" in word and not word.startswith("-"):
                 last = number
-        words.insert(last, f"resume={place}")
-    start = program
-    if program.endswith(".py"):
+        words.insert(last, f"resume={hydra_value(checkpoint)}")
+    start = Path(program).name
+    if words[:1] == ["train"]:
+        start = "lgmml"
+    elif program.endswith(".py"):
         start = f"python {shlex.quote(program)}"
     return " ".join([start, *map(shlex.quote, words)])
 
 
 def say_goodbye(stop: Interrupted, checkpoint: Path | None = None) -> int:
     """Tell how to go on, ignore further signals while the process ends, and give the exit code."""
-    for number in WATCHED:
+    for number in _WATCHED:
         signal.signal(number, signal.SIG_IGN)
     if os.environ.get("LOCAL_RANK", "0") == "0" == os.environ.get("NODE_RANK", "0"):
         there, how = None, "nothing has been trained yet, "
         if "-m" in sys.argv or "--multirun" in sys.argv:
             how = ""
         elif checkpoint is not None and checkpoint.is_file():
-            there, how = _short(checkpoint), "what was trained is kept, "
+            there, how = checkpoint, "what was trained is kept, "
+            if there.is_relative_to(Path.cwd()):
+                there = there.relative_to(Path.cwd())
         command = _command_to_go_on(sys.argv[0], sys.argv[1:], there)
         sys.stderr.write(f"{stop}; {how}go on with: {command}\n")
     return stop.code
-
-
-def _short(path: Path) -> Path:
-    """As seen from here, where it lies below."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,4 +1,4 @@
-"""A search for good settings that can be interrupted: Optuna with a study in a file, a folder for every trial.
+"""``lgmml sweep``: a search for settings that can be interrupted. Optuna keeps a study in a file, a trial has a folder.
 
 What is maximised is a run's validation NDCG@10. Trials whose validation curve falls behind are stopped early. The same
 command again goes on where the last one stopped.
@@ -10,6 +10,8 @@ import fcntl
 import json
 import logging
 import math
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytorch_lightning as pl
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pytorch_lightning.callbacks import Callback
+from rich.table import Table
 
+from lgmml_torch.app.commands.common import print_tables
 from lgmml_torch.app.compose import asked_settings, load_splits, metrics_kind
-from lgmml_torch.app.config import load_config
+from lgmml_torch.app.config import load_config, parse_overrides
+from lgmml_torch.app.runs import means_markdown
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DivergedError, check_positive, require
@@ -40,6 +43,49 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 log = logging.getLogger(__name__)
+
+
+_EXAMPLES = """
+settings:
+  as for `lgmml train`; one with several values is searched, beside those of conf/hparams_search/optuna.yaml:
+  interval(a,b), tag(log,interval(a,b)), int(interval(a,b)), range(a,b), choice(x,y)
+The study stands in FOLDER/study.db: the same command again goes on, also after a kill, until --trials are done.
+examples:
+  lgmml sweep data=mq2008 --trials 20 --folder outputs/search
+  lgmml sweep experiment=quick 'loss.margin=choice(0.05,0.1)' --space my_space.yaml
+  lgmml sweep --table multirun/2026-01-31_12-00-00            means over the runs of python train.py -m data.fold=1,2,3
+"""
+
+
+def add_sweep_options(parser: ArgumentParser) -> None:
+    """Arguments and options of the command."""
+    parser.epilog = _EXAMPLES
+    parser.set_defaults(execute=_sweep)
+    parser.add_argument("overrides", nargs="*", metavar="SETTING", help="key=value, see below")
+    add = parser.add_argument
+    help_ = "how many to have in all, those of earlier calls included (default: 20)"
+    add("--trials", type=int, default=20, metavar="N", help=help_)
+    help_ = "for the study, and a folder for each trial (default: outputs/sweep)"
+    add("--folder", default="outputs/sweep", metavar="FOLDER", help=help_)
+    add("--space", metavar="FILE", help="a YAML file with `space: {key: distribution}` instead of the one above")
+    add("--table", metavar="FOLDER", help="search nothing: print means over the runs below a folder")
+
+
+def _sweep(args: Namespace) -> None:
+    """Run the trials that are still to be run, and print all of them; or print a table of means."""
+    if args.table is not None:
+        if args.overrides:
+            raise ConfigError(f"`--table` reads runs that are there and takes no settings, got {args.overrides[0]!r}")
+        sys.stdout.write(means_markdown(Path(args.table)))
+        return
+    logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S")
+    folder = Path(args.folder)
+    header, rows = _study_rows(run_search(folder, read_search(args.overrides, args.space), args.trials))
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
+    best = f"the best trial: {folder / rows[0][0]}; all of them: {folder / 'study.md'}, study.png"
+    print_tables(table, best, width=200)
 
 
 @dataclass(frozen=True)
@@ -61,7 +107,7 @@ class Search:
         return {"fixed": sorted(self.fixed), "space": dict(sorted(self.space.items()))}
 
 
-def read_search(words: Sequence[str], file: Path | None = None) -> Search:
+def read_search(words: Sequence[str], file: str | None = None) -> Search:
     """What the words of the command line and a file ask for; a word with several values is searched.
 
     Args:
@@ -74,7 +120,7 @@ def read_search(words: Sequence[str], file: Path | None = None) -> Search:
     """
     own: dict[str, str] = {}
     fixed: list[str] = []
-    for word, item in zip(words, _parsed(words), strict=True):
+    for word, item in zip(words, parse_overrides(words), strict=True):
         if item.is_sweep_override():
             own[item.get_key_element()] = word.partition("=")[2]
         else:
@@ -87,7 +133,7 @@ def read_search(words: Sequence[str], file: Path | None = None) -> Search:
         fixed.append(f"{part}={kind}")  # all trials fit the metrics that the space belongs to
     space, seed = _read_space(file, kind)
     searched = space | own
-    for item in _parsed(fixed):
+    for item in parse_overrides(fixed):
         searched.pop(item.get_key_element(), None)
     if not searched:
         raise ConfigError("there is nothing to search: give a setting several values, e.g. 'loss.margin=choice(0.1,1)'")
@@ -98,21 +144,16 @@ def read_search(words: Sequence[str], file: Path | None = None) -> Search:
     return Search(tuple(fixed), searched, seed)
 
 
-def _read_space(file: Path | None, kind: str) -> tuple[dict[str, str], int]:
+def _read_space(file: str | None, kind: str) -> tuple[dict[str, str], int]:
     """The space and the seed of a file; of the package's own file, the space for this kind of metrics."""
-    path = file
-    if path is None:
-        path = config_dir() / "hparams_search" / "optuna.yaml"
+    path = file or config_dir() / "hparams_search" / "optuna.yaml"
     content = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(content, dict) or not isinstance(content.get("space", {}), dict):
         raise ConfigError(f"{path}: must hold `space`, with a distribution for each setting")
     space = content.get("space", {})
     if file is None:
         space = space.get(kind, {})
-    texts = {}
-    for key, value in space.items():
-        texts[str(key)] = str(value)
-    return texts, content.get("seed", 0)
+    return {str(key): str(value) for key, value in space.items()}, content.get("seed", 0)
 
 
 def _kind_of_metrics(overrides: Sequence[str]) -> str:
@@ -127,20 +168,13 @@ def _kind_of_metrics(overrides: Sequence[str]) -> str:
 def distributions(space: Mapping[str, str]) -> dict[str, BaseDistribution]:
     """What each text means to Optuna."""
     found = {}
-    for item in _parsed(_assignments(space)):
+    for item in parse_overrides(_assignments(space)):
         found[item.get_key_element()] = _distribution(item)
     return found
 
 
 def _assignments(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
-
-
-def _parsed(words: Sequence[str]) -> list[Override]:
-    try:
-        return OverridesParser.create().parse_overrides(list(words))
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
 
 
 def _distribution(item: Override) -> BaseDistribution:
@@ -238,7 +272,7 @@ def run_search(folder: Path, search: Search, trials: int) -> Study:
     """
     check_positive("trials", trials)
     with open_study(folder, search) as study:
-        while len(judged(study)) < trials:
+        while len(_judged(study)) < trials:
             trial = study.ask(distributions(search.space))
             _try_settings(study, trial, search, folder / str(trial.number))
             write_text(folder / "study.md", _study_markdown(study))
@@ -276,7 +310,7 @@ def _try_settings(study: Study, trial: Trial, search: Search, folder: Path) -> N
     write_text(folder / "trial.json", json.dumps(facts, indent=2))
 
 
-def judged(study: Study) -> list[FrozenTrial]:
+def _judged(study: Study) -> list[FrozenTrial]:
     """The trials that were finished or pruned."""
     from optuna.trial import TrialState
 
@@ -285,16 +319,12 @@ def judged(study: Study) -> list[FrozenTrial]:
 
 def save_picture(study: Study, file: Path) -> None:
     """What can be seen of trials and settings."""
-    found = judged(study)
-    values, curves, settings = list[float](), list[dict[int, float]](), list[dict[str, Any]]()
-    for trial in found:
-        values.append(_value(trial))
-        curves.append(trial.intermediate_values)
-        settings.append(trial.params)
-    save_figure(search_picture(values, curves, settings), file)
+    found = _judged(study)
+    values, curves = list(map(_value, found)), [trial.intermediate_values for trial in found]
+    save_figure(search_picture(values, curves, [trial.params for trial in found]), file)
 
 
-def study_rows(study: Study) -> tuple[list[str], list[list[str]]]:
+def _study_rows(study: Study) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table of trials: finished ones, best first, then the others."""
     names = set[str]()
     for trial in study.trials:
@@ -310,7 +340,8 @@ def study_rows(study: Study) -> tuple[list[str], list[list[str]]]:
             value = f"{_value(trial):.4f}"
         row = [str(trial.number), value, state]
         for name in sorted(names):
-            row.append(_setting(trial.params.get(name, "")))
+            value = trial.params.get(name, "")
+            row.append(f"{value:.4g}" if isinstance(value, float) else str(value))
         rows.append(row)
     return header, rows
 
@@ -322,13 +353,9 @@ def _value(trial: FrozenTrial) -> float:
     return trial.value
 
 
-def _setting(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _study_markdown(study: Study) -> str:
     """The same as Markdown."""
-    header, rows = study_rows(study)
+    header, rows = _study_rows(study)
     table = markdown_table(header, rows, text=len(header))
     note = "A search looks at validation queries many times: read the test figures of the best trial only, and once."
     return f"# Search\n\n{table}\n\n{note}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,7 +34,7 @@ from lgmml_torch.app.compose import (
 from lgmml_torch.app.config import asked_for, check_settings, load_config
 from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, open_ranker, reference_names, tree_ranker
 from lgmml_torch.app.report import (
-    Outcome,
+    RunResult,
     Stopwatch,
     beside_references,
     evaluate_model,
@@ -60,18 +60,6 @@ from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import Prepared, Trained, check_positions, prepare, train_phi
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class RunResult:
-    """What a run leaves behind."""
-
-    model: LGMML
-    evaluations: list[Evaluation]
-    folder: Path
-    best_epoch: int
-    best_valid: float
-    bank_history: dict[str, Any] = field(default_factory=dict)
 
 
 def train(
@@ -103,7 +91,7 @@ def train(
     recipe, folder = recipe_of(cfg), Path(cfg.paths.output_dir)
     if watch is not None:
         watchers = [*watchers, StopAtStep(watch)]
-    references = [*_fit_references(cfg, splits, folder, watchers), *files]
+    references = _fit_references(cfg, splits, folder, watchers)
     clock.lap("references")
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
     loggers = make_loggers(cfg)
@@ -120,22 +108,20 @@ def train(
     if not first:
         return None
     clock.lap("evaluation")
-    evaluations = beside_references(evaluations, [reference.evaluations for reference in references])
-    rankers = [reference.ranker for reference in references]
-    model, keeper, history = trained.model, trained.keeper, _history_of(prepared, trained)
+    evaluations = beside_references(evaluations, [measured for _, measured in references])
+    rankers = [*(ranker for ranker, _ in references), *files]
     cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
     settings = OmegaConf.to_container(cfg, resolve=True)
-    outcome = Outcome(model, prepared.splits, evaluations, keeper, history, clock.seconds, rankers)
-    write_report(folder, outcome, settings)
-    tell_loggers(folder, evaluations, model.phi.policy, settings, loggers)
-    return RunResult(model, evaluations, folder, keeper.best_epoch, keeper.best, history)
+    history, seconds = _history_of(prepared, trained), clock.seconds
+    found = RunResult(folder, trained.model, prepared.splits, evaluations, trained.keeper, history, seconds, rankers)
+    write_report(found, settings)
+    tell_loggers(found, settings, loggers)
+    return found
 
 
 def _checked(cfg: DictConfig) -> DictConfig:
     """The configuration with ``resume=auto`` resolved; errors in it are raised before data is read."""
     check_settings(cfg)
-    if cfg.evaluation.ideal:
-        raise ConfigError("`evaluation.ideal` must be false: python -m research.ideal RUN evaluates a run that way")
     recipe_of(cfg)
     check_trainer(cfg)
     cfg = resolve_resume(cfg)
@@ -192,14 +178,10 @@ def _last_checkpoint(folder: Path) -> str | None:
         return None
     for place in (folder, *sorted(folder.parent.glob("*"), reverse=True)):
         file = place / "checkpoints" / "last.ckpt"
-        if (place == folder or _unfinished(place, folder)) and file.is_file():
+        unfinished = _words_of(place) == _words_of(folder) and not (place / "report.json").is_file()
+        if (place == folder or unfinished) and file.is_file():
             return str(file)
     return None
-
-
-def _unfinished(place: Path, folder: Path) -> bool:
-    """Whether a folder has a run of the same words as this one's that left no report."""
-    return _words_of(place) == _words_of(folder) and not (place / "report.json").is_file()
 
 
 def _words_of(run: Path) -> list[str]:
@@ -211,15 +193,10 @@ def _words_of(run: Path) -> list[str]:
     return [line for line in lines if not line.startswith(("- resume=", "- launcher"))]
 
 
-@dataclass(frozen=True, eq=False)
-class _Reference:
-    """A ranker to compare with, and how well it ranks the same lists."""
-
-    ranker: Ranker
-    evaluations: list[Evaluation]
+_Reference = tuple[Ranker, list[Evaluation]]  # fitted to compare with, and how well it ranks the same lists
 
 
-def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list[_Reference]:
+def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list[Ranker]:
     """The files among the references; each is tried before anything is fitted."""
     found = []
     names = reference_names(cfg.reference)
@@ -233,7 +210,7 @@ def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list
         if ranker.kind != "run":  # a run may lack any one list
             lists = lists.select([0])
         ranker.score(lists)
-        found.append(_Reference(ranker, []))
+        found.append(ranker)
     return found
 
 
@@ -253,7 +230,7 @@ def _fit_references(
             return found
         write_bytes(folder / FITTED["lightgbm"], trees.content.numpy().tobytes())
         ranker = tree_ranker(TITLES["lightgbm"], trees)
-        found.append(_Reference(ranker, _evaluate_ranker(cfg, ranker, splits)))
+        found.append((ranker, _evaluate_ranker(cfg, ranker, splits)))
     return found
 
 
@@ -281,7 +258,7 @@ def _fit_lgmml(
     evaluations = []
     for evaluation in evaluate_model(own, trained, prepared):
         evaluations.append(replace(evaluation, policy=f"L-GMML: {evaluation.policy}"))
-    return _Reference(Ranker(TITLES["lgmml"], "lgmml", trained.model.score, model=trained.model), evaluations)
+    return Ranker(TITLES["lgmml"], "lgmml", trained.model.score, model=trained.model), evaluations
 
 
 def _evaluate_ranker(cfg: DictConfig, ranker: Ranker, splits: Mapping[str, RankingData]) -> list[Evaluation]:

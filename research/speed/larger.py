@@ -53,7 +53,7 @@ SETTINGS = {
     ],
     "boosted": ["local_metrics=boosted", "preprocess=quantile", "local_metrics.rounds=10", "trainer.max_epochs=1"],
 }  # fmt: skip
-COMMON = ["loader.num_workers=0", "logger=none", "evaluation.ideal=false", "threads=1"]
+COMMON = ["loader.num_workers=0", "logger=none", "threads=1"]
 
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

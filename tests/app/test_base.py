@@ -25,7 +25,7 @@ from lgmml_torch.ragged import RankingData
 from tests.app.test_train import BOOSTED, small
 from tests.doors import small_data, small_model
 
-QUICK = [*BOOSTED, "data.num_queries=90", "trainer.max_epochs=1", "logger=none", "evaluation.ideal=false"]
+QUICK = [*BOOSTED, "data.num_queries=90", "trainer.max_epochs=1", "logger=none"]
 
 
 def grow(data: RankingData, file: Path, **settings: Any) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.app import score_shards
+from lgmml_torch.app.commands import data as score_shards
 from lgmml_torch.data.manifest import SHARD, read_manifest
 from lgmml_torch.data.shards import open_shard_splits, open_shards
 from lgmml_torch.data.write import save_letor, save_table

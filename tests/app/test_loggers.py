@@ -29,7 +29,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
         loggers = ["logger=[tensorboard,csv,wandb,mlflow]", f"logger.mlflow.store={folder / 'store'}"]
-        return run(folder / "run", *BOOSTED, *loggers, "trainer.max_epochs=1", "evaluation.ideal=false")
+        return run(folder / "run", *BOOSTED, *loggers, "trainer.max_epochs=1")
 
 
 def test_a_table_of_curves_and_settings(told: RunResult) -> None:

@@ -15,14 +15,14 @@ import torch
 
 from lgmml_torch.app import cli
 from lgmml_torch.app import page_data as data_of_page
-from lgmml_torch.app.charts import VOID, Bar, Point, bar_chart, histogram, line_chart, point_chart, sorted_chart, tag
+from lgmml_torch.app.charts import Bar, Point, bar_chart, histogram, line_chart, tag
 from lgmml_torch.app.page import make_page
+from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.rankers import open_ranker
 from lgmml_torch.app.report import (
-    Outcome,
+    RunResult,
     about,
     compare_with,
-    page_data_of_run,
     report_content,
     reported_part,
     statistics,
@@ -66,7 +66,7 @@ def content_of(model: LGMML, data: RankingData, folder: Path, **changes: Any) ->
     keeper.curve, keeper.best_epoch, keeper.best = changes.pop("curve", {0: 0.5, 1: 0.625, 2: 0.61}), 1, 0.625
     splits = changes.pop("splits", {"train": data, "test": data})
     found = [evaluate(model, part, split=f"{name}: unseen queries") for name, part in splits.items()]
-    outcome = Outcome(model, splits, found, keeper, BANK, {"data": 0.1, "training": 2.5})
+    outcome = RunResult(folder, model, splits, found, keeper, BANK, {"data": 0.1, "training": 2.5})
     return {**json.loads(json.dumps(report_content(outcome, SETTINGS))), **changes}
 
 
@@ -86,7 +86,6 @@ class Elements(HTMLParser):
         self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in VOID
         self.found.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
@@ -107,7 +106,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     other.save(folder / f"{EVIL.replace('/', '')}.safetensors")
     ranker = open_ranker(folder / f"{EVIL.replace('/', '')}.safetensors")
     paired = compare_with(model, ranker, data, "test", SETTINGS)
-    return make_page(content, page_data_of_run(content, model, data, "test", importance=True), [paired])
+    return make_page(content, page_data(content, model, data, "test", importance=True), [paired])
 
 
 def test_the_spread_of_the_measure_is_told_in_words_that_hold_at_its_bounds(page: str) -> None:
@@ -172,7 +171,7 @@ def test_counts_are_told_in_whole_numbers() -> None:
 
 def test_the_figures_are_those_of_the_lists(tmp_path: Path) -> None:
     model, data = small_model(), small_data()
-    found = page_data_of_run(content_of(model, data, tmp_path), model, data, "test")
+    found = page_data(content_of(model, data, tmp_path), model, data, "test")
     values = rank_data(model.score(data), data, metrics=["ndcg@10"])["ndcg@10"]
     known = values[~values.isnan()]
     assert found.values == tuple(known.tolist())
@@ -201,7 +200,7 @@ def test_the_page_of_a_run_scores_the_lists_once(tmp_path: Path, monkeypatch: py
     model, data, scored = small_model(), small_data(), []
     content, score = content_of(model, data, tmp_path), model.score
     monkeypatch.setattr(model, "score", lambda part, **options: scored.append(part) or score(part, **options))
-    page = make_page(content, page_data_of_run(content, model, data, "test"))
+    page = make_page(content, page_data(content, model, data, "test"))
     assert len(scored) == 1
     assert "Cost of shuffling" not in page
     assert "lgmml report RUN --importance" in page
@@ -211,7 +210,7 @@ def test_large_sets_are_sampled_and_the_page_says_so(tmp_path: Path, monkeypatch
     monkeypatch.setattr(data_of_page, "LISTS", 20)
     model, data = small_model(), small_data(60)
     content = content_of(model, data, tmp_path)
-    pages = [make_page(content, page_data_of_run(content, model, data, "test")) for _ in range(2)]
+    pages = [make_page(content, page_data(content, model, data, "test")) for _ in range(2)]
     assert pages[0] == pages[1]
     text = Elements(pages[0]).text
     assert "20 of the 60 queries of test, drawn with seed 0" in text
@@ -237,7 +236,7 @@ def test_odd_runs_have_a_page_too(case: str, tmp_path: Path) -> None:
         for item in content["evaluations"]:
             for entry in item["metrics"].values():
                 del entry["interval"]
-    text = Elements(make_page(content, page_data_of_run(content, model, data, "test"))).text
+    text = Elements(make_page(content, page_data(content, model, data, "test"))).text
     expected = {
         "nothing relevant": "none has a relevant document",
         "single documents": "No list has two documents",
@@ -257,9 +256,22 @@ def test_charts_take_what_comes() -> None:
     long = bar_chart([Bar("n" * 60, -1.0, -2.0, 0.5)], x="x", title="long")
     assert "n" * 23 + "…" in long
     assert "n" * 60 in long  # on hovering
-    assert point_chart([], x="x", y="y", title="none", labels=["a"]).startswith("<svg")
-    assert len(sorted_chart([i / 1e5 for i in range(-50_000, 50_000)], x="x", y="y", title="many")) < 30_000
+    assert len(line_chart({"a": [Point(i, i / 1e5) for i in range(100_000)]}, x="x", y="y", title="many")) < 30_000
     assert tag("p", None, [1, ["<", tag("i", "&")]], x_=None) == "<p>1&lt;<i>&amp;</i></p>"
+
+
+def test_no_label_of_an_axis_is_cut_at_an_edge() -> None:
+    """A letter is about 6 units wide, and a chart 440."""
+    wide = line_chart({"a": [Point(0, 0.5), Point(123_456_789, 0.6)]}, x="x", y="y", title="wide", kept=(0, "kept: 0"))
+    bars = bar_chart([Bar("a", 123_456.0, 0.0, 123_456.0)], x="x", title="bars", form="{:.2f}".format)
+    for chart in (wide, bars):
+        for place, label in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle">([^<]*)<', chart):
+            assert 3 * len(label) <= float(place) <= 440 - 3 * len(label), label
+
+
+def test_names_stand_apart_where_a_table_is_narrow(page: str) -> None:
+    assert '<span class="part"' in page
+    assert '</span><span class="part"' not in page  # without a space a line could not break between them
 
 
 def test_the_best_part_is_reported_part() -> None:

@@ -28,7 +28,7 @@ TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(
 SETTINGS = (
     "data=shards", "local_metrics=boosted", "local_metrics.rounds=3", "phi=shared", "optimizer.lr=0.3",
     "trainer.max_epochs=2", "loader.num_workers=0", "loader.batch_size=6", "logger=none", "callbacks=paper",
-    "evaluation.ideal=false", "threads=1", "name=several",
+    "threads=1", "name=several",
 )  # fmt: skip
 
 
@@ -71,6 +71,17 @@ def test_torchrun_gives_the_model_of_one_process_and_resumes(
     result = train(load_config([*settings, "resume=auto", f"paths.output_dir={found[0]}"]))
     assert result is not None
     assert_same_model(found[0], folder)
+
+
+@pytest.mark.timeout(300)
+def test_the_installed_command_starts_further_processes(tmp_path: Path) -> None:
+    script = tmp_path / "lgmml"  # as pip writes it
+    script.write_text("import sys\nfrom lgmml_torch.app.cli import main\nsys.exit(main())\n")
+    small = ("data=generated_small", "data.num_queries=20", *SETTINGS[1:], "trainer=ddp_cpu", "paths.cache_dir=cache")
+    run = started(tmp_path, str(script), "train", *small)
+    said = run.communicate()[1]
+    assert run.returncode == 0, said
+    assert len(list(tmp_path.glob("outputs/several/*/model.safetensors"))) == 1
 
 
 @pytest.fixture(scope="module")

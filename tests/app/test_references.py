@@ -21,7 +21,7 @@ from tests.doors import small_data
 
 SMALL = [
     "loader.num_workers=0", "trainer.max_epochs=2", "threads=1",
-    "callbacks.progress=null", "trainer.accelerator=cpu", "evaluation.ideal=false", "name=test",
+    "callbacks.progress=null", "trainer.accelerator=cpu", "name=test",
 ]  # fmt: skip
 
 

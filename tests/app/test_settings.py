@@ -73,7 +73,7 @@ BAD = [
     ("plain", "phi.mode=shard"), ("plain", "phi.policy=5"), ("plain", "search.margin=0.1"),
     ("plain", "search.margin=[-1]"), ("plain", "search.init=[x]"), ("plain", "search.policy=knn"),
     ("plain", "evaluation.metrics=ndcg@10"), ("plain", "evaluation.metrics=[ndgc@10]"),
-    ("plain", "evaluation.preset=letor5"), ("plain", "evaluation.ideal=5"), ("plain", "base=5"), ("plain", "resume=7"),
+    ("plain", "evaluation.preset=letor5"), ("plain", "base=5"), ("plain", "resume=7"),
     ("plain", "callbacks.early_stopping.patience=-1"), ("plain", "callbacks.early_stopping.mode=up"),
 ]  # fmt: skip
 
@@ -177,6 +177,9 @@ def test_help_does_without_torch() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
     for word in ("== Parts ==", "local_metrics: bagged, boosted", "data=mq2008", "max_epochs: 10"):
         assert word in done.stdout
+    for setting, meaning in (("budget=normal", "how much work"), ("loader.batch_size=32", "lists or triplets"),
+                             ("trainer.max_epochs=10", "passes over"), ("loss.margin=0.1", "ζ")):  # fmt: skip
+        assert re.search(rf"^{re.escape(setting)} +{meaning}", done.stdout, re.MULTILINE), setting
 
 
 def test_training_that_leaves_the_numbers_leaves_no_model(

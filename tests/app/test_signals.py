@@ -28,7 +28,7 @@ from lgmml_torch.training.module import LGMMLModule
 SMALL = [
     "data.num_queries=24", "data.num_features=6", "local_metrics.rounds=4", "loader.batch_size=3", "threads=1",
     "loader.num_workers=0", "trainer.max_epochs=3", "trainer.accelerator=cpu", "callbacks=quiet", "logger=none",
-    "trainer.enable_progress_bar=false", "evaluation.ideal=false", "keep=last",
+    "trainer.enable_progress_bar=false", "keep=last",
     "hydra/job_logging=none", "hydra/hydra_logging=none",
 ]  # fmt: skip
 CODES = {signal.SIGINT: (130, "Ctrl-C"), signal.SIGTERM: (143, "SIGTERM")}

@@ -20,7 +20,7 @@ from tests.app.test_train import small
 TOY = [
     "data.num_queries=24", "data.num_features=6", "local_metrics.rounds=3", "trainer.max_epochs=1",
     "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "callbacks=quiet", "logger=none",
-    "loader.num_workers=0", "evaluation.ideal=false", "threads=1",
+    "loader.num_workers=0", "threads=1",
 ]  # fmt: skip
 optuna = pytest.importorskip("optuna")
 

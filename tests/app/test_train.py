@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lgmml_torch.app.config import check_overrides, config_dir, load_config
+from lgmml_torch.app.config import check_command, config_dir, load_config
 from lgmml_torch.app.start import main
 from lgmml_torch.app.train import RunResult, load_splits, train
 from lgmml_torch.checks import CheckpointError, ConfigError, DataError, LGMMLError
@@ -32,7 +32,6 @@ SMALL = [
     "trainer.accelerator=cpu",
     "callbacks.progress=null",
     "trainer.log_every_n_steps=1",
-    "evaluation.ideal=false",
     "threads=1",
 ]
 BOOSTED = ["local_metrics.rounds=6"]
@@ -81,13 +80,11 @@ def test_what_to_compare_with_is_tried_before_the_fit(default_run: RunResult, tm
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_training_and_unseen_queries_stay_apart(default_run: RunResult, tmp_path: Path) -> None:
+def test_training_and_unseen_queries_stay_apart(default_run: RunResult) -> None:
     kinds = [evaluation.split for evaluation in default_run.evaluations]
     assert kinds == ["training queries", "valid: unseen queries", "test: unseen queries"]
     fitted = evaluate_ideal(default_run.folder)  # to the labels of each list
     assert fitted.means["ndcg@10"] >= default_run.evaluations[2].means["ndcg@10"]
-    with pytest.raises(ConfigError, match=r"`evaluation\.ideal` must be false: python -m research\.ideal"):
-        run(tmp_path, "evaluation.ideal=true")
     for evaluation in default_run.evaluations:
         assert evaluation.seed == 0
         assert evaluation.counted["ndcg@10"] + evaluation.skipped["ndcg@10"] == len(evaluation.qids)
@@ -274,7 +271,7 @@ def test_every_choice_composes_and_instantiates(tmp_path: Path) -> None:
 )
 def test_unknown_keys_get_a_suggestion(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_overrides(overrides)
+        check_command(overrides)
 
 
 def test_a_plain_sweep_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +283,7 @@ def test_a_plain_sweep_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_sweeps_are_left_to_hydra() -> None:
-    check_overrides(["seed=0,1,2", "hydra.run.dir=x"])
+    check_command(["seed=0,1,2", "hydra.run.dir=x"])
 
 
 def test_bad_use_gets_one_sentence(tmp_path: Path) -> None:

@@ -191,3 +191,12 @@ def output(path: str) -> Iterator[IO[bytes]]:
     else:
         with replacing(path) as temporary, temporary.open("wb") as stream:
             yield stream
+
+
+def print_tables(*parts: object, width: int = 160) -> None:
+    """Print sentences and tables of rich; where standard output is no terminal, lines have up to ``width`` letters."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else width, highlight=False, markup=False)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))

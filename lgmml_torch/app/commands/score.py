@@ -32,10 +32,10 @@ examples:
 """
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_score_options(parser: ArgumentParser) -> None:
     """Arguments and options of the command."""
     parser.epilog = DATA_FORMATS + _EXAMPLES
-    parser.set_defaults(execute=run)
+    parser.set_defaults(execute=_score)
     add_model(parser)
     add_data(parser)
     parser.add_argument("-o", "--output", default="-", metavar="FILE", help="where to (default: standard output)")
@@ -46,10 +46,10 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=help_)
 
 
-def run(args: Namespace) -> None:
+def _score(args: Namespace) -> None:
     """Read, score, write; whole lists at a time."""
     if folders := shards_at(args.data):
-        from lgmml_torch.app.score_shards import score_folder  # which is built on this module
+        from lgmml_torch.app.commands.data import score_folder  # which is built on this module
 
         sys.stdout.write(f"{score_folder(args, folders)}\n")
         return
