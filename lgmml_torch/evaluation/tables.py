@@ -153,7 +153,7 @@ def _curve_table(what: str, curve: Mapping[int, float], kept: int, measure: str,
 
 def _bank_curve(bank: Mapping[str, Any]) -> str:
     rounds, values = bank.get("rounds"), bank.get("valid_measure") or bank.get("valid_ndcg")
-    if not isinstance(rounds, list) or not values:  # bags have a curve for each member
+    if not rounds or not values:
         return ""
     measure = bank.get("measure", "ndcg@10")
     return _curve_table("round", dict(zip(rounds, values, strict=True)), bank["best_round"], measure)
