@@ -63,7 +63,7 @@ BAD = [
     ("sampled", "local_metrics.num_metrics=many"), ("sampled", "local_metrics.bandwidth=wide"),
     ("sampled", "local_metrics.bandwidth=[1,-1]"), ("sampled", "local_metrics.alphas=[far]"),
     ("sampled", "local_metrics.relative=perhaps"), ("sampled", "local_metrics.pool=0"),
-    ("trained", "local_metrics.rank=0"), ("trained", "local_metrics.start=cold"), ("trained", "local_metrics.lam=2"),
+    ("trained", "local_metrics.rank=0"), ("trained", "local_metrics.start=cold"),
     ("trained", "dropout.features=1"), ("trained", "dropout.metrics=most"), ("trained", "step_size.warmup=long"),
     ("trained", "preprocess.ramps=-1"), ("plain", "preprocess.max_knots=few"), ("plain", "preprocess.limit=0"),
     ("plain", "loader.batch_size=0"), ("plain", "loader.batch_size=all"), ("plain", "loader.max_draws=0"),
