@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import logging
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -109,7 +109,7 @@ def ratio_start(
     return found[torch.arange(shape[0]) % len(found)]  # fewer regions than metrics serve several times
 
 
-OWN_STARTS = {
+OWN_STARTS: dict[str, Callable[[RankingData, Shape, torch.Generator], Tensor]] = {
     "diagonal": diagonal_start,
     "ratio": ratio_start,
     "large_ratio": partial(ratio_start, pool=64, lam=0.5),

@@ -18,7 +18,6 @@ from lgmml_torch.functional.boosting import (
     NewtonRows,
     candidate_anchors,
     draw_subspaces,
-    feature_prior,
     feature_weights,
     list_scatter,
 )
@@ -445,8 +444,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`dists` must have shape", lambda: median_scales(t(1))),
     ("`dists` must have at least one row", lambda: median_scales(torch.zeros(0, 1))),
     ("`dists` must", lambda: median_scales(torch.tensor([[NAN]]))),
-    ("`power` must", lambda: feature_prior(X, t(1, 1, 1), torch.tensor([0, 3]), power=-1.0, generator=gen())),
-    ("`flips` must", lambda: feature_prior(X, t(1, 1, 1), torch.tensor([0, 3]), flips=0, generator=gen())),
     ("`count` must", lambda: draw_subspaces(t(1), 0, 1, generator=gen())),
     ("`size` must", lambda: draw_subspaces(t(1), 1, 0, generator=gen())),
     ("`weights` must have a positive entry", lambda: draw_subspaces(t(0), 1, 1, generator=gen())),
