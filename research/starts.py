@@ -16,13 +16,22 @@ from __future__ import annotations
 import argparse
 import logging
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from lgmml_torch.files import write_text
+from lgmml_torch.fitting.trained import STARTS, Shape, weighted_factors
+from lgmml_torch.functional.boosting import list_scatter
+from lgmml_torch.functional.gmml import scatter_matrices
 from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.regions import sample_regions
+from lgmml_torch.functional.spd import cholesky_jittered
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import segment_min
 from research.compare import fit_bank, train_weights
 from research.protocol import large_fold
 from research.stats import gain, markdown, signed
@@ -33,11 +42,14 @@ log = logging.getLogger("research.starts")
 ROOT = Path(__file__).parent.parent
 SIZES, SEEDS, PART_SEEDS = (300, 1000), 5, 3
 SMALL = ("experiment=trained", "local_metrics.num_metrics=64", "preprocess.ramps=0", "trainer.max_epochs=12")
-STARTS = ("random", "strength", "diagonal", "ratio")
-START_SETTINGS: dict[str, tuple[str, ...]] = {name: (f"local_metrics.start={name}",) for name in STARTS}
-START_SETTINGS["ratio of large regions"] = (
-    "local_metrics.start=ratio", "local_metrics.pool=64", "local_metrics.lam=0.5"
-)  # fmt: skip
+SCATTER_QUERIES = 300  # diagonal scatters of more lists are the same
+START_SETTINGS: dict[str, tuple[str, ...]] = {
+    "random": ("local_metrics.start=random",),
+    "strength": ("local_metrics.start=strength",),
+    "diagonal": ("local_metrics.start=diagonal",),
+    "ratio": ("local_metrics.start=ratio",),
+    "ratio of large regions": ("local_metrics.start=large_ratio",),
+}
 PARTS: Mapping[str, tuple[str, ...]] = {
     "the recipe": (),
     "with 6 ramps of a feature": ("preprocess.ramps=6",),
@@ -65,12 +77,52 @@ READING = (
 )
 
 
+def diagonal_start(data: RankingData, shape: Shape, generator: torch.Generator, *, lam: float = 0.1) -> Tensor:
+    """Each feature times (D_jj/S_jj)^¼: the factor of the geometric mean where both scatters are diagonal."""
+    some = data.select(torch.randperm(data.num_queries, generator=generator)[:SCATTER_QUERIES].sort().values)
+    lowest = segment_min(some.labels, some.offsets)[some.query_index]
+    above = (some.labels - lowest).to(some.features)
+    S, D = list_scatter(some.features[:, :, None], above, (above == 0).to(above), some.offsets)
+    S, D = S[:, 0, 0].double(), D[:, 0, 0].double()
+    level = lam * (S + D).mean() / 2  # the regularisation that other metrics have, too
+    return weighted_factors(((D + level) / (S + level).clamp_min(1e-6)).pow(0.25), shape, generator)
+
+
+def ratio_start(
+    data: RankingData, shape: Shape, generator: torch.Generator, *, pool: int = 16, lam: float = 0.1
+) -> Tensor:
+    """Of regions of ``pool`` queries, the directions with the largest ratio of dissimilar to similar scatter.
+
+    They are generalised eigenvectors, of length 1 in the similar scatter.
+    """
+    regions = sample_regions(data.labels, data.offsets, shape[0], pool=pool, generator=generator)
+    similar, dissimilar = scatter_matrices(
+        data.features, regions.positives, regions.positive_offsets, regions.negatives, regions.negative_offsets
+    )
+    scale = (similar + dissimilar).diagonal(dim1=-2, dim2=-1).mean(dim=-1, keepdim=True) / 2
+    similar.diagonal(dim1=-2, dim2=-1).add_(lam * scale)
+    L = cholesky_jittered(similar, name="similar")
+    half = torch.linalg.solve_triangular(L, dissimilar, upper=False)
+    whitened = torch.linalg.solve_triangular(L, half.mT, upper=False)
+    vectors = torch.linalg.eigh((whitened + whitened.mT) / 2).eigenvectors[..., -shape[2] :].flip(-1)
+    found: Tensor = torch.linalg.solve_triangular(L.mT, vectors, upper=True)
+    return found[torch.arange(shape[0]) % len(found)]  # fewer regions than metrics serve several times
+
+
+OWN_STARTS: dict[str, Callable[[RankingData, Shape, torch.Generator], Tensor]] = {
+    "diagonal": diagonal_start,
+    "ratio": ratio_start,
+    "large_ratio": partial(ratio_start, pool=64, lam=0.5),
+}
+
+
 def fit_job(queries: int, seed: int, name: str, overrides: Sequence[str]) -> Job:
     """One fit: NDCG@10 of every validation query at the best epoch, and the curve."""
     asked = [text for text in SMALL if not (text == NO_RAMPS and any(o.startswith("preprocess") for o in overrides))]
     asked += overrides
 
     def make() -> Record:
+        STARTS.update(OWN_STARTS)
         fold = large_fold("debian", queries, seed)
         trained = train_weights(fit_bank(fold, asked, seed), asked, seed)
         values = rank_data(trained.model.score(fold.valid), fold.valid, metrics=["ndcg@10"])

@@ -28,7 +28,6 @@ from lgmml_torch.data.source import DataSource, open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.evaluation.evaluate import evaluate
-from lgmml_torch.fitting.bagged import BaggedBuilder
 from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.fitting.sampled import SampledBuilder
 from lgmml_torch.fitting.trained import TrainedBuilder
@@ -203,10 +202,7 @@ class TestOneCompositionRoot:
     """Defaults stand once: configuration, builders and estimator agree; tests/test_doors.py compares whole recipes."""
 
     def test_defaults_agree(self) -> None:
-        builders = {
-            "boosted": BoostedBuilder(), "bagged": BaggedBuilder(), "sampled": SampledBuilder(),
-            "trained": TrainedBuilder(),
-        }  # fmt: skip
+        builders = {"boosted": BoostedBuilder(), "sampled": SampledBuilder(), "trained": TrainedBuilder()}
         for name, builder in builders.items():
             cfg = load_config([f"local_metrics={name}"])
             assert build(cfg.local_metrics, _convert_="all") == builder

@@ -17,7 +17,7 @@ from lgmml_torch.distributed import limit_documents
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.fitting.learners import BoostConfig
-from lgmml_torch.fitting.round import Bag, draw_bag, first_prior, make_problem, subspace_factors
+from lgmml_torch.fitting.round import Bag, draw_bag, make_problem, subspace_factors
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import LambdaRank, Softmax, Warp
@@ -78,11 +78,6 @@ class TestAQueryOfWeightTwoIsTheQueryTwice:
             )
         torch.testing.assert_close(factors[0], factors[1], rtol=1e-4, atol=1e-5)
         assert not torch.allclose(factors[0], factors[2], rtol=1e-3)
-
-    def test_in_the_prior(self) -> None:
-        data, config = make(queries=20), BoostConfig(prior_power=2.0)
-        plain, weighed = (first_prior(one, config, 0) for one in (data, doubled(data, 3)))
-        assert not torch.equal(plain, weighed)
 
     @pytest.mark.parametrize("loss", [Softmax(), LambdaRank(), Warp()])
     def test_in_the_losses_of_training(self, loss: Any) -> None:

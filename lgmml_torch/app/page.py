@@ -22,7 +22,7 @@ from lgmml_torch.app.charts import (
 )
 from lgmml_torch.app.page_data import Document, Importances, PageData, Query
 from lgmml_torch.evaluation.evaluate import Paired
-from lgmml_torch.evaluation.tables import OWN_LABELS, OWN_LABELS_NOTE, merge_definitions
+from lgmml_torch.evaluation.tables import merge_definitions
 from lgmml_torch.models.importance import PermutationImportance
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -153,8 +153,6 @@ def _results_section(report: _Report) -> tuple[str, str, Markup]:
         means = [_mean(item["metrics"].get(name)) for name in names]
         rows.append([item["split"], item["policy"], *means, _counts(item, "counted"), _counts(item, "skipped")])
     notes = ["In brackets: 95% bootstrap interval of the mean over queries."]
-    if any(str(item["split"]).endswith(OWN_LABELS) for item in evaluations):
-        notes.append(OWN_LABELS_NOTE.replace("*", ""))
     notes += merge_definitions(definitions)
     return _section(
         "Results",

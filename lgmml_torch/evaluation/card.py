@@ -11,7 +11,7 @@ import yaml
 
 from lgmml_torch import __version__
 from lgmml_torch.checks import DataError
-from lgmml_torch.evaluation.tables import OWN_LABELS, markdown_table
+from lgmml_torch.evaluation.tables import markdown_table
 from lgmml_torch.models.ranker import LGMML
 
 _TAGS = ("learning-to-rank", "ranking", "metric-learning", "tabular")
@@ -111,8 +111,7 @@ def _about_data(model: LGMML, config: Mapping[str, Any]) -> str:
 
 
 def _figures(evaluations: list[dict[str, Any]]) -> str:
-    """The evaluations of the run, with counts and definitions; not those with weights fitted to the labels measured."""
-    evaluations = [one for one in evaluations if OWN_LABELS not in one["split"]]
+    """The evaluations of the run, with counts and definitions."""
     if not evaluations:
         return "None: there was no report of a training run beside the model. `lgmml evaluate` measures it."
     measures = list(evaluations[0]["metrics"])

@@ -65,11 +65,6 @@ def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
 
-OWN_LABELS = "Φ fitted to each list's own labels"
-OWN_LABELS_NOTE = (
-    f"*{OWN_LABELS}*: how much of the ranking the metrics can express. Optimistic, because a new list has no labels, "
-    "and no bound, because the best Φ is searched for: never a result."
-)
 _MOST_POSITIONS = 30  # that a report lists
 
 
@@ -106,8 +101,6 @@ def run_markdown(
     bank = bank or {}
     rounds = _bank_curve(bank)
     parts = [f"# {name}", evaluation_markdown(evaluations).rstrip()]
-    if any(evaluation.split.endswith(OWN_LABELS) for evaluation in evaluations):
-        parts.append(OWN_LABELS_NOTE)
     if comparisons:
         parts.append("## Comparison\n\n" + "\n".join(f"- {each}." for each in comparisons))
     if chosen:
@@ -153,7 +146,7 @@ def _curve_table(what: str, curve: Mapping[int, float], kept: int, measure: str,
 
 def _bank_curve(bank: Mapping[str, Any]) -> str:
     rounds, values = bank.get("rounds"), bank.get("valid_measure") or bank.get("valid_ndcg")
-    if not isinstance(rounds, list) or not values:  # bags have a curve for each member
+    if not rounds or not values:
         return ""
     measure = bank.get("measure", "ndcg@10")
     return _curve_table("round", dict(zip(rounds, values, strict=True)), bank["best_round"], measure)

@@ -225,7 +225,7 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
     config = problem.config
     generator = round_generator(problem.seed, state.round)
     bag, wide = draw_bag(problem, problem.seen(state.scores, problem.data, state.position_bias), generator)
-    found = find_learners(bag, wide, problem.prior, config, generator)
+    found = find_learners(bag, wide, config, generator)
     found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
     state = replace(state, round=state.round + 1, idle=state.idle + 1)
     if len(found):

@@ -59,7 +59,6 @@ class BoostConfig:
         hessian_floor: added to p(1 - p); without it a step has no bound.
         feature_floor: smallest sampling weight of a feature, relative to the mean.
         position_ridge: L2 penalty on the biases of positions, where the data has any, relative to their mean Hessian.
-        prior_power: exponent of the prior on features (see `feature_prior`); 0 turns it off.
         evaluate_every: rounds between two looks at NDCG.
         k: cutoff of that NDCG.
         smooth: evaluations averaged before they are compared.
@@ -90,7 +89,6 @@ class BoostConfig:
     hessian_floor: float = 0.05
     feature_floor: float = 0.05
     position_ridge: float = 0.01
-    prior_power: float = 0.0
     evaluate_every: int = 5
     k: int = 10
     smooth: int = 3
@@ -121,7 +119,7 @@ class BoostConfig:
             "min_deviation",
             "position_ridge",
         )
-        for name in (*positive, "lam", "prior_power"):
+        for name in (*positive, "lam"):
             check_positive(name, getattr(self, name), zero=name not in positive)
             if getattr(self, name) > LARGEST:
                 raise LGMMLError(f"`{name}` must be at most {LARGEST:g}, got {getattr(self, name)}")

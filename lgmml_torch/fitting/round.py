@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import (
-    ConfigError,
     DataError,
     DataWarning,
     LGMMLError,
@@ -22,7 +21,6 @@ from lgmml_torch.functional.boosting import (
     NewtonRows,
     candidate_anchors,
     draw_subspaces,
-    feature_prior,
     feature_weights,
     list_scatter,
 )
@@ -41,7 +39,6 @@ class Problem:
     valid: RankingData | None
     usable: Tensor  # (U,) queries with different labels
     weights: Tensor | None  # (Q,)
-    prior: Tensor | None  # (D,)
     config: BoostConfig
     seed: int
     num_positions: int = 0
@@ -99,19 +96,7 @@ def make_problem(
     weights = data.query_weights
     if weights is not None:
         weights = data.of_all_queries(weights)
-    prior = first_prior(data, config, seed) if config.prior_power else None
-    return Problem(
-        data,
-        valid,
-        usable,
-        weights,
-        prior,
-        config,
-        seed,
-        num_positions(data),
-        start,
-        measure,
-    )
+    return Problem(data, valid, usable, weights, config, seed, num_positions(data), start, measure)
 
 
 def _check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
@@ -169,20 +154,6 @@ def shuffled(data: RankingData, seed: int) -> RankingData:
     order = order.to(data.offsets.device)
     order = order[segment_ids(data.offsets)[order].argsort(stable=True)]
     return data.replace(**data.of_documents(lambda values: values[order]), order=data.order[order], doc_ids=None)
-
-
-def first_prior(data: RankingData, config: BoostConfig, seed: int) -> Tensor:
-    """The prior on features from the gradients at scores of zero."""
-    if data.shared_lists is not None:
-        raise ConfigError(f"`prior_power` must be 0 where processes share the data, got {config.prior_power}")
-    zero = data.features.new_zeros(data.num_documents)
-    gradients, _ = lambda_gradients(
-        zero, data.labels.to(zero), data.offsets, truncation=config.truncation, weights=data.document_weights
-    )
-    if data.query_weights is not None:
-        gradients = gradients * data.query_weights.to(zero)[segment_ids(data.offsets)]
-    generator = round_generator(seed, -2)
-    return feature_prior(data.features, gradients, data.offsets, power=config.prior_power, generator=generator)
 
 
 def round_generator(seed: int, step: int) -> torch.Generator:
@@ -300,7 +271,6 @@ def draw_rows(
 def find_learners(
     bag: Bag,
     wide: Bag,
-    prior: Tensor | None,  # (D,)
     config: BoostConfig,
     generator: torch.Generator,
 ) -> Learners:
@@ -309,8 +279,6 @@ def find_learners(
         return Learners.empty(max(config.sizes), bag.features)  # nothing to tell apart among these documents
     newton = NewtonRows(bag.gradients, bag.hessians, bag.offsets, ridge=config.ridge)
     weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
-    if prior is not None:
-        weights = weights * prior
     parts, gains = [], []
     for size in config.sizes:
         support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=generator)

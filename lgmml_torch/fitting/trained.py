@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, check_choice, check_unit_interval, check_whole
-from lgmml_torch.distributed import gather_lists, pick_lists
+from lgmml_torch.checks import DataError, check_choice, check_whole
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound
-from lgmml_torch.functional.boosting import list_scatter
-from lgmml_torch.functional.gmml import scatter_matrices
-from lgmml_torch.functional.regions import Regions, sample_regions
 from lgmml_torch.functional.score import KERNELS
-from lgmml_torch.functional.spd import cholesky_jittered
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import centre_segments, segment_min
 
 SCALE_DOCUMENTS = 2000  # the mean distance of more of them is the same
-SCATTER_QUERIES = 300  # and so are diagonal scatters of more lists
 _LEAST_STRENGTH = 0.1  # of the strongest feature's weight: none starts switched off
 _LEAST_DEVIATION = 1e-6
 _START_WEIGHT = 4.0  # Φ₀ = 4/√K: scores of a spread that a softmax can work with
@@ -40,8 +34,6 @@ class TrainedBuilder(BankBuilder):
     num_metrics: int = 128
     rank: int = 8
     start: str = "strength"
-    pool: int = 16
-    lam: float = 0.1
     kernel: str = "paper"
 
     kind: ClassVar[str] = "trained"
@@ -51,9 +43,8 @@ class TrainedBuilder(BankBuilder):
     def __post_init__(self) -> None:
         check_choice("start", self.start, STARTS)
         check_choice("kernel", self.kernel, KERNELS)
-        for name in ("num_metrics", "rank", "pool"):
+        for name in ("num_metrics", "rank"):
             check_whole(name, getattr(self, name))
-        check_unit_interval("lam", self.lam)
 
     def fit(self, data: RankingData, valid: RankingData | None, *, seed: int, on_round: OnRound | None) -> Bank:
         """See `start_trained`."""
@@ -67,7 +58,7 @@ class TrainedBuilder(BankBuilder):
         anchors = data.take(data.features, drawn).clone()
         rank = min(self.rank, data.num_features)
         shape = (self.num_metrics, data.num_features, rank)
-        factors = STARTS[self.start](data, shape, self.pool, self.lam, generator).to(anchors)
+        factors = STARTS[self.start](data, shape, generator).to(anchors)
         metrics = LocalMetrics([MetricBlock(anchors, factors)], num_features=data.num_features)
         some = torch.randperm(count, generator=generator)[:SCALE_DOCUMENTS].sort().values
         means = metrics(data.take(data.features, some)).mean(0)
@@ -90,11 +81,7 @@ def start_trained(data: RankingData, valid: RankingData | None = None, *, seed: 
         num_metrics: K.
         rank: R, at most the number of features.
         start: ``"random"`` factors, normal with variance 1/(D·R). ``"strength"``: the same, each feature times how much
-            it says about the labels by itself. ``"diagonal"``: the same, seen through the geometric-mean metric of
-            diagonal scatters of all pairs within lists, √(D_jj/S_jj). ``"ratio"``: of regions of ``pool`` queries, the
-            R directions with the largest ratio of dissimilar to similar scatter.
-        pool: queries of a region, for ``"ratio"``.
-        lam: regularisation of scatters relative to their trace, for ``"ratio"`` and ``"diagonal"``.
+            it says about the labels by itself.
         kernel: κ of the score.
         seed: of all draws.
         **settings: the fields of `TrainedBuilder`, above.
@@ -108,32 +95,20 @@ def start_trained(data: RankingData, valid: RankingData | None = None, *, seed: 
 Shape = tuple[int, int, int]
 
 
-def _random(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
+def _random(data: RankingData, shape: Shape, generator: torch.Generator) -> Tensor:
     drawn: Tensor = torch.randn(shape, generator=generator) / math.sqrt(shape[1] * shape[2])
     return drawn
 
 
-def _strength(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
+def _strength(data: RankingData, shape: Shape, generator: torch.Generator) -> Tensor:
     """Each feature times its covariance with the labels, list by list, over its deviation."""
     lists = TrainingLists(data.features, data.offsets, data.shared_lists)
     covariance = lists.weighted_sum(centre_segments(data.labels.double(), data.offsets))
     strength = covariance.abs() / lists.moments[1].clamp_min(_LEAST_DEVIATION)
-    return _weighted(strength / strength.max().clamp_min(torch.finfo(torch.float64).tiny), shape, generator)
+    return weighted_factors(strength / strength.max().clamp_min(torch.finfo(torch.float64).tiny), shape, generator)
 
 
-def _diagonal(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
-    """Each feature times (D_jj/S_jj)^¼: the factor of the geometric mean where both scatters are diagonal."""
-    chosen = torch.randperm(len(data.all_sizes), generator=generator)[:SCATTER_QUERIES].sort().values
-    some = gather_lists(pick_lists(data, chosen))
-    lowest = segment_min(some.labels, some.offsets)[some.query_index]
-    above = (some.labels - lowest).to(some.features)
-    S, D = list_scatter(some.features[:, :, None], above, (above == 0).to(above), some.offsets)
-    S, D = S[:, 0, 0].double(), D[:, 0, 0].double()
-    level = lam * (S + D).mean() / 2  # the regularisation that other metrics have, too
-    return _weighted(((D + level) / (S + level).clamp_min(_LEAST_DEVIATION)).pow(0.25), shape, generator)
-
-
-def _weighted(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
+def weighted_factors(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
     """Random directions, each feature times its weight; the mean square stays that of random ones.
 
     Where no feature has a weight, all have the same.
@@ -146,39 +121,7 @@ def _weighted(weights: Tensor, shape: Shape, generator: torch.Generator) -> Tens
     return drawn * weights.cpu()[:, None].to(drawn)
 
 
-def _ratio(data: RankingData, shape: Shape, pool: int, lam: float, generator: torch.Generator) -> Tensor:
-    """Leading generalised eigenvectors of (dissimilar, similar) scatter of each region, of length 1 in the latter."""
-    offsets = data.all_offsets
-    labels = data.take(data.labels, torch.arange(int(offsets[-1])))
-    regions = sample_regions(labels, offsets, shape[0], pool=pool, generator=generator)
-    features = data.features
-    if data.shared_lists is not None:
-        rows = torch.unique(torch.cat([regions.positives, regions.negatives]))
-        features = data.take(features, rows)
-        positives = torch.searchsorted(rows, regions.positives)
-        negatives = torch.searchsorted(rows, regions.negatives)
-        regions = replace(regions, positives=positives, negatives=negatives)
-    found = _leading(features, regions, shape[2], lam)
-    return found[torch.arange(shape[0]) % len(found)]  # fewer regions than metrics serve several times
-
-
-def _leading(features: Tensor, regions: Regions, rank: int, lam: float) -> Tensor:  # (K, D, R)
-    similar, dissimilar = scatter_matrices(
-        features, regions.positives, regions.positive_offsets, regions.negatives, regions.negative_offsets
-    )
-    scale = (similar + dissimilar).diagonal(dim1=-2, dim2=-1).mean(dim=-1, keepdim=True) / 2
-    similar.diagonal(dim1=-2, dim2=-1).add_(lam * scale)
-    L = cholesky_jittered(similar, name="similar")
-    half = torch.linalg.solve_triangular(L, dissimilar, upper=False)
-    whitened = torch.linalg.solve_triangular(L, half.mT, upper=False)
-    vectors = torch.linalg.eigh((whitened + whitened.mT) / 2).eigenvectors[..., -rank:].flip(-1)
-    directions: Tensor = torch.linalg.solve_triangular(L.mT, vectors, upper=True)
-    return directions
-
-
-STARTS: dict[str, Callable[[RankingData, Shape, int, float, torch.Generator], Tensor]] = {
+STARTS: dict[str, Callable[[RankingData, Shape, torch.Generator], Tensor]] = {
     "random": _random,
     "strength": _strength,
-    "diagonal": _diagonal,
-    "ratio": _ratio,
 }

@@ -38,33 +38,6 @@ def feature_weights(
     return (strength / strength.mean().clamp_min(_TINY)).clamp_min(floor)
 
 
-def feature_prior(
-    features: Tensor,  # (M, D)
-    gradients: Tensor,  # (M,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    power: float = 4.0,
-    flips: int = 64,
-    generator: torch.Generator,
-) -> Tensor:  # (D,) in [0, 1]
-    r"""How far to trust each feature: small when its agreement with the gradients could be chance.
-
-    With :math:`s_{qj} = \sum_{i \in q} g_i x_{ij}` and :math:`T_j = |\sum_q s_{qj}| / \sqrt{\sum_q s_{qj}^2}`, a
-    feature that says nothing has signs of :math:`s_{qj}` that might as well be flipped, list by list. The prior is
-    :math:`\min(1, (T_j / c)^{\mathrm{power}})`, c the median, over random flips, of the largest flipped statistic of
-    any feature.
-
-    Limiting cases: ``power=0`` trusts every feature alike; a feature constant within lists gets 0.
-    """
-    check_positive("power", power, zero=True)
-    check_positive("flips", flips)
-    sums = segment_sum(features * gradients[:, None], offsets)  # (Q, D)
-    unit = sums / sums.square().sum(0).sqrt().clamp_min(_TINY)
-    signs = torch.randint(0, 2, (flips, len(sums)), generator=generator).mul_(2).sub_(1).to(unit)
-    level = (signs @ unit).abs().amax(dim=1).median()
-    return (unit.sum(0).abs() / level.clamp_min(_TINY)).clamp_max(1.0).pow(power)
-
-
 def draw_subspaces(
     weights: Tensor,  # (D,)
     count: int,

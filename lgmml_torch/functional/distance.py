@@ -15,7 +15,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -273,7 +272,6 @@ def local_distances(
     norm: str = "mahalanobis",
     method: str = "factor",
     chunk_rows: int = CHUNK_ROWS,
-    out: Tensor | np.ndarray | None = None,  # (N, K)
 ) -> Tensor:  # (N, K)
     r"""Distances of all documents to all anchors.
 
@@ -293,7 +291,6 @@ def local_distances(
             as fast for many rows and factors of full rank (only float32 features have the choice); ``"stacked"``, one
             product for all factors, for low ranks. ``"auto"`` takes the one that suits.
         chunk_rows: Rows in one tile; the default keeps a tile of usual width in a core's second-level cache.
-        out: Where to write, a tensor or a (memory-mapped) array, of any floating dtype; made when not given.
 
     Raises:
         LGMMLError: Shapes that do not fit, entries that are not finite, or distances beyond the dtype's range.
@@ -309,7 +306,7 @@ def local_distances(
     check_shape("factors", factors, (len(anchors), dim, None))
     check_choice("method", method, _METHODS)
     filler = distance_filler(features, anchors, factors, norm=norm, method=method)
-    return fill_tiles(filler, features, _result(out, (num, len(anchors)), features), chunk_rows)
+    return fill_tiles(filler, features, features.new_empty((num, len(anchors))), chunk_rows)
 
 
 @torch.no_grad()
@@ -321,7 +318,6 @@ def subspace_distances(
     *,
     norm: str = "mahalanobis",
     chunk_rows: int | None = None,
-    out: Tensor | np.ndarray | None = None,  # (N, K)
 ) -> Tensor:  # (N, K)
     """Distances under metrics that look at few features: ``d_r(p) = ‖F_rᵀ(p[support_r] − p_r)‖``.
 
@@ -349,7 +345,7 @@ def subspace_distances(
     filler = distance_filler(features, anchors, factors, support=support, norm=norm)
     if chunk_rows is None:
         chunk_rows = subspace_chunk(len(support))
-    return fill_tiles(filler, features, _result(out, (num, len(support)), features), chunk_rows)
+    return fill_tiles(filler, features, features.new_empty((num, len(support))), chunk_rows)
 
 
 def subspace_chunk(num_metrics: int) -> int:
@@ -397,23 +393,21 @@ def distance_filler(
 def median_scales(
     dists: Tensor,  # (N, K)
     *,
-    bandwidth: float = 1.0,
     chunk_columns: int = 16,
 ) -> Tensor:  # (K,)
-    """What each local distance is divided by: its median over the documents, times a bandwidth.
+    """What each local distance is divided by: its median over the documents.
 
     The median is the lower middle value, so it is one of the distances. Where half of the documents sit on the anchor
     it is 0; the mean takes its place there (1 when that is 0 too), with a warning.
 
     Raises:
         DataError: There are no documents.
-        LGMMLError: A bandwidth that is not positive, or distances that are not finite.
+        LGMMLError: Distances that are not finite.
 
-    >>> median_scales(torch.tensor([[1.0, 4.0], [2.0, 5.0], [9.0, 6.0]]), bandwidth=2.0)
-    tensor([ 4., 10.])
+    >>> median_scales(torch.tensor([[1.0, 4.0], [2.0, 5.0], [9.0, 6.0]]))
+    tensor([2., 5.])
     """
     check_shape("dists", dists, (None, None))
-    check_positive("bandwidth", bandwidth)
     if len(dists) == 0:
         raise DataError("`dists` must have at least one row to take medians of, got 0")
     scales = dists.new_empty(dists.shape[1])
@@ -433,18 +427,10 @@ def median_scales(
             NumericsWarning,
             stacklevel=2,
         )
-    return scales * bandwidth
+    return scales
 
 
 def _like(features: Tensor, anchors: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
     check_finite("anchors", anchors)
     check_finite("factors", factors)
     return anchors.to(features), factors.to(features)
-
-
-def _result(out: Tensor | np.ndarray | None, shape: tuple[int, int], like: Tensor) -> Tensor:
-    if out is None:
-        return like.new_empty(shape)
-    target = torch.from_numpy(out) if isinstance(out, np.ndarray) else out
-    check_shape("out", target, shape)
-    return target

@@ -6,13 +6,12 @@ comes from an explicit generator: the same generator state gives the same interv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError, check_positive, check_shape, check_unit_interval
+from lgmml_torch.checks import LGMMLError, check_positive, check_shape
 from lgmml_torch.segments import row_slices
 
 # Drawn indices held at a time (32 MiB), whatever the number of queries and resamples.
@@ -134,68 +133,6 @@ def compare(
     wins, losses = int((gaps > tolerance).sum()), int((gaps < -tolerance).sum())
     ties = len(gaps) - wins - losses
     return Comparison(float(first.mean()), float(second.mean()), interval, wins, ties, losses)
-
-
-def randomisation_test(
-    a: Tensor,  # (Q,)
-    b: Tensor,  # (Q,)
-    *,
-    generator: torch.Generator,
-    resamples: int = 10_000,
-) -> float:
-    """P-value of a paired randomisation test (Fisher's): how often chance alone makes the means differ as much.
-
-    If neither ranking were better, each query's difference might as well have had the other sign; the p-value is the
-    share of random signs, the real ones included, that give a mean at least as far from 0. Queries that either ranking
-    skips (NaN) are left out.
-
-    Args:
-        a: Metric per query of the first ranking.
-        b: The same metric of the same queries, second ranking.
-        generator: Source of the signs.
-        resamples: Number of random signs for each query.
-
-    Raises:
-        LGMMLError: Shapes that differ, no query that both count, infinite values, fewer than one resample.
-
-    >>> a, b = torch.tensor([0.9, 0.8, 0.7, 0.9]), torch.tensor([0.5, 0.7, 0.4, 0.6])
-    >>> round(randomisation_test(a, b, generator=torch.Generator().manual_seed(0)), 1)  # 2 of 16 ways to choose signs
-    0.1
-    """
-    check_shape("a", a, (None,))
-    check_shape("b", b, (len(a),))
-    _check_options(0.95, resamples)
-    gaps = _counted("a - b", a.detach().double() - b.detach().double()).to(generator.device)
-    real = float(gaps.mean().abs()) * (1 - 1e-12)  # the same signs in another order of summation are no less far
-    far = 0
-    for part in row_slices(resamples, len(gaps), _DRAWS):
-        shape = (part.stop - part.start, len(gaps))
-        signs = torch.randint(2, shape, generator=generator, device=generator.device).double() * 2 - 1
-        far += int(((signs @ gaps / len(gaps)).abs() >= real).sum())
-    return (far + 1) / (resamples + 1)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for how many comparisons were made, by Holm's step-down rule, in the order given.
-
-    The smallest is multiplied by their number n, the next by n - 1, and so on; none gets smaller than the one before it
-    nor larger than 1. Rejecting what stays below α makes any false rejection at most that likely, whatever depends on
-    what. One comparison is left as it is.
-
-    Raises:
-        LGMMLError: A value outside [0, 1].
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    for value in p_values:
-        check_unit_interval("p_values", value)
-    corrected = [0.0] * len(p_values)
-    floor = 0.0
-    for done, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        floor = max(floor, min(1.0, p_values[place] * (len(p_values) - done)))
-        corrected[place] = floor
-    return corrected
 
 
 def _tails(means: Tensor, confidence: float) -> tuple[float, float]:

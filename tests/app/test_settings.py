@@ -23,7 +23,7 @@ PARTS: dict[str, list[str]] = {
     "plain": [],
     "sampled": ["local_metrics=sampled", "phi=per_query"],
     "trained": ["experiment=trained"],
-    "bagged": ["local_metrics=bagged", "phi=amortized", "loss=lambdarank"],
+    "amortized": ["local_metrics=boosted", "phi=amortized", "loss=lambdarank"],
 }
 
 
@@ -59,17 +59,17 @@ BAD = [
     ("plain", "local_metrics.shrinkage=1e30"), ("plain", "local_metrics.shrinkage=abc"),
     ("plain", "local_metrics.sizes=3"), ("plain", "local_metrics.sizes=[1,two]"), ("plain", "local_metrics.lam=-1"),
     ("plain", "local_metrics.t=half"), ("plain", "local_metrics.kernel=7"), ("plain", "local_metrics.patience=null"),
-    ("bagged", "local_metrics.members=0"), ("bagged", "local_metrics.share=2"), ("bagged", "local_metrics.batch=x"),
+    ("plain", "local_metrics.batch=x"),
     ("sampled", "local_metrics.num_metrics=many"), ("sampled", "local_metrics.bandwidth=wide"),
     ("sampled", "local_metrics.bandwidth=[1,-1]"), ("sampled", "local_metrics.alphas=[far]"),
     ("sampled", "local_metrics.relative=perhaps"), ("sampled", "local_metrics.pool=0"),
-    ("trained", "local_metrics.rank=0"), ("trained", "local_metrics.start=cold"), ("trained", "local_metrics.lam=2"),
+    ("trained", "local_metrics.rank=0"), ("trained", "local_metrics.start=cold"),
     ("trained", "dropout.features=1"), ("trained", "dropout.metrics=most"), ("trained", "step_size.warmup=long"),
     ("trained", "preprocess.ramps=-1"), ("plain", "preprocess.max_knots=few"), ("plain", "preprocess.limit=0"),
     ("plain", "loader.batch_size=0"), ("plain", "loader.batch_size=all"), ("plain", "loader.max_draws=0"),
     ("plain", "loader.negatives=none"), ("plain", "loader.num_workers=-1"), ("plain", "loader.num_workers=two"),
-    ("plain", "loader.batches_per_epoch=-3"), ("plain", "loss.margin=abc"), ("bagged", "loss.truncation=2.5"),
-    ("bagged", "phi.hidden=-1"), ("sampled", "phi.neighbours=0"), ("sampled", "phi.sparse=maybe"),
+    ("plain", "loader.batches_per_epoch=-3"), ("plain", "loss.margin=abc"), ("amortized", "loss.truncation=2.5"),
+    ("amortized", "phi.hidden=-1"), ("sampled", "phi.neighbours=0"), ("sampled", "phi.sparse=maybe"),
     ("plain", "phi.mode=shard"), ("plain", "phi.policy=5"), ("plain", "search.margin=0.1"),
     ("plain", "search.margin=[-1]"), ("plain", "search.init=[x]"), ("plain", "search.policy=knn"),
     ("plain", "evaluation.metrics=ndcg@10"), ("plain", "evaluation.metrics=[ndgc@10]"),
@@ -175,7 +175,7 @@ def test_help_does_without_torch() -> None:
         [sys.executable, "-c", script], cwd=config_dir().parent, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
-    for word in ("== Parts ==", "local_metrics: bagged, boosted", "data=mq2008", "max_epochs: 10"):
+    for word in ("== Parts ==", "local_metrics: boosted", "data=mq2008", "max_epochs: 10"):
         assert word in done.stdout
     for setting, meaning in (("budget=normal", "how much work"), ("loader.batch_size=32", "lists or triplets"),
                              ("trainer.max_epochs=10", "passes over"), ("loss.margin=0.1", "ζ")):  # fmt: skip

@@ -156,7 +156,7 @@ class TestFits:
         data = RankingData.from_arrays(x, (x[:, 0] > 1.5).long(), group=[5000])
         assert fit_boosted(data, cap=100, rounds=20).history["train_ndcg"][-1] > 0.9
 
-    def test_a_prior_and_a_floor_decide_which_features_are_drawn(self) -> None:
+    def test_a_floor_decides_which_features_are_drawn(self) -> None:
         gen = torch.Generator().manual_seed(0)
         x = torch.randn(1500, 30, generator=gen)
         data = RankingData.from_arrays(x, (x[:, 0] > 0.8).long(), qid=torch.arange(1500) % 100)
@@ -166,8 +166,7 @@ class TestFits:
             drawn = torch.cat([block.support.flatten() for block in bank.metrics.iter_blocks()])
             return float((drawn == 0).double().mean())
 
-        plain = share()
-        assert share(prior_power=4.0) > plain > share(feature_floor=100.0)
+        assert share() > share(feature_floor=100.0)
 
     def test_errors(self, train: RankingData, valid: RankingData) -> None:
         with pytest.raises(ConfigError, match="`shrinkag` is no setting of boosted metrics; did you mean 'shrinkage'"):
@@ -431,7 +430,7 @@ class TestWeights:
         spoilt = train.labels.clone()
         spoilt[train.offsets[20] :] = spoilt[train.offsets[20] :].flip(0)
         banks = [
-            fit_boosted(replace(train, query_weights=weights, labels=labels), valid, prior_power=1.0, **SMALL)
+            fit_boosted(replace(train, query_weights=weights, labels=labels), valid, **SMALL)
             for labels in (train.labels, spoilt)
         ]
         torch.testing.assert_close(banks[0].score(valid.features), banks[1].score(valid.features))

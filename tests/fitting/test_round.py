@@ -18,7 +18,6 @@ from lgmml_torch.fitting.round import (
     draw_bag,
     draw_rows,
     find_learners,
-    first_prior,
     make_problem,
     round_generator,
     subspace_factors,
@@ -28,7 +27,6 @@ from lgmml_torch.functional.boosting import (
     NewtonRows,
     candidate_anchors,
     draw_subspaces,
-    feature_prior,
     feature_weights,
     list_scatter,
 )
@@ -263,23 +261,20 @@ class TestSubspaces:
             assert any(scale == pytest.approx(1e-3 * bandwidth) for bandwidth in (0.5, 2.0))
 
     @pytest.mark.parametrize(
-        ("settings", "with_prior"),
+        "settings",
         [
-            ({"ridge": 2.0, "feature_floor": 3.0}, False),
-            ({"shrinkage": 0.7, "batch": 2, "candidates": 9}, True),
-            ({"sizes": (2, 1), "candidates": 5, "kernel": "rbf"}, True),
+            {"ridge": 2.0, "feature_floor": 3.0},
+            {"shrinkage": 0.7, "batch": 2, "candidates": 9},
+            {"sizes": (2, 1), "candidates": 5, "kernel": "rbf"},
         ],
     )
-    def test_the_best_few_by_loops(self, data: RankingData, settings: dict[str, Any], with_prior: bool) -> None:
+    def test_the_best_few_by_loops(self, data: RankingData, settings: dict[str, Any]) -> None:
         config = BoostConfig(**settings)
         bag, wide = bags(data, cap=60, phi_cap=150)
-        prior = torch.tensor([5.0, 0.1, 3.0, 1.0, 0.5, 2.0]) if with_prior else None
-        found = find_learners(bag, wide, prior, config, gen(2))
+        found = find_learners(bag, wide, config, gen(2))
         g = gen(2)
         newton = newton_of(bag, config.ridge)
         weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
-        if prior is not None:
-            weights = weights * prior
         tried: list[tuple[float, Learners]] = []
         for size in config.sizes:
             support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=g)
@@ -297,7 +292,7 @@ class TestSubspaces:
     def test_what_helps_nothing_is_not_added(self, gradients: list[float]) -> None:
         """One sign alone, or two documents at the same place of which one should rise and one fall."""
         bag = Bag(torch.ones(2, 3), torch.tensor(gradients), torch.ones(2), torch.tensor([0, 2]))
-        found = find_learners(bag, bag, None, BoostConfig(sizes=(1, 3)), gen())
+        found = find_learners(bag, bag, BoostConfig(sizes=(1, 3)), gen())
         assert (len(found), found.support.shape) == (0, (0, 3))
 
     def test_small_gradients_of_both_signs_find_something(self) -> None:
@@ -307,7 +302,7 @@ class TestSubspaces:
         config = BoostConfig(sizes=(1,))
         _, gains = best_of_subspaces(bag, newton_of(bag), torch.arange(3)[:, None], config, gen())
         assert 0 < float(gains.max()) < 1
-        found = find_learners(bag, bag, None, config, gen())
+        found = find_learners(bag, bag, config, gen())
         assert len(found) > 0
         assert float(found.phi.max()) < 1
 
@@ -351,26 +346,11 @@ def test_a_round_searches_among_few_documents_and_weighs_on_more(data: RankingDa
     generator = round_generator(5, 0)
     few, wide = draw_bag(problem, torch.zeros(240), generator)
     assert len(few.gradients) < len(wide.gradients)
-    want = find_learners(few, wide, None, config, generator)
+    want = find_learners(few, wide, config, generator)
     assert len(want) > 0
     assert torch.equal(found.anchors, want.anchors)
     assert torch.equal(found.phi, want.phi)
     assert found.rounds.tolist() == [1] * len(want)
-
-
-def test_the_prior_comes_from_the_first_gradients(data: RankingData) -> None:
-    weighed = data.replace(
-        query_weights=torch.rand(20, generator=gen(3)), document_weights=torch.rand(240, generator=gen(4))
-    )
-    for part in (data, weighed):
-        found = first_prior(part, BoostConfig(prior_power=2.0, truncation=3), 4)
-        gradients, _ = lambda_gradients(
-            torch.zeros(240), part.labels.float(), part.offsets, truncation=3, weights=part.document_weights
-        )
-        if part.query_weights is not None:
-            gradients = gradients * part.query_weights[part.query_index]
-        want = feature_prior(part.features, gradients, part.offsets, power=2.0, generator=round_generator(4, -2))
-        torch.testing.assert_close(found, want)
 
 
 def test_learners_of_several_sizes() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError
 from lgmml_torch.fitting.boosted import fit_boosted
 from lgmml_torch.fitting.trained import STARTS, start_trained
 from lgmml_torch.ragged import RankingData
@@ -70,8 +69,3 @@ def test_a_bank_does_not_depend_on_how_many_fit_it(processes: int, owner: list[i
     for other in found[1:]:
         assert_the_same(other, found[0], rtol=0.0, atol=0.0)
     assert_the_same(work(None), alone)  # one process that has all
-
-
-def test_what_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`prior_power` must be 0 where processes share the data, got 2"):
-        fit_boosted(own_part(make(0)), prior_power=2.0, **SETTINGS)

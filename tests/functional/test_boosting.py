@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from lgmml_torch.functional.boosting import (
     NewtonRows,
     candidate_anchors,
     draw_subspaces,
-    feature_prior,
     feature_weights,
     list_scatter,
     nonnegative_solve,
@@ -46,52 +43,6 @@ class TestFeatureWeights:
     def test_zero_gradients_give_equal_weights(self) -> None:
         x, g, h, _ = rows(0)
         assert feature_weights(x, torch.zeros_like(g), h, floor=0.2).tolist() == [0.2, 0.2, 0.2]
-
-
-class TestFeaturePrior:
-    def test_informative_features_are_trusted_and_noise_is_not(self) -> None:
-        n, lists = 2000, 100
-        g = torch.randn(n, generator=gen(0))
-        noise = torch.randn(n, 40, generator=gen(1))
-        x = torch.cat([g[:, None] + 0.5 * noise[:, :1], noise], dim=1)
-        offsets = torch.arange(0, n + 1, n // lists)
-        prior = feature_prior(x, g, offsets, generator=gen(2))
-        assert float(prior[0]) == 1.0
-        assert float(prior[2:].median()) < 0.1
-
-    def test_formula(self) -> None:
-        """T over the median of the largest flipped statistic, to a power, at most 1."""
-        x, g, _, offsets = rows(2)
-        bounds = offsets.tolist()
-        sums = torch.stack([(x[a:b] * g[a:b, None]).sum(0) for a, b in itertools.pairwise(bounds)])
-        T = sums.sum(0).abs() / sums.square().sum(0).sqrt()
-        signs = torch.randint(0, 2, (9, len(sums)), generator=gen(5)) * 2.0 - 1
-        level = torch.stack(
-            [((s[:, None] * sums).sum(0).abs() / sums.square().sum(0).sqrt()).max() for s in signs.double()]
-        ).median()
-        for power in (1.0, 4.0):
-            found = feature_prior(x, g, offsets, power=power, flips=9, generator=gen(5))
-            torch.testing.assert_close(found, (T / level).clamp_max(1.0) ** power)
-
-    def test_power_zero_trusts_everything(self) -> None:
-        x, g, _, offsets = rows(3)
-        assert feature_prior(x, g, offsets, power=0.0, generator=gen(0)).tolist() == [1.0, 1.0, 1.0]
-
-    def test_a_feature_constant_within_lists_gets_nothing(self) -> None:
-        x, g, _, offsets = rows(4)
-        starts = offsets[:-1].repeat_interleave(offsets.diff())
-        g = g - (g.cumsum(0)[offsets[1:] - 1] - g.cumsum(0)[offsets[:-1]] + g[offsets[:-1]]).repeat_interleave(
-            offsets.diff()
-        ) / offsets.diff().repeat_interleave(offsets.diff())
-        x[:, 1] = 0.0 * starts
-        assert float(feature_prior(x, g, offsets, generator=gen(0))[1]) == 0.0
-
-    def test_errors(self) -> None:
-        x, g, _, offsets = rows(0)
-        with pytest.raises(LGMMLError, match="`power` must be at least 0, got -1"):
-            feature_prior(x, g, offsets, power=-1.0, generator=gen(0))
-        with pytest.raises(LGMMLError, match="`flips` must be positive, got 0"):
-            feature_prior(x, g, offsets, flips=0, generator=gen(0))
 
 
 class TestDrawSubspaces:

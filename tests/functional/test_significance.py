@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.significance import bootstrap_interval, compare, holm, randomisation_test
+from lgmml_torch.functional.significance import bootstrap_interval, compare
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -113,40 +113,6 @@ def test_comparison_refuses() -> None:
             compare(a, b, generator=seeded(), **options)
 
 
-def test_random_signs_are_counted_as_if_all_were_tried() -> None:
-    gaps = torch.tensor([0.3, -0.1, 0.25, 0.4, 0.05, -0.2], dtype=torch.float64)
-    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * len(gaps))
-    exact = float(((signs @ gaps).abs() >= gaps.sum().abs() - 1e-12).double().mean())
-    zeros = torch.zeros(len(gaps), dtype=torch.float64)
-    found = randomisation_test(gaps, zeros, generator=seeded(), resamples=20_000)
-    assert found == pytest.approx(exact, abs=0.01)
-    assert found == randomisation_test(zeros, gaps, generator=seeded(), resamples=20_000)
-    skipped = torch.cat([gaps, torch.tensor([math.nan])])
-    assert randomisation_test(skipped, torch.zeros(7), generator=seeded(), resamples=20_000) == found
-    assert randomisation_test(gaps, gaps, generator=seeded()) == 1.0
-    with pytest.raises(LGMMLError, match=r"`b` must have shape \(6,\), got \(2,\)"):
-        randomisation_test(gaps, torch.zeros(2), generator=seeded())
-
-
-def test_chance_is_called_significant_as_often_as_agreed() -> None:
-    pairs = [torch.rand(2, 40, generator=seeded(seed), dtype=torch.float64) for seed in range(200)]
-    low = sum(randomisation_test(a, b, generator=seeded(), resamples=400) <= 0.1 for a, b in pairs)
-    assert 8 <= low <= 34  # 20 of 200 are expected; four standard deviations either way
-
-
-def test_holm_by_its_definition() -> None:
-    values = torch.rand(9, generator=seeded(4), dtype=torch.float64).tolist()
-    found = holm(values)
-    for i, value in enumerate(values):  # the largest of (n - j) p_j over the values that are not larger
-        smaller = sorted(p for p in values if p <= value)
-        assert found[i] == pytest.approx(min(1.0, max(p * (9 - j) for j, p in enumerate(smaller))))
-    assert holm([]) == []
-    assert holm([0.2]) == [0.2]
-    assert holm([0.5, 0.5]) == [1.0, 1.0]
-    with pytest.raises(LGMMLError, match=r"`p_values` must lie in \[0, 1\], got 1\.5"):
-        holm([0.1, 1.5])
-
-
 def test_many_resamples_are_drawn_some_at_a_time() -> None:
     """More draws than are held at once are the draws of one generator all the same."""
     values = torch.rand(1000, generator=seeded(), dtype=torch.float64)
@@ -156,5 +122,3 @@ def test_many_resamples_are_drawn_some_at_a_time() -> None:
     low, high = torch.quantile(torch.stack(means), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     found = bootstrap_interval(values, generator=seeded(5))
     assert (found.low, found.high) == pytest.approx((low, high))
-    far = randomisation_test(values, values.flip(0) * 0.999, generator=seeded(5))
-    assert far * 10_001 == pytest.approx(round(far * 10_001))
