@@ -33,6 +33,7 @@ from lgmml_torch.estimator_inputs import (
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.inputs import feature_names
+from lgmml_torch.models.encode import OneHot
 from lgmml_torch.models.importance import structural_importance
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
@@ -59,7 +60,7 @@ def _check_names(got: Sequence[str] | None, fitted: Sequence[str] | None, what: 
 
 
 @contextmanager
-def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
+def _surroundings(threads: int | None, verbose: int) -> Iterator[None]:
     """Temporarily set the number of threads and the log level.
 
     Messages go where the program's own logging sends them, or to standard error where it has no handler.
@@ -87,7 +88,18 @@ def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
             talker.setLevel(level)
 
 
-def started(init_model: Any) -> Start | None:
+@contextmanager
+def _keyboard_interrupts() -> Iterator[None]:
+    """Let Ctrl-C stay a KeyboardInterrupt, of which Lightning makes a SystemExit."""
+    try:
+        yield
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _started(init_model: Any) -> Start | None:
     """What to go on from: of a fitted ranker, a model or the file of one."""
     from lgmml_torch.training.resume import Start  # Lightning takes its time to import
 
@@ -160,7 +172,8 @@ def _fit_model(
         watching.append(LogEpochs())
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = folder
-        trained = train_phi(prepared, recipe, TrainerSettings(Path(folder), trainer, watching))
+        with _keyboard_interrupts():
+            trained = train_phi(prepared, recipe, TrainerSettings(Path(folder), trainer, watching))
     return trained, prepared.bank
 
 
@@ -322,7 +335,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             LGMMLError: for a parameter that does not exist or lies outside its range.
         """
         check_parameters(self.get_params(deep=False), grows=init_model is not None)
-        seed, start = self._seed(), started(init_model)
+        seed, start = self._seed(), _started(init_model)
         rows = find_queries(Rows(X, y, qid, group))
         reading = {"categories": self.categories, "missing": self.missing}
         data = weighed(self._data(rows, **reading, positions=position), sample_weight)
@@ -340,7 +353,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         splits = {"train": train}
         if valid is not None:
             splits["valid"] = valid
-        with surroundings(self.n_jobs, self.verbose):
+        with _surroundings(self.n_jobs, self.verbose):
             trained, bank = _fit_model(splits, self.get_params(deep=False), seed, start)
         return self._keep(trained, bank, rows.X, data.num_features)
 
@@ -350,12 +363,14 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         self.bank_history_, self.validation_curve_ = bank.history, dict(trained.keeper.curve)
         self.best_epoch_, self.position_bias_ = trained.keeper.best_epoch, trained.position_bias
         self.n_features_in_ = width
-        names = feature_names(X)
+        self._keep_names(feature_names(X))
+        return self
+
+    def _keep_names(self, names: Sequence[str] | None) -> None:
         if names is not None:
             self.feature_names_in_ = np.asarray(names, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
-        return self
 
     def predict(self, X: Any, *, qid: Any = None, group: Any = None) -> NDArray[Any]:
         """Scores, one per row in the order of the rows; higher is better. Whole lists belong in one call.
@@ -383,10 +398,19 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:  # (D,)
-        """How much of the distances that scores are made of comes from each feature, see `structural_importance`."""
+        """How much of the distances that scores are made of comes from each feature, see `structural_importance`.
+
+        The share of a category is that of all columns that its words became.
+        """
         check_is_fitted(self, "model_")
-        shares: NDArray[np.float64] = structural_importance(self.model_).features.numpy()
-        return shares
+        columns = structural_importance(self.model_).features
+        encoder = self.model_.encoder
+        if encoder is None:
+            return np.asarray(columns)
+        widths = []
+        for step in encoder.steps:
+            widths.append(len(step.codes) if isinstance(step, OneHot) else 1)
+        return np.array([float(part.sum()) for part in torch.split(columns, widths)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model, see `LGMML.save`."""
@@ -402,6 +426,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             phi = "deviations"
         ranker = cls(kernel=model.kernel, phi=phi, policy=model.phi.policy, missing=model.reading["missing"])
         ranker.model_, ranker.n_features_in_ = model, model.reading["num_features"]
+        ranker._keep_names(model.reading["feature_names"])
         return ranker
 
     def _data(self, rows: Rows, **reading: Any) -> RankingData:

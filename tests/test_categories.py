@@ -15,6 +15,7 @@ import torch
 
 from lgmml_torch.app import cli
 from lgmml_torch.app.config import load_config
+from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.train import train
 from lgmml_torch.categories import OTHER, WordColumns, codes_of, distinct, word_of
 from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
@@ -23,9 +24,11 @@ from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
+from lgmml_torch.evaluation.card import model_card
 from lgmml_torch.models.combine import merge_models
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, MeanLabel, OneHot, mean_labels
 from lgmml_torch.models.explain import explain
+from lgmml_torch.models.importance import pair_importance, structural_importance
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
@@ -312,14 +315,65 @@ def test_models_with_words(ranker: LGMMLRanker, tmp_path: Path) -> None:
     assert any(name.startswith("brand (mean label)") for name in named)
     assert found.difference == pytest.approx(float(found.features.sum()), abs=1e-9)
     pytest.importorskip("onnx")
-    from lgmml_torch.models.export import export_onnx
+    from lgmml_torch.models.export import compare_exported, export_onnx
 
     with pytest.raises(LGMMLError, match="numbers only to be exported, got one with categories in colour, brand"):
         export_onnx(model, tmp_path / "m.onnx")
+    export_onnx(model.replace(encoder=None), tmp_path / "m.onnx", batch=True)
+    parity = compare_exported(tmp_path / "m.onnx", model.replace(encoder=None), model.encoded(data), batch=True)
+    assert parity.largest < 1e-4
+    torch.testing.assert_close(model.replace(encoder=None).score(model.encoded(data)), scores)
     numbers = LGMMLRanker(**TINY).fit(frame()[["x", "new"]], frame()["grade"], qid=frame()["qid"])
     with pytest.raises(LGMMLError, match="must hold numbers only, as the model was trained on, got categories"):
         numbers.model_.score(data)
     assert "categories" not in numbers.model_.spec()
+
+
+def test_importance_by_columns_and_by_features(ranker: LGMMLRanker) -> None:
+    """A model has a share for each column that words became; the ranker has one for each feature of its frame."""
+    model, data = ranker.model_, lists_of(frame(6, seed=5))
+    found, encoded = pair_importance(model, data), pair_importance(model, model.encoded(data))
+    assert model.feature_names is not None
+    assert len(found.features) == len(model.feature_names)
+    assert torch.equal(found.features, encoded.features)
+    columns = dict(zip(model.feature_names, structural_importance(model).features.tolist(), strict=True))
+    expected = [
+        sum(share for name, share in columns.items() if name.startswith("colour=")),
+        columns["x"],
+        columns["brand (mean label)"],
+        columns["new"],
+    ]
+    assert ranker.feature_names_in_.tolist() == ["colour", "x", "brand", "new"]
+    np.testing.assert_allclose(ranker.feature_importances_, expected, rtol=1e-12)
+
+
+def test_cards_and_pages_of_models_with_words(ranker: LGMMLRanker) -> None:
+    """A card names the features that the model is given; a page names the columns that they become."""
+    model, data = ranker.model_, lists_of(frame(6, seed=5))
+    card = model_card(model)
+    assert "- features: 4, `colour`, `x`, `brand`, `new`" in card
+    assert "local metrics on 4 features" in card
+    assert "# X: (documents, 4)" in card
+    page = page_data(model, data, split="test", importance=True)
+    assert page.names == model.feature_names
+    assert page.importances is not None
+    assert page.importances.effects
+
+
+def test_models_of_different_columns_are_compared_by_name(
+    ranker: LGMMLRanker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists, new = frame(), frame(8, seed=3)
+    other = LGMMLRanker(**TINY, categories=["brand"]).fit(lists[["brand", "x"]], lists["grade"], qid=lists["qid"])
+    file = str(write(new, tmp_path / "new.csv"))
+    expected = []
+    for name, each in (("a", ranker), ("b", other)):
+        each.save(tmp_path / f"{name}.safetensors")
+        expected.append(each.score(new[list(each.feature_names_in_)], new["grade"], qid=new["qid"]))
+    for one, two, want in (("a", "b", expected), ("b", "a", expected[::-1])):
+        files = [str(tmp_path / f"{name}.safetensors") for name in (one, two)]
+        assert cli.main(["compare", *files, file, "--label-column", "grade", "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["means"] == pytest.approx(want, abs=1e-6)
 
 
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

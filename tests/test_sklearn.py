@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import logging
+import os
+import pickle
+import signal
 import warnings
 from typing import Any
 
+import joblib
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
 import sklearn
+import torch
+from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
-from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401 - `HalvingGridSearchCV` needs it
+from sklearn.model_selection import GridSearchCV, GroupKFold, HalvingGridSearchCV, cross_val_score
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -201,6 +210,87 @@ def test_a_search_with_routing_passes_queries_and_weights() -> None:
             LGMMLRanker(**TINY), X, y, cv=GroupKFold(2), params={"qid": qid, "groups": qid}, error_score="raise"
         )
     assert (found > 0.6).all()
+
+
+def test_a_halving_search_over_rounds_with_routing() -> None:
+    X, y, qid = problem(12)
+    ranker = LGMMLRanker(**{**TINY, "rounds": None})
+    rounds = {"resource": "rounds", "min_resources": 1, "max_resources": 2, "factor": 2}
+    with sklearn.config_context(enable_metadata_routing=True):
+        search = HalvingGridSearchCV(
+            ranker, {"kernel": ["paper", "rbf"]}, cv=GroupKFold(2), error_score="raise", **rounds
+        )
+        search.fit(X, y, qid=qid, groups=qid)
+    assert search.n_resources_ == [1, 2]
+    assert search.best_score_ > 0.6
+
+
+def test_a_pipeline_of_polars_frames_is_that_of_pandas_frames() -> None:
+    X, y, qid = problem(12)
+    table = frame(X.astype(float), qid)  # scikit-learn makes float64 of polars columns, but not of pandas ones
+    scores = []
+    for kind, given, labels in (("pandas", table, pd.Series(y)), ("polars", pl.from_pandas(table), pl.Series(y))):
+        scale = ColumnTransformer(
+            [("scale", StandardScaler(), list("abcd"))], remainder="passthrough", verbose_feature_names_out=False
+        ).set_output(transform=kind)
+        pipeline = Pipeline([("scale", scale), ("ranker", LGMMLRanker(**TINY))]).fit(given, labels)
+        assert pipeline[-1].feature_names_in_.tolist() == ["a", "b", "c", "d"]
+        scores.append(pipeline.predict(given))
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
+
+
+def test_copies_predict_the_same_and_clones_are_not_fitted() -> None:
+    X, y, qid = problem(12)
+    ranker = LGMMLRanker(**TINY).fit(X, y, qid=qid)
+    scores = ranker.predict(X, qid=qid)  # what scoring keeps for the next time must not hinder copies
+    stream = io.BytesIO()
+    joblib.dump(ranker, stream)
+    stream.seek(0)
+    for copied in (pickle.loads(pickle.dumps(ranker)), joblib.load(stream), copy.deepcopy(ranker)):
+        np.testing.assert_array_equal(copied.predict(X, qid=qid), scores)
+        assert copied.get_params() == ranker.get_params()
+    again = clone(ranker)
+    assert again.get_params() == ranker.get_params()
+    assert not hasattr(again, "model_")
+
+
+def test_notebooks_show_settings() -> None:
+    assert repr(LGMMLRanker(rounds=3)) == "LGMMLRanker(rounds=3)"
+    X, y, qid = problem(4)
+    for ranker in (LGMMLRanker(**TINY), LGMMLRanker(**TINY).fit(X, y, qid=qid)):
+        html = ranker._repr_html_()  # scikit-learn's name, which notebooks call
+        assert "LGMMLRanker" in html
+        assert "bank_options" in html
+
+
+def test_a_loaded_ranker_knows_its_columns(tmp_path: Any) -> None:
+    X, y, qid = problem(10)
+    LGMMLRanker(**TINY).fit(frame(X, qid), y).save(tmp_path / "m.safetensors")
+    loaded = LGMMLRanker.load(tmp_path / "m.safetensors")
+    assert loaded.feature_names_in_.tolist() == ["a", "b", "c", "d"]
+    with pytest.raises(DataError, match="`X` must have the columns it had in `fit`, got the same names in another"):
+        loaded.predict(frame(X, qid)[["b", "a", "c", "d", "qid"]])
+    LGMMLRanker(**TINY).fit(X, y, qid=qid).save(tmp_path / "m.safetensors")
+    assert not hasattr(LGMMLRanker.load(tmp_path / "m.safetensors"), "feature_names_in_")
+
+
+def test_ctrl_c_stays_a_keyboard_interrupt() -> None:
+    """Before Lightning trains, while it does, and after it was interrupted before."""
+    X, y, qid = problem(10)
+    handler = signal.getsignal(signal.SIGINT)
+    for last in (1, 2, 3):
+        called = []
+
+        def measure(scores: Any, labels: Any, offsets: Any, last: int = last, called: list[Any] = called) -> Any:
+            called.append(scores)
+            if len(called) == last:
+                os.kill(os.getpid(), signal.SIGINT)
+            return torch.ones(len(offsets) - 1)
+
+        with pytest.raises(KeyboardInterrupt):
+            LGMMLRanker(bank="trained", epochs=1, num_metrics=4, measure=measure).fit(X, y, qid=qid)
+        assert len(called) == last
+        assert signal.getsignal(signal.SIGINT) is handler
 
 
 @pytest.mark.parametrize("bank", ["boosted", "trained"])

@@ -23,7 +23,7 @@ from lgmml_torch.app.charts import (
     tag,
 )
 from lgmml_torch.app.page_data import Document, Importances, PageData, Query
-from lgmml_torch.evaluation.paired import Paired
+from lgmml_torch.evaluation.evaluate import Paired
 from lgmml_torch.evaluation.tables import OWN_LABELS, OWN_LABELS_NOTE, merge_definitions
 from lgmml_torch.models.importance import PermutationImportance
 
@@ -156,7 +156,7 @@ def _results_section(report: Report) -> tuple[str, str, Markup]:
         rows.append([item["split"], item["policy"], *means, _counts(item, "counted"), _counts(item, "skipped")])
     notes = ["In brackets: 95% bootstrap interval of the mean over queries."]
     if any(str(item["split"]).endswith(OWN_LABELS) for item in evaluations):
-        notes.append(OWN_LABELS_NOTE.replace("*", "").strip())
+        notes.append(OWN_LABELS_NOTE.replace("*", ""))
     notes += merge_definitions(definitions)
     return _section(
         "Results",

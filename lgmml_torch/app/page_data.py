@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lgmml_torch.evaluation.calibration import Calibration, label_by_score
+from lgmml_torch.evaluation.evaluate import Calibration, label_by_score
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
 from lgmml_torch.models.explain import document_label, explain_pairs
@@ -128,7 +128,7 @@ def page_data(
     importance: bool = False,
 ) -> PageData:
     """Rank the lists, or a sample of them, and collect what the page shows; ``importance`` takes many times as long."""
-    lists = _sample(data, DOCUMENTS, seed)
+    lists = model.encoded(_sample(data, DOCUMENTS, seed))
     few = _sample(lists, _PAIR_DOCUMENTS, seed)
     scores = model.score(lists)
     values = rank_data(scores, lists, metrics=[measure], preset=preset)[measure].cpu()

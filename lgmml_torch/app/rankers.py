@@ -63,13 +63,31 @@ def open_ranker(path: str | Path) -> Ranker:
         raise CheckpointError(f"no model file at {file}")
     if file.suffix == ".safetensors" or zipfile.is_zipfile(file):
         model = LGMML.load(file)
-        return Ranker(name, "lgmml", model.score, model.num_features, model)
+        return Ranker(name, "lgmml", _by_name(model), model.reading["num_features"], model)
     if file_kind(file.read_bytes()) is not None:
         return tree_ranker(name, TreeBase.read(file))
     if file.suffix in (".gz", ".run", ".trec", ".txt"):
         scores = read_run(file)
         return Ranker(name, "run", lambda data: run_scores(scores, data, name))
     raise CheckpointError(f"{file} is neither a model of this package, LightGBM's or XGBoost's, nor a TREC run (.run)")
+
+
+def _by_name(model: LGMML) -> Callable[[RankingData], Tensor]:
+    """The score of a model that finds its columns by name among those of other models."""
+    own = model.reading["feature_names"]
+
+    def score(data: RankingData) -> Tensor:
+        given = data.feature_names
+        if own is None or given is None or given in (own, model.feature_names) or not set(own) <= set(given):
+            return model.score(data)
+        columns, categories = [given.index(name) for name in own], None
+        if data.categories is not None:
+            categories = tuple(data.categories[column] for column in columns)
+        if categories is not None and not any(categories):
+            categories = None
+        return model.score(data.replace(features=data.features[:, columns], feature_names=own, categories=categories))
+
+    return score
 
 
 def reference_names(setting: str | Sequence[str] | None) -> list[str]:

@@ -24,8 +24,7 @@ from lgmml_torch.app.compose import asked_measures
 from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import PageData, page_data
 from lgmml_torch.app.rankers import Ranker
-from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, evaluate_scores
-from lgmml_torch.evaluation.paired import Paired, compare_rankings
+from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings, evaluate_scores
 from lgmml_torch.evaluation.tables import preprocessing_steps, print_evaluations, run_markdown
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.score import warn_if_degenerate

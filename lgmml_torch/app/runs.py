@@ -18,6 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from lgmml_torch.checks import DataError
+from lgmml_torch.evaluation.tables import markdown_table
 from lgmml_torch.files import write_text
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def means_markdown(folder: Path) -> str:
             for name, metric in evaluation["metrics"].items():
                 definitions[name] = metric["definition"]
     header = ["runs of", "data", "weights", *definitions, "runs", "queries"]
-    lines = [header, ["---"] * 3 + ["---:"] * (len(header) - 3)]
+    lines = []
     for key, runs in rows.items():
         queries, cells = 0, list[str]()
         for metrics in runs:
@@ -56,7 +57,7 @@ def means_markdown(folder: Path) -> str:
         for name in definitions:
             cells.append(_cell(runs, name))
         lines.append([*key, *cells, str(len(runs)), str(queries)])
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = markdown_table(header, lines, text=3)
     note = "Mean over runs of each run's mean over queries, ± the standard deviation between runs."
     notes = ""
     for text in sorted(definitions.values()):

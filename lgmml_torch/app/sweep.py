@@ -28,6 +28,7 @@ from lgmml_torch.app.config import load_config
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DivergedError, check_positive, require
+from lgmml_torch.evaluation.tables import markdown_table
 from lgmml_torch.files import write_text
 from lgmml_torch.plots import save_figure, search_picture
 from lgmml_torch.training.callbacks import KeepCheckpoints
@@ -328,7 +329,6 @@ def _setting(value: object) -> str:
 def _study_markdown(study: Study) -> str:
     """The same as Markdown."""
     header, rows = study_rows(study)
-    lines = [header, ["---"] * len(header), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = markdown_table(header, rows, text=len(header))
     note = "A search looks at validation queries many times: read the test figures of the best trial only, and once."
     return f"# Search\n\n{table}\n\n{note}\n"

@@ -11,12 +11,12 @@ import yaml
 
 from lgmml_torch import __version__
 from lgmml_torch.checks import DataError
-from lgmml_torch.evaluation.tables import OWN_LABELS
+from lgmml_torch.evaluation.tables import OWN_LABELS, markdown_table
 from lgmml_torch.models.ranker import LGMML
 
 _TAGS = ("learning-to-rank", "ranking", "metric-learning", "tabular")
 _SETTINGS = ("seed", "budget", "preprocess", "local_metrics", "phi", "loss", "optimizer", "keep")
-LIMITS = """
+_LIMITS = """
 - Scores order the documents of one list. They are no probabilities, and scores of different lists do not compare.
 - A document's score may depend on the rest of its list, so whole lists belong in one call.
 - The features must be those of the training data, in the same units and, where they have no names, in the same order.
@@ -55,11 +55,11 @@ def model_card(
         f"---\n{yaml.safe_dump(_front_matter(report, name, licence), sort_keys=False, allow_unicode=True)}---\n",
         f"# {name}\n\n{_about_model(model)}\n",
         f"## Data\n\n{_about_data(model, report['config'])}\n",
-        f"## Figures\n\n{figures(report['evaluations'])}\n",
-        f"## Settings\n\n{settings(report['config'])}\n",
-        f"## Limits\n{LIMITS}",
+        f"## Figures\n\n{_figures(report['evaluations'])}\n",
+        f"## Settings\n\n{_settings(report['config'])}\n",
+        f"## Limits\n{_LIMITS}",
         f"## Licence\n\n{licence or 'None was given. That of the training data may bind the model too.'}\n",
-        f"## How to use\n\n{usage(model)}\n",
+        f"## How to use\n\n{_usage(model)}\n",
     ]
     return "\n".join(parts)
 
@@ -89,7 +89,7 @@ def _about_model(model: LGMML) -> str:
         trees = f" Its scores are added to those of a {model.base.title} model inside."
     return (
         "Ranks the documents of a list, best first, by the weighted sum of their distances to learned ideal documents: "
-        f"{model.metrics.num_metrics} local metrics on {model.num_features} features, weights of the kind "
+        f"{model.metrics.num_metrics} local metrics on {model.reading['num_features']} features, weights of the kind "
         f"{model.phi.mode!r}, kernel {model.kernel!r}, {str(model.dtype).removeprefix('torch.')}; "
         f"written by lgmml-torch {__version__}.{trees}"
     )
@@ -101,37 +101,34 @@ def _about_data(model: LGMML, config: Mapping[str, Any]) -> str:
     for key, value in _shown(config.get("data", {})).items():
         if value is not None and key != "kind":
             told.append(f"{key}: {value}")
-    features = "without names"
-    if model.feature_names is not None:
-        features = ", ".join(f"`{name}`" for name in model.feature_names)
+    reading, features = model.reading, "without names"
+    if reading["feature_names"] is not None:
+        features = ", ".join(f"`{name}`" for name in reading["feature_names"])
     return (
         f"- training set: {'; '.join(told) or 'not known'}\n- training queries: {len(model.qids) or 'not known'}\n"
-        f"- features: {model.num_features}, {features}"
+        f"- features: {reading['num_features']}, {features}"
     )
 
 
-def figures(evaluations: list[dict[str, Any]]) -> str:
+def _figures(evaluations: list[dict[str, Any]]) -> str:
     """The evaluations of the run, with counts and definitions; not those with weights fitted to the labels measured."""
     evaluations = [one for one in evaluations if OWN_LABELS not in one["split"]]
     if not evaluations:
         return "None: there was no report of a training run beside the model. `lgmml evaluate` measures it."
     measures = list(evaluations[0]["metrics"])
     head = ["data", "weights", *measures, "queries counted", "skipped", "seed"]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for one in evaluations:
         values = [f"{one['metrics'][name]['mean']:.4f}" for name in measures]
         counts = one["metrics"][measures[0]]
         rows.append([one["split"], one["policy"], *values, counts["counted"], counts["skipped"], one["seed"]])
-    lines = []
-    for row in rows:
-        lines.append(f"| {' | '.join(map(str, row))} |")
-    lines.append("")
+    text = markdown_table(head, rows, text=2) + "\n"
     for entry in evaluations[0]["metrics"].values():
-        lines.append(f"- {entry['definition']}")
-    return "\n".join(lines)
+        text += f"\n- {entry['definition']}"
+    return text
 
 
-def settings(config: Mapping[str, Any]) -> str:
+def _settings(config: Mapping[str, Any]) -> str:
     """The settings that decide what is fitted; no paths."""
     if not config:
         return "Not known."
@@ -142,13 +139,13 @@ def settings(config: Mapping[str, Any]) -> str:
     return f"{chosen}```yaml\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}```"
 
 
-def usage(model: LGMML) -> str:
+def _usage(model: LGMML) -> str:
     """The first lines of code and commands."""
     return (
         "```bash\npip install lgmml-torch\nlgmml score model.safetensors lists.csv\n```\n\n```python\n"
         "from lgmml_torch import LGMML, RankingData\n\n"
         'model = LGMML.load("model.safetensors")\n'
-        f"data = RankingData.from_arrays(X, y, qid=qid)  # X: (documents, {model.num_features})\n"
+        f"data = RankingData.from_arrays(X, y, qid=qid)  # X: (documents, {model.reading['num_features']})\n"
         "scores = model.score_in_caller_order(data)\n```"
     )
 

@@ -1,4 +1,4 @@
-"""How well a model ranks a data set, with everything a reader needs to judge the figure: definition, counts, policy."""
+"""How well models rank: an evaluation with its definitions and counts, two rankings query by query, labels by score."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, DataWarning, check_shape
+from lgmml_torch.checks import DataError, DataWarning, check_positive, check_shape
 from lgmml_torch.data.trec import as_arrays
 from lgmml_torch.distributed import all_qids
 from lgmml_torch.evaluation.tables import evaluation_markdown, evaluation_table
+from lgmml_torch.functional.features import list_rank_percentiles
 from lgmml_torch.functional.ranking.measures import Function, Measure, measures_of, rank_data, rank_metrics
-from lgmml_torch.functional.ranking.presets import REPORTED, Preset, find_preset
+from lgmml_torch.functional.ranking.presets import REPORTED, Preset, describe, find_preset
 from lgmml_torch.functional.score import warn_if_degenerate
-from lgmml_torch.functional.significance import Interval, bootstrap_interval
-from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.functional.significance import Comparison, Interval, bootstrap_interval, compare
+from lgmml_torch.models.explain import largest_parts
+from lgmml_torch.models.ranker import LGMML, plain_qid
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
 
@@ -88,7 +90,7 @@ class Evaluation:
             content["qids"] = list(map(plain_qid, self.qids))
             content["per_query"] = {}
             for name, values in self.per_query.items():
-                content["per_query"][name] = list(map(plain_number, values.tolist()))
+                content["per_query"][name] = list(map(_plain_number, values.tolist()))
         return content
 
     def _metric(self, name: str) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class Evaluation:
         if interval is not None:
             ends = [interval.low, interval.high]
         return {
-            "mean": plain_number(self.means[name]),
+            "mean": _plain_number(self.means[name]),
             "interval": ends,
             "counted": self.counted[name],
             "skipped": self.skipped[name],
@@ -229,11 +231,6 @@ def _summarise(
     )
 
 
-def plain_number(value: float) -> float | None:
-    """The value, or None for NaN, which JSON does not have."""
-    return None if math.isnan(value) else value
-
-
 def evaluate_run(
     run: Mapping[str, Mapping[str, float]],
     qrels: Mapping[str, Mapping[str, int]],
@@ -288,6 +285,155 @@ def evaluate_run(
     return replace(evaluation, definitions=definitions)
 
 
-def plain_qid(qid: Hashable) -> int | float | str:
-    """The id of a query as JSON has it."""
-    return qid if isinstance(qid, (int, float, str)) else repr(qid)
+@dataclass(frozen=True, eq=False)
+class Paired:
+    """What the first ranking is better by, per query and on average.
+
+    Attributes:
+        first: what the first ranking is called.
+        second: what the second is called.
+        split: what was ranked.
+        measure: such as ``"ndcg@10"``.
+        definition: its rules in one line.
+        comparison: means, their difference with its interval, wins, ties and losses of the first.
+        values: ``(2, Q)`` the measure of both per query, NaN where skipped.
+        qids: the queries.
+        seed: of the bootstrap.
+    """
+
+    first: str
+    second: str
+    split: str
+    measure: str
+    definition: str
+    comparison: Comparison
+    values: Tensor = field(repr=False)
+    qids: tuple[Hashable, ...] = field(repr=False)
+    seed: int = 0
+
+    @property
+    def gaps(self) -> Tensor:
+        """``(Q,)`` first minus second, NaN where either skips the query."""
+        return self.values[0] - self.values[1]
+
+    def most_different(self, count: int = 5) -> list[int]:
+        """The queries with the largest differences of either sign, as indices; equal ones are left out."""
+        return largest_parts(self.gaps.nan_to_num(0.0), count)
+
+    def sentence(self) -> str:
+        """The comparison in words."""
+        gap, found = self.comparison.difference, self.comparison
+        verdict = "the interval holds 0"
+        if found.significant:
+            verdict = "the interval leaves out 0"
+        return (
+            f"{self.measure} {found.mean_a:.4f} against {found.mean_b:.4f}: {gap.mean:+.4f}, {gap.confidence:.0%} "
+            f"interval [{gap.low:+.4f}, {gap.high:+.4f}] over {gap.counted} queries ({verdict}); {found.wins} won, "
+            f"{found.ties} tied, {found.losses} lost, {gap.skipped} skipped"
+        )
+
+    def to_dict(self, *, per_query: bool = False) -> dict[str, Any]:
+        """Primitives only."""
+        found, gap = self.comparison, self.comparison.difference
+        content: dict[str, Any] = {
+            "first": self.first, "second": self.second, "split": self.split, "measure": self.measure,
+            "definition": self.definition, "means": [found.mean_a, found.mean_b],
+            "difference": {"mean": gap.mean, "low": gap.low, "high": gap.high, "confidence": gap.confidence},
+            "counted": gap.counted, "skipped": gap.skipped, "wins": found.wins, "ties": found.ties,
+            "losses": found.losses, "seed": self.seed,
+        }  # fmt: skip
+        if per_query:
+            content["qids"] = list(map(plain_qid, self.qids))
+            content["per_query"] = [list(map(_plain_number, row)) for row in self.values.tolist()]
+        return content
+
+
+def compare_rankings(
+    first: tuple[str, Tensor],  # a name, and (N,) scores in the order of the rows of `data`
+    second: tuple[str, Tensor],
+    data: RankingData,
+    *,
+    split: str = "data",
+    measure: str = "ndcg@10",
+    preset: str = "default",
+    seed: int = 0,
+    resamples: int = 10_000,
+) -> Paired:
+    """Measure both per query, and their mean difference with a bootstrap interval over queries.
+
+    Raises:
+        LGMMLError: an unknown measure, scores of another number of documents, no query that counts.
+
+    >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0], [4.0]], [0, 1, 1, 0], qid=[7, 7, 8, 8])
+    >>> paired = compare_rankings(("up", data.features[:, 0]), ("down", -data.features[:, 0]), data)
+    >>> float(paired.gaps.sum().abs()) < 1e-6, paired.comparison.wins, paired.comparison.losses
+    (True, 1, 1)
+    """
+    check_positive("resamples", resamples)
+    rows = []
+    for _, scores in (first, second):
+        rows.append(rank_data(scores, data, metrics=[measure], preset=preset)[measure])
+    generator = torch.Generator().manual_seed(seed)
+    found = compare(rows[0], rows[1], generator=generator, resamples=resamples)
+    definition = describe(measure, preset)
+    return Paired(first[0], second[0], split, measure, definition, found, torch.stack(rows).cpu(), data.qids, seed)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Mean label by place of the score within its list, lowest scores first.
+
+    Attributes:
+        labels: the mean label of each part of the lists with its bootstrap interval over queries; a query counts once,
+            and where it has no document in a part it is skipped. None where no query has one.
+        documents: how many fell into each part.
+    """
+
+    labels: tuple[Interval | None, ...]
+    documents: tuple[int, ...]
+
+
+def label_by_score(
+    scores: Tensor,  # (N,) in the order of the rows of `data`
+    data: RankingData,
+    *,
+    bins: int = 10,
+    seed: int = 0,
+    resamples: int = 2_000,
+) -> Calibration:
+    """Cut each list into parts by the rank of its scores, and average the labels of each part.
+
+    Scores of a ranker have no unit and mean nothing across lists, so their ranks within the list are looked at; equal
+    scores share theirs. A good ranking rises from left to right.
+
+    Raises:
+        LGMMLError: ``bins`` below 1, scores of another number of documents.
+        DataError: no documents.
+
+    >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0], [4.0]], [0, 0, 1, 3], qid=[7] * 4)
+    >>> [interval.mean for interval in label_by_score(data.features[:, 0], data, bins=2).labels]
+    [0.0, 2.0]
+    """
+    check_positive("bins", bins)
+    check_shape("scores", scores, (data.num_documents,))
+    if not data.num_documents:
+        raise DataError("there are no documents whose labels could be averaged")
+    places = list_rank_percentiles(scores[:, None].double(), data.offsets)[:, 0] + 0.5
+    cells = data.query_index * bins + (places * bins).long().clamp(0, bins - 1)
+    shape = (data.num_queries, bins)
+    sums = torch.zeros(shape[0] * bins, dtype=torch.float64).index_add(0, cells, data.labels.double()).view(shape)
+    counts = torch.bincount(cells, minlength=shape[0] * bins).view(shape)
+    means = sums / counts  # NaN where a query has no document there
+    labels: list[Interval | None] = []
+    for column in means.unbind(1):
+        interval = None
+        if not bool(column.isnan().all()):
+            generator = torch.Generator().manual_seed(seed)
+            interval = bootstrap_interval(column, generator=generator, resamples=resamples)
+        labels.append(interval)
+    return Calibration(tuple(labels), tuple(counts.sum(0).tolist()))
+
+
+def _plain_number(value: float) -> float | None:
+    """The value, or None for NaN, which JSON does not have."""
+    return None if math.isnan(value) else value

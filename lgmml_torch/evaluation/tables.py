@@ -1,4 +1,4 @@
-"""Tables of evaluations: for terminals, for Markdown, for the report of a run."""
+"""Tables: of any rows in Markdown, of evaluations for terminals and Markdown, and the report of a run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ if TYPE_CHECKING:
 
     from lgmml_torch.evaluation.evaluate import Evaluation
     from lgmml_torch.models.preprocess.base import Preprocess
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, text: int = 0) -> str:
+    """A table in Markdown; after the first ``text`` columns come numbers, which stand to the right.
+
+    >>> print(markdown_table(["data", "ndcg"], [["test", 0.5]], text=1))
+    | data | ndcg |
+    | --- | ---: |
+    | test | 0.5 |
+    """
+    lines = []
+    for row in (header, ["---"] * text + ["---:"] * (len(header) - text), *rows):
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines)
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
@@ -30,11 +44,8 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
 
 def evaluation_markdown(evaluations: Sequence[Evaluation]) -> str:
     """The same table as Markdown, with intervals, and the definitions below it."""
-    header = _header(evaluations)
-    text = ""
-    for row in (header, ["---"] * 2 + ["---:"] * (len(header) - 2), *_rows(evaluations, intervals=True)):
-        text += f"| {' | '.join(row)} |\n"
-    text += "\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n"
+    table = markdown_table(_header(evaluations), _rows(evaluations, intervals=True), text=2)
+    text = f"{table}\n\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n"
     for definition in _definitions(evaluations):
         text += f"- {definition}\n"
     return text
@@ -57,10 +68,8 @@ def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
 OWN_LABELS = "Φ fitted to each list's own labels"
 OWN_LABELS_NOTE = (
     f"*{OWN_LABELS}*: how much of the ranking the metrics can express. Optimistic, because a new list has no labels, "
-    "and no bound, because the best Φ is searched for: never a result.\n\n"
+    "and no bound, because the best Φ is searched for: never a result."
 )
-
-
 _MOST_POSITIONS = 30  # that a report lists
 
 
@@ -98,7 +107,7 @@ def run_markdown(
     rounds = _bank_curve(bank)
     parts = [f"# {name}", evaluation_markdown(evaluations).rstrip()]
     if any(evaluation.split.endswith(OWN_LABELS) for evaluation in evaluations):
-        parts.append(OWN_LABELS_NOTE.strip())
+        parts.append(OWN_LABELS_NOTE)
     if comparisons:
         parts.append("## Comparison\n\n" + "\n".join(f"- {each}." for each in comparisons))
     if chosen:
@@ -118,12 +127,13 @@ def run_markdown(
 
 def _positions(biases: Mapping[int, float]) -> str:
     """What being shown at a position added to the score of a document while training."""
-    lines = ["### Positions\n", "| position | added to the score |", "|---:|---:|"]
+    rows = []
     for position, bias in list(biases.items())[:_MOST_POSITIONS]:
-        lines.append(f"| {position} | {bias:.3f} |")
+        rows.append((position, f"{bias:.3f}"))
+    text = f"### Positions\n\n{markdown_table(('position', 'added to the score'), rows)}"
     if len(biases) > _MOST_POSITIONS:
-        lines.append(f"\nand {len(biases) - _MOST_POSITIONS} more")
-    return "\n".join(lines)
+        text += f"\n\nand {len(biases) - _MOST_POSITIONS} more"
+    return text
 
 
 def _curve_table(what: str, curve: Mapping[int, float], kept: int, measure: str, most: int = 20) -> str:
@@ -132,14 +142,13 @@ def _curve_table(what: str, curve: Mapping[int, float], kept: int, measure: str,
     if len(places) > most:
         spaced = {places[round(i * (len(places) - 1) / (most - 1))] for i in range(most)}
         places = [place for place in places if place in spaced or place == kept]
-    called = measure.replace("ndcg", "NDCG")
-    lines = [f"| {what} | validation {called} |", "|---:|---:|"]
+    rows = []
     for place in places:
         mark = ""
         if place == kept:
             mark = " (kept)"
-        lines.append(f"| {place} | {curve[place]:.4f}{mark} |")
-    return "\n".join(lines)
+        rows.append((place, f"{curve[place]:.4f}{mark}"))
+    return markdown_table((what, f"validation {measure.replace('ndcg', 'NDCG')}"), rows)
 
 
 def _bank_curve(bank: Mapping[str, Any]) -> str:

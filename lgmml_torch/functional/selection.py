@@ -78,7 +78,7 @@ class FeatureSums:
         check_shape("numbers", numbers, (len(offsets) - 1,))
         varied = segment_max(labels, offsets, empty=0.0) > segment_min(labels, offsets, empty=0.0)
         useful = varied.nonzero()[:, 0].cpu()
-        size = max(1, _BLOCK_VALUES // len(self.rows))
+        size = max(1, _BLOCK_VALUES // max(1, len(self.rows)))
         for start in range(0, len(useful), size):
             some, block = useful[start : start + size], []
             for number in some.tolist():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lgmml_torch.checks import DataError, LGMMLError, check_finite, check_offsets, check_positive, check_shape
 from lgmml_torch.functional.ranking.measures import ndcg
@@ -202,13 +202,11 @@ def _equal(one: Preprocess, other: Preprocess) -> bool:
 
 def _placed(block: MetricBlock, start: int, width: int) -> MetricBlock:
     """The block among wider features, its own beginning at ``start``."""
-    if not block.is_full:
-        return _copied(block, block.anchors.clone(), block.factors.clone(), block.support + start)
-    count, own, rank = block.factors.shape
-    anchors, factors = block.anchors.new_zeros(count, width), block.factors.new_zeros(count, width, rank)
-    anchors[:, start : start + own], factors[:, start : start + own] = block.anchors, block.factors
-    return _copied(block, anchors, factors, None)
-
-
-def _copied(block: MetricBlock, anchors: Tensor, factors: Tensor, support: Tensor | None) -> MetricBlock:
+    anchors, factors, support = block.anchors.clone(), block.factors.clone(), None
+    if block.is_full:
+        after = width - start - anchors.shape[1]
+        anchors = nn.functional.pad(anchors, (start, after))
+        factors = nn.functional.pad(factors, (0, 0, start, after))
+    else:
+        support = block.support + start
     return MetricBlock(anchors, factors, support=support, scales=block.scales.clone(), quality=block.quality.clone())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,12 +70,12 @@ class Explanation:
 
     def leading_metrics(self, count: int = 10) -> list[int]:
         """The metrics that matter most, by size of their part; those without any are left out."""
-        return _leading(self.metrics, count)
+        return largest_parts(self.metrics, count)
 
     def leading_features(self, count: int = 10, *, metric: int | None = None) -> list[tuple[int, float]]:
         """The preprocessed features that matter most, over all metrics or in one, with what they add."""
         parts = self.features.sum(0) if metric is None else self.features[metric]
-        return [(column, float(parts[column])) for column in _leading(parts, count)]
+        return [(column, float(parts[column])) for column in largest_parts(parts, count)]
 
 
 @torch.no_grad()
@@ -110,9 +111,9 @@ def explain(
         DataError: when there is no such query or document.
     """
     data = model.encoded(data)
-    part = data.select([find_query(data, qid)])
-    rows = [find_document(part, document), find_document(part, over)]
-    prepared, phi, trees = _list_at_hand(model, part, policy=policy, known_queries=known_queries)
+    part = data.select([_find_query(data, qid)])
+    rows = [_find_document(part, document), _find_document(part, over)]
+    prepared, phi, trees = _one_list(model, part, policy=policy, known_queries=known_queries)
     pair = prepared[rows]
     squares, shares, anchors = [], [], []
     for block in model.metrics.iter_blocks():
@@ -144,19 +145,12 @@ def explain(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _PairParts:
-    """Score differences of several pairs of documents of one list, split as in `Explanation`; all in float64.
+class _PairParts(NamedTuple):
+    """Score differences of several pairs of documents of one list, split as in `Explanation`; all in float64."""
 
-    Attributes:
-        metrics: ``(P, K)`` what each metric adds to the difference of each pair.
-        features: ``(P, D')`` what each preprocessed feature adds, over all metrics.
-        base: ``(P,)`` what trees that the model adds to add.
-    """
-
-    metrics: Tensor
-    features: Tensor
-    base: Tensor
+    metrics: Tensor  # (P, K) what each metric adds to the difference of each pair
+    features: Tensor  # (P, D') what each preprocessed feature adds, over all metrics
+    base: Tensor  # (P,) what trees that the model adds to add
 
 
 @torch.no_grad()
@@ -166,29 +160,25 @@ def explain_pairs(
     pairs: Tensor,  # (P, 2) rows of `data`: a document, and the one it is compared with
     *,
     policy: str | None = None,
-    known_queries: bool = False,
 ) -> _PairParts:
     """`explain` for many pairs of the documents of the only list of ``data``, without the parts of each metric."""
-    prepared, phi, trees = _list_at_hand(model, data, policy=policy, known_queries=known_queries)
+    prepared, phi, trees = _one_list(model, data, policy=policy)
     both = prepared[pairs]  # (P, 2, D')
     metrics, features = both.new_zeros(len(pairs), len(phi)), both.new_zeros(len(pairs), both.shape[2])
-    start = 0
-    for block in model.metrics.iter_blocks():
-        weights = phi[start : start + block.num_metrics]
+    for columns, block in model.metrics.iter_columns():
         step = max(1, PAIR_VALUES // block.factors[..., 0].numel())
         for first in range(0, len(pairs), step):
             here = slice(first, first + step)
             _, shares, support = _split_block(block, both[here], model.metrics.norm, model.kernel)  # (K, P, s)
-            shares = shares * weights[:, None, None]
-            metrics[here, start : start + block.num_metrics] = shares.sum(2).T
+            shares = shares * phi[columns, None, None]
+            metrics[here, columns] = shares.sum(2).T
             index = support.reshape(1, -1).expand(shares.shape[1], -1)
             features[here] = features[here].scatter_add(1, index, shares.transpose(0, 1).flatten(1))
-        start += block.num_metrics
     return _PairParts(metrics, features, trees[pairs[:, 0]] - trees[pairs[:, 1]])
 
 
-def _list_at_hand(
-    model: LGMML, part: RankingData, *, policy: str | None, known_queries: bool
+def _one_list(
+    model: LGMML, part: RankingData, *, policy: str | None, known_queries: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:  # (N, D'), (K,), (N,)
     """Of one list: its preprocessed features, the weights it gets, and what trees add to its scores."""
     device, dtype = model.device, model.dtype
@@ -206,7 +196,7 @@ def _list_at_hand(
     return prepared.double().cpu(), phi, trees
 
 
-def find_query(data: RankingData, qid: Hashable) -> int:
+def _find_query(data: RankingData, qid: Hashable) -> int:
     """The index of a query; text finds a number and the other way round, as command lines know only text.
 
     Raises:
@@ -222,7 +212,7 @@ def find_query(data: RankingData, qid: Hashable) -> int:
     raise DataError(f"there is no query {qid!r}; the data has {some}")
 
 
-def find_document(data: RankingData, name: str | int) -> int:
+def _find_document(data: RankingData, name: str | int) -> int:
     """The row of a document of the only query: by its id, or by its place in the caller's order, from 0.
 
     Raises:
@@ -285,7 +275,15 @@ def _slope(
     return torch.where(flat, tangent, secant)[..., None]
 
 
-def _leading(parts: Tensor, count: int) -> list[int]:
+def largest_parts(
+    parts: Tensor,  # (P,)
+    count: int,
+) -> list[int]:
+    """The places of the largest values by size, largest first; those of zeros are left out.
+
+    >>> largest_parts(torch.tensor([1.0, -3.0, 0.0]), 3)
+    [1, 0]
+    """
     order = parts.abs().argsort(descending=True, stable=True)[:count]
-    leading: list[int] = order[parts[order] != 0].tolist()
-    return leading
+    places: list[int] = order[parts[order] != 0].tolist()
+    return places

@@ -158,7 +158,10 @@ def _to_export(
     """What computes, inputs to trace it with, and which of their sizes are free."""
     if model.encoder is not None:
         names = ", ".join(model.encoder.vocabularies)
-        raise LGMMLError(f"`model` must take numbers only to be exported, got one with categories in {names}")
+        raise LGMMLError(
+            f"`model` must take numbers only to be exported, got one with categories in {names}; "
+            "`model.replace(encoder=None)` takes the columns of `model.encoded(data)`"
+        )
     if model.base is not None:
         raise LGMMLError(
             f"`model` must not add to a {model.base.title} model to be exported; `model.base = None` leaves ours alone"

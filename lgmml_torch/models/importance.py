@@ -7,7 +7,7 @@ that knows labels. `partial_effect` shows which values of a feature are good for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from lgmml_torch.checks import LGMMLError, check_choice, check_positive
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.ranking.presets import describe
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
-from lgmml_torch.models.explain import explain_pairs
+from lgmml_torch.models.explain import explain_pairs, largest_parts
 from lgmml_torch.models.local_metrics import LocalMetrics
 from lgmml_torch.models.phi import RULES
 from lgmml_torch.models.ranker import LGMML
@@ -29,10 +29,10 @@ from lgmml_torch.segments import argsort_segments, segment_std
 _WITHIN = ("lists", "all")
 
 
-class Scorer(Protocol):
+class _Scorer(Protocol):
     """Whatever gives each document of some lists a score, in the order of the rows."""
 
-    def score(self, data: RankingData) -> Tensor: ...  # noqa: D102
+    def score(self, data: RankingData) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +51,7 @@ class Importance:
 
     def leading(self, count: int = 10) -> list[tuple[int, float]]:
         """The features with the largest shares, from 0, with these; those without any are left out."""
-        order = self.features.argsort(descending=True, stable=True)[:count].tolist()
-        leading = []
-        for feature in order:
-            if self.features[feature] > 0:
-                leading.append((feature, float(self.features[feature])))
-        return leading
+        return [(feature, float(self.features[feature])) for feature in largest_parts(self.features, count)]
 
 
 def feature_label(names: Sequence[str] | None, feature: int) -> str:
@@ -72,16 +67,14 @@ def feature_weight(
 ) -> Tensor:  # (D',)
     """How much each column counts: Φ-weighted share of each metric's diagonal, summing to one."""
     total = torch.zeros(bank.num_features, dtype=torch.float64)
-    start = 0
-    for block in bank.iter_blocks():
-        weights = phi[start : start + block.num_metrics].detach().cpu().double()
+    for columns, block in bank.iter_columns():
+        weights = phi[columns].detach().cpu().double()
         diagonal = block.zoomed_factors.detach().square().sum(-1).cpu().double()
         share = diagonal / diagonal.sum(1, keepdim=True).clamp_min(1e-300) * weights[:, None]
         if block.is_full:
             total += share.sum(0)
         else:
             total.index_add_(0, block.support.cpu().reshape(-1), share.reshape(-1))
-        start += block.num_metrics
     return total / total.sum().clamp_min(1e-300)
 
 
@@ -130,7 +123,8 @@ def pair_importance(
     For two documents, `explain` splits the difference of their scores exactly over features and over metrics. The
     importance is the mean size of a feature's part over drawn pairs, divided by the sum over all features: features
     that always pull together with others are not counted less for it. Exact for the pairs drawn; columns that mix
-    features, such as principal components, are shared out by `Preprocess.origins`.
+    features, such as principal components, are shared out by `Preprocess.origins`. The features of a model with
+    categories are the columns of its encoder, ``model.feature_names``.
 
     Args:
         model: what ranks.
@@ -145,6 +139,7 @@ def pair_importance(
     """
     check_positive("lists", lists)
     check_positive("pairs", pairs)
+    data = model.encoded(data)
     useful = data.select((data.sizes > 1).nonzero()[:, 0])
     if not useful.num_queries:
         raise LGMMLError("`data` must have a list of at least two documents, got none")
@@ -192,7 +187,7 @@ class PermutationImportance:
 
 
 def permutation_importance(
-    model: Scorer,
+    model: _Scorer,
     data: RankingData,
     *,
     features: Sequence[int] | None = None,
@@ -236,10 +231,6 @@ def permutation_importance(
     def judge(lists: RankingData) -> Tensor:  # (Q,)
         return rank_data(model.score(lists), lists, metrics=[measure], preset=preset)[measure]
 
-    def interval(values: Tensor) -> Interval:
-        generator = torch.Generator().manual_seed(seed)
-        return bootstrap_interval(values, generator=generator, confidence=confidence, resamples=resamples)
-
     before = judge(data)
     drops = before.new_zeros(len(chosen), data.num_queries)
     for place, feature in enumerate(chosen):
@@ -250,11 +241,20 @@ def permutation_importance(
             if shuffled is not None:
                 after = judge(shuffled)
             drops[place] += (before - after) / n_repeats
-    intervals = tuple(map(interval, drops))
+    baseline, *intervals = _intervals([before, *drops], seed, confidence, resamples)
     definition = describe(measure, preset)
     return PermutationImportance(
-        chosen, drops, intervals, interval(before), measure, definition, within, n_repeats, seed
+        chosen, drops, tuple(intervals), baseline, measure, definition, within, n_repeats, seed
     )
+
+
+def _intervals(rows: Iterable[Tensor], seed: int, confidence: float, resamples: int) -> list[Interval]:
+    """The bootstrap interval of each row of values per query, all with the same resamples."""
+    found = []
+    for row in rows:
+        generator = torch.Generator().manual_seed(seed)
+        found.append(bootstrap_interval(row, generator=generator, confidence=confidence, resamples=resamples))
+    return found
 
 
 def _check_feature(data: RankingData, feature: int) -> None:
@@ -292,7 +292,7 @@ class PartialEffect:
 
 
 def partial_effect(
-    model: Scorer,
+    model: _Scorer,
     data: RankingData,
     feature: int,
     *,
@@ -337,9 +337,6 @@ def partial_effect(
             features = data.features.clone()
             features[rows, feature] = value
             changes[place] += (model.score(data.replace(features=features))[rows] - own[rows]) / documents
-    intervals = []
-    for row in changes:
-        generator = torch.Generator().manual_seed(seed)
-        intervals.append(bootstrap_interval(row, generator=generator, confidence=confidence, resamples=resamples))
+    intervals = _intervals(changes, seed, confidence, resamples)
     spread = float(segment_std(own, data.offsets).mean())
     return PartialEffect(feature, tuple(values.tolist()), tuple(intervals), spread)

@@ -7,7 +7,7 @@ full-dimensional blocks with blocks whose metrics look at a few features each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -285,6 +285,13 @@ class LocalMetrics(nn.Module):
         """The blocks, typed."""
         return [block for block in self.blocks if isinstance(block, MetricBlock)]
 
+    def iter_columns(self) -> Iterator[tuple[slice, MetricBlock]]:
+        """The columns of each block, and the block."""
+        start = 0
+        for block in self.iter_blocks():
+            yield slice(start, start + block.num_metrics), block
+            start += block.num_metrics
+
     def forward(
         self,
         features: Tensor,  # (N, D)
@@ -295,11 +302,8 @@ class LocalMetrics(nn.Module):
         check_shape("features", features, (None, self.num_features))
         if out is None:
             out = features.new_empty(len(features), self.num_metrics)
-        start = 0
-        for block in self.iter_blocks():
-            stop = start + block.num_metrics
-            block.distances(features, norm=self.norm, out=out[:, start:stop])
-            start = stop
+        for columns, block in self.iter_columns():
+            block.distances(features, norm=self.norm, out=out[:, columns])
         return out
 
     def train_metrics_(self, trained: bool = True) -> None:
@@ -337,11 +341,8 @@ class LocalMetrics(nn.Module):
         check_shape("features", features, (None, self.num_features))
         check_shape("weights", weights, (self.num_metrics,))
         out = features.new_zeros(len(features))
-        start = 0
-        for block in self.iter_blocks():
-            part = weights[start : start + block.num_metrics].to(features)
-            block.add_weighted(features, part, kernel, norm=self.norm, out=out)
-            start += block.num_metrics
+        for columns, block in self.iter_columns():
+            block.add_weighted(features, weights[columns].to(features), kernel, norm=self.norm, out=out)
         return out
 
     def set_scales(
@@ -350,23 +351,19 @@ class LocalMetrics(nn.Module):
     ) -> None:
         """Replace what distances are divided by, column by column."""
         check_shape("scales", scales, (self.num_metrics,))
-        start = 0
-        for block in self.iter_blocks():
-            block.scales.copy_(scales[start : start + block.num_metrics])
-            start += block.num_metrics
+        for columns, block in self.iter_columns():
+            block.scales.copy_(scales[columns])
 
     def select(
         self,
         columns: Tensor,  # (C,) ascending
     ) -> LocalMetrics:
         """The bank with some of its columns only, in ascending order."""
-        blocks, start = [], 0
-        for block in self.iter_blocks():
-            stop = start + block.num_metrics
-            chosen = columns[(columns >= start) & (columns < stop)] - start
+        blocks = []
+        for own, block in self.iter_columns():
+            chosen = columns[(columns >= own.start) & (columns < own.stop)] - own.start
             if len(chosen):
                 blocks.append(block.select(chosen))
-            start = stop
         return LocalMetrics(blocks, num_features=self.num_features, norm=self.norm)
 
     def spec(self) -> dict[str, Any]:

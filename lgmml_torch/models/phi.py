@@ -299,17 +299,13 @@ class Phi(nn.Module):
     def select(
         self,
         columns: Tensor,  # (C,)
-        gains: Tensor | None = None,  # (C,)
     ) -> Phi:
-        """The weights of some metrics only, each multiplied by its gain where given; mode and policy stay."""
-        scale = self.table.weight.new_ones(len(columns))
-        if gains is not None:
-            scale = gains.to(scale)
+        """The weights of some metrics only; mode and policy stay."""
         small = Phi.from_spec({**self.spec(), "num_metrics": len(columns)}).to(self.table.weight)
         both = torch.cat([columns, columns + self.num_metrics])
-        small.table.weight.copy_(self.table.weight[:, columns] * scale)
+        small.table.weight.copy_(self.table.weight[:, columns])
         if small.deviation is not None and self.deviation is not None:
-            small.deviation.weight.copy_(self.deviation.weight[:, columns] * scale)
+            small.deviation.weight.copy_(self.deviation.weight[:, columns])
         for name in ("summaries", "summary_mean", "summary_spread"):
             setattr(small, name, getattr(self, name)[..., both].clone())
         if small.gate is not None and self.gate is not None:

@@ -311,16 +311,6 @@ class LGMML(nn.Module):
             summaries = gather(summaries)
         self.phi.set_summaries(summaries)
 
-    @torch.no_grad()
-    def contributions(
-        self,
-        features: Tensor,  # (N, D) of one list
-    ) -> Tensor:  # (N, K)
-        """What each metric adds to each document's own score: −Φ[r]·κ(dᵣ)."""
-        offsets = torch.tensor([0, len(features)], device=features.device)
-        kappa = kernel(self.distances(features, offsets), self.kernel)
-        return -kappa * self.weights(kappa, offsets)
-
     def explain(self, data: RankingData, *, qid: Hashable, document: str | int, over: str | int) -> Explanation:
         """Why one document of a list stands above another, see `lgmml_torch.models.explain.explain`."""
         from lgmml_torch.models.explain import explain
@@ -336,7 +326,7 @@ class LGMML(nn.Module):
             "kernel": self.kernel,
             "dtype": str(self.dtype).removeprefix("torch."),
             "feature_names": None,
-            "qids": list(map(_plain_id, self.qids)),
+            "qids": list(map(plain_qid, self.qids)),
         }
         if self.feature_names is not None:
             spec["feature_names"] = list(self.feature_names)
@@ -407,7 +397,8 @@ def _some(names: tuple[str, ...] | None) -> str:
     return ", ".join(shown)
 
 
-def _plain_id(qid: Hashable) -> int | float | str:
+def plain_qid(qid: Hashable) -> int | float | str:
+    """The id of a query as JSON has it."""
     if isinstance(qid, (int, float, str)):
         return qid
     return repr(qid)

@@ -133,12 +133,6 @@ def check_header(file: Path | str, name: object, version: object) -> None:
         raise CheckpointError(f"{file} has format version {str(version)[:20]}; this release reads up to {VERSION}")
 
 
-def _seal_of(file: Path) -> str:
-    """The SHA-256 of a file."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def tensors_digest(tensors: Iterable[Tensor]) -> str:
     """A fingerprint of types, shapes and values, in order."""
     digest = hashlib.blake2b(digest_size=16)

@@ -168,6 +168,7 @@ SETTINGS = {
     "feature_dropout": _Setting("dropout.features", ("trained",)),
     "metric_dropout": _Setting("dropout.metrics", ("trained",)),
     "distances": _Setting("distances", ("boosted", "sampled")),
+    "epochs": _Setting("trainer.max_epochs"),
     "features": _Setting("features", CHOOSING_BANKS),
 }
 _USUAL_LOSSES = {"boosted": "warp", "trained": "softmax", "sampled": "warp"}
@@ -219,7 +220,7 @@ def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, sta
         _check_bank_named(asked, needed=start is None)
         bank, why = _bank_for(sizes, start)
     check_effect(asked, bank, asked.get("loss", _USUAL_LOSSES[bank]), why)
-    return _sized(sizes, bank, asked.get("budget", "normal"), why)
+    return _sized(sizes, bank, asked, why)
 
 
 def _bank_for(sizes: Sizes, start: str | None) -> tuple[str, str]:
@@ -232,8 +233,9 @@ def _bank_for(sizes: Sizes, start: str | None) -> tuple[str, str]:
     return "trained", f"chosen for {size}"
 
 
-def _sized(sizes: Sizes, bank: str, budget: str, why: str) -> Defaults:
-    """Width and length of a fit of this kind of metrics."""
+def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defaults:
+    """Width and length of a fit of this kind of metrics; the reason names those that the user did not set."""
+    budget = asked.get("budget", "normal")
     room = max(1, min(_MAX_COLUMNS, _MAX_COLUMN_BYTES // (4 * max(1, sizes.documents))))
     ramps = max(0, min(_MAX_RAMPS, room // max(1, sizes.features) - 3))
     work = find_budget(budget, sizes.documents, (3 + ramps) * sizes.features)
@@ -241,15 +243,24 @@ def _sized(sizes: Sizes, bank: str, budget: str, why: str) -> Defaults:
     if bank == "sampled":
         return Defaults(bank, f"{sizes}: {bank} metrics ({why}), then WARP")
     if bank == "boosted":
-        return Defaults(bank, f"{beginning}, at most {work.rounds} rounds, then WARP", work.rounds)
+        rounds = _unasked(asked, {"rounds": f"at most {work.rounds} rounds"})
+        return Defaults(bank, f"{beginning}{rounds}, then WARP", work.rounds)
     dropout = next(dropout for most, dropout in _DROPOUTS if sizes.documents < most)
     rank = 8 if work.directions <= 1024 else 16
     count, epochs = work.directions // rank, work.epochs_for(sizes.documents)
-    reason = (
-        f"{beginning}, {count} of rank {rank}, {epochs} epochs, ramps of features within {room:,} columns, "
-        f"dropout {dropout.features:g} of features and {dropout.metrics:g} of metrics"
-    )
-    return Defaults(bank, reason, work.rounds, count, rank, room, epochs, dropout)
+    values = {
+        "num_metrics": f"{count} of rank {rank}",
+        "epochs": f"at most {epochs} epochs",
+        "preprocess": f"ramps of features within {room:,} columns",
+        "feature_dropout": f"dropout {dropout.features:g} of features",
+        "metric_dropout": f"dropout {dropout.metrics:g} of metrics",
+    }
+    return Defaults(bank, beginning + _unasked(asked, values), work.rounds, count, rank, room, epochs, dropout)
+
+
+def _unasked(asked: Mapping[str, Any], values: Mapping[str, str]) -> str:
+    """The values of settings that were not asked for."""
+    return "".join(f", {text}" for name, text in values.items() if name not in asked)
 
 
 def check_effect(asked: Collection[str], bank: str, loss: str, why: str = "asked for") -> None:

@@ -80,8 +80,18 @@ def test_trees(models: tuple[Path, Path], tmp_path: Path, capsys: pytest.Capture
     small_model(data=wide).save(tmp_path / "wide.safetensors")
     message = refused(capsys, "compare", tmp_path / "wide.safetensors", tmp_path / "trees.txt", file)
     assert message == (
-        "both must rank documents with the same number of features: wide.safetensors has 6, trees.txt has 5"
+        "both must rank documents with the same number of features, or by their names: "
+        "wide.safetensors has 6, trees.txt has 5"
     )
+
+
+def test_models_with_different_rules_for_missing_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for file, rule in zip(files, ("zero", "query-mean"), strict=True):
+        small_model().replace(table={"missing": rule}).save(file)
+    data = write(small_data(), tmp_path, "csv")
+    message = refused(capsys, "compare", *files, data)
+    assert message == "both must be trained with one rule for missing values, got query-mean and zero"
 
 
 def test_documents_that_a_run_lacks_come_last() -> None:

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.evaluation.calibration import label_by_score
-from lgmml_torch.evaluation.evaluate import evaluate, evaluate_scores
-from lgmml_torch.evaluation.paired import compare_rankings
+from lgmml_torch.evaluation.evaluate import compare_rankings, evaluate, evaluate_scores, label_by_score
 from lgmml_torch.evaluation.tables import run_markdown
 from lgmml_torch.functional.significance import compare
 from tests.doors import small_data, small_model

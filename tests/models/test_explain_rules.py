@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings
-from lgmml_torch.models.explain import Explanation, document_label, explain, explain_pairs, find_document, find_query
+from lgmml_torch.models.explain import Explanation, document_label, explain, explain_pairs
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Source
@@ -153,13 +153,13 @@ class TestPairs:
         part = data.select([3])
         pairs = torch.tensor([[0, 1], [1, 0]])
         place = [int(part.order[row]) for row in (0, 1)]
-        for options in ({}, {"policy": "mean"}, {"known_queries": True}, {"policy": "knn"}):
+        for options in ({}, {"policy": "mean"}, {"policy": "knn"}):
             one = explain(model, part, qid=part.qids[0], document=place[0], over=place[1], **options)
             found = explain_pairs(model, part, pairs, **options)
             torch.testing.assert_close(found.metrics[0], one.metrics)
             torch.testing.assert_close(found.features[1], -one.features.sum(0))
-        ones, known = explain_pairs(model, part, pairs), explain_pairs(model, part, pairs, known_queries=True)
-        assert not torch.allclose(ones.metrics, known.metrics)
+        ones, means = (explain_pairs(model, part, pairs, policy=policy) for policy in ("ones", "mean"))
+        assert not torch.allclose(ones.metrics, means.metrics)
 
 
 class TestNames:
@@ -187,17 +187,23 @@ class TestFinding:
     def test_a_query_that_is_not_there(self) -> None:
         for count, said in [(2, "0, 1"), (5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4, …")]:
             with pytest.raises(DataError, match=f"there is no query 'x'; the data has {said}$"):
-                find_query(self.lists(list(range(count))), "x")
+                explain(small_model(), self.lists(list(range(count))), qid="x", document=0, over=0)
 
     def test_documents_by_place_and_id(self) -> None:
-        data = RankingData.from_arrays([[3.0], [1.0], [2.0]], [0, 0, 0], qid=[1, 1, 1], doc_ids=["x", "y", "z"])
-        rows = [data.order.tolist().index(place) for place in (0, 1, 2)]
-        assert [find_document(data, place) for place in (0, 1, 2)] == rows
-        assert [find_document(data, name) for name in ("x", "y", "z")] == rows
-        for place in (-1, 3):
-            with pytest.raises(DataError, match=f"query 1 has 3 documents, got place {place}, counted from 0"):
-                find_document(data, place)
-        with pytest.raises(DataError, match="query 1 has no document with the id 'x'"):
-            find_document(data.replace(doc_ids=None), "x")
-        with pytest.raises(DataError, match="query 1 has 2 documents with the id 'x'"):
-            find_document(data.replace(doc_ids=("x", "y", "x")), "x")
+        model, data = small_model(), small_data()
+        part = data.select([int(data.sizes.argmax())])
+        (qid,), count = part.qids, part.num_documents
+        names = [(part.doc_ids or ())[row] for row in part.order.argsort().tolist()]  # in the caller's order
+        for place in (0, count - 1):
+            found = explain(model, part, qid=qid, document=place, over=names[1])
+            assert (found.document, found.over) == (names[place], names[1])
+            assert torch.equal(found.raw, part.in_caller_order(part.features)[[place, 1]])
+
+        def refused(message: str, document: str | int, lists: RankingData = part) -> None:
+            with pytest.raises(DataError, match=message):
+                explain(model, lists, qid=qid, document=document, over=0)
+
+        for place in (-1, count):
+            refused(f"query {qid} has {count} documents, got place {place}, counted from 0", place)
+        refused(f"query {qid} has no document with the id 'x'", "x", part.replace(doc_ids=None))
+        refused(f"query {qid} has 2 documents with the id 'x'", "x", part.replace(doc_ids=("x", "x", *names[2:])))

@@ -202,6 +202,15 @@ class TestEffects:
         assert len(found.values) == 4
         assert partial_effect(Curved(), data, 1, points=1, resamples=5).values == (float(data.features[:, 1].min()),)
 
+    def test_the_same_documents_are_drawn_without_a_seed_as_with_0(self) -> None:
+        data = small_data(15, seed=2)
+        found, same, other = (
+            partial_effect(Curved(), data, 2, points=3, documents=1, resamples=5, **seed)
+            for seed in ({}, {"seed": 0}, {"seed": 1})
+        )
+        assert found.intervals == same.intervals
+        assert found.intervals != other.intervals
+
     def test_empty_lists_are_left_out(self) -> None:
         data = small_data(6)
         offsets = torch.cat([data.offsets[:3], data.offsets[2:]])

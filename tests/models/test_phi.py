@@ -210,10 +210,8 @@ def test_columns_of_a_gate_are_selected_with_its_summaries() -> None:
             parameter.normal_(0, 1, generator=g)
         phi.gate.first.weight[:, [1, 4]] = 0  # the gate does not look at the metric that goes
     kept, both = torch.tensor([0, 2]), torch.tensor([0, 2, 3, 5])
-    small = phi.select(kept, torch.tensor([2.0, 5.0]))
-    torch.testing.assert_close(
-        small.for_new(summaries[:, both], 4), phi.for_new(summaries, 4)[:, kept] * torch.tensor([2.0, 5.0])
-    )
+    small = phi.select(kept)
+    torch.testing.assert_close(small.for_new(summaries[:, both], 4), phi.for_new(summaries, 4)[:, kept])
     assert torch.equal(small.summaries, summaries[:, both])
 
 
@@ -363,19 +361,17 @@ class TestCheck:
 
 
 def test_columns_are_selected_from_all_rows() -> None:
-    for gains in [None, torch.tensor([2.0, 0.5])]:
-        phi = Phi(3, 3, mode="per_query", policy="knn", neighbours=2)
-        g = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            phi.table.weight.copy_(torch.rand(3, 3, generator=g))
-        phi.set_summaries(torch.rand(3, 6, generator=g))
-        columns, both = torch.tensor([2, 0]), torch.tensor([2, 0, 5, 3])
-        small = phi.select(columns, gains)
-        scale = torch.ones(2) if gains is None else gains
-        assert torch.equal(small.table.weight, phi.table.weight[:, columns] * scale)
-        for name in ("summaries", "summary_mean", "summary_spread"):
-            assert torch.equal(getattr(small, name), getattr(phi, name)[..., both])
-        assert small.spec() == {**phi.spec(), "num_metrics": 2}
+    phi = Phi(3, 3, mode="per_query", policy="knn", neighbours=2)
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        phi.table.weight.copy_(torch.rand(3, 3, generator=g))
+    phi.set_summaries(torch.rand(3, 6, generator=g))
+    columns, both = torch.tensor([2, 0]), torch.tensor([2, 0, 5, 3])
+    small = phi.select(columns)
+    assert torch.equal(small.table.weight, phi.table.weight[:, columns])
+    for name in ("summaries", "summary_mean", "summary_spread"):
+        assert torch.equal(getattr(small, name), getattr(phi, name)[..., both])
+    assert small.spec() == {**phi.spec(), "num_metrics": 2}
 
 
 def test_amortized_rows_are_a_ridge_regression_on_list_summaries() -> None:

@@ -199,12 +199,6 @@ def test_a_list_of_fifty_thousand() -> None:
     assert torch.isfinite(model.score(data)).all()
 
 
-def test_contributions_add_up_to_the_score() -> None:
-    model, data = make_model("shared"), make_data(2, queries=1)
-    parts = model.contributions(data.features)
-    assert torch.allclose(parts.sum(1), model.score(data), atol=1e-5)
-
-
 def test_save_and_load_bit_for_bit(tmp_path: Path) -> None:
     for mode in ["per_query", "shared", "amortized"]:
         for dtype in [torch.float32, torch.float64]:

@@ -46,6 +46,18 @@ def test_more_data_means_fewer_epochs_and_less_dropout() -> None:
         assert f"{chosen.epochs} epochs" in chosen.reason
 
 
+def test_the_reason_leaves_out_what_was_asked_for() -> None:
+    large, small = Sizes(7_274, 722_339, 110), Sizes(471, 9_630, 46)
+    for sizes, asked, words in (
+        (large, {"epochs": 2}, "epochs"),
+        (large, {"bank": "trained", "num_metrics": 9}, "of rank"),
+        (large, {"feature_dropout": 0.5}, "of features,"),
+        (small, {"rounds": 5}, "rounds"),
+    ):
+        assert words in f"{choose_defaults(sizes).reason},"
+        assert words not in f"{choose_defaults(sizes, asked).reason.partition(': ')[2]},"
+
+
 def test_columns_keep_within_width_and_memory() -> None:
     """At most 1,000 columns and 4 GiB, and not fewer than these allow."""
     for documents in (30_000, 700_000, 1_073_741, 1_073_742, 4_000_000):

@@ -139,14 +139,13 @@ def is_set(name: str) -> bool:
     return name in CATALOG or (name != "-" and Path(name).is_dir())
 
 
-def open_data(args: Namespace, model: LGMML | None, *, num_features: int | None = None) -> DataSource:
-    """The lists to rank, from a file, a folder or a data set known by name; as wide as ``model`` needs them, or so."""
+def open_data(args: Namespace, model: LGMML | None, *, reading: dict[str, Any] | None = None) -> DataSource:
+    """The lists to rank, from a file, a folder or a data set known by name; read as ``model`` needs them, or so."""
     name = args.data
-    reading: dict[str, Any] = {"num_features": num_features, "feature_names": None}
     dtype = torch.float32
     if model is not None:
-        reading, dtype = model.reading, model.dtype
-    how = {"dtype": dtype, **reading}
+        reading, dtype = reading or model.reading, model.dtype
+    how = {"dtype": dtype, **(reading or {"num_features": None, "feature_names": None})}
     if args.missing is not None:
         how["missing"] = args.missing
     columns = columns_of(args, model)
@@ -158,9 +157,7 @@ def open_data(args: Namespace, model: LGMML | None, *, num_features: int | None 
         else:
             parts = open_dataset(name, fold=args.fold, columns=columns, **how)
         check_choice("split", args.split, parts)
-        source = open_source(
-            parts[args.split], num_features=reading["num_features"], feature_names=reading["feature_names"]
-        )
+        source = open_source(parts[args.split], num_features=how["num_features"], feature_names=how["feature_names"])
         source.name = f"{name}, {args.split}"
         return source
     return open_source(name, kind=args.input_format, columns=columns, **how)

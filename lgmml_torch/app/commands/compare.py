@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +14,7 @@ from rich.table import Table
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, open_data, output, use_machine
 from lgmml_torch.app.rankers import Ranker, open_ranker
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
-from lgmml_torch.evaluation.paired import Paired, compare_rankings
+from lgmml_torch.evaluation.evaluate import Paired, compare_rankings
 from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -68,7 +69,7 @@ def _compare(args: Namespace) -> Paired:
     for ranker in (first, second):
         if ranker.model is not None:
             ranker.model.to(device)
-    with open_data(args, first.model or second.model, num_features=_width(first, second)) as lists:
+    with open_data(args, first.model or second.model, reading=_reading(first, second)) as lists:
         if not lists.has_labels:
             raise DataError(f"{lists.name}: there are no labels to compare by")
         data = lists.read(labelled=True)
@@ -80,15 +81,34 @@ def _compare(args: Namespace) -> Paired:
     return compare_rankings((names[0], ours), (names[1], theirs), data, **rules)
 
 
-def _width(first: Ranker, second: Ranker) -> int | None:
-    """The number of features that both need; None where neither needs one."""
+def _reading(first: Ranker, second: Ranker) -> dict[str, Any]:
+    """What a reader must know: the columns of two models that have names for them, or else the features of both.
+
+    Raises:
+        LGMMLError: different numbers of features without names; different rules for missing values.
+    """
     ours, theirs = first.num_features, second.num_features
-    if ours is None:
-        return theirs
-    if theirs is not None and ours != theirs:
+    models = list(filter(None, (first.model, second.model)))
+    rules = sorted({model.reading["missing"] for model in models})
+    if len(rules) > 1:
+        raise LGMMLError(f"both must be trained with one rule for missing values, got {' and '.join(rules)}")
+    if len(models) == 2 and None not in (models[0].feature_names, models[1].feature_names):
+        return _joined(models[0].reading, models[1].reading)
+    if None not in (ours, theirs) and ours != theirs:
         named = f"{first.name} has {ours}, {second.name} has {theirs}"
-        raise LGMMLError(f"both must rank documents with the same number of features: {named}")
-    return ours
+        raise LGMMLError(f"both must rank documents with the same number of features, or by their names: {named}")
+    if models:
+        return models[0].reading
+    return {"num_features": theirs if ours is None else ours, "feature_names": None}
+
+
+def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The columns of both, with the words of both."""
+    names = tuple(dict.fromkeys((*one["feature_names"], *other["feature_names"])))
+    categories = dict(one["categories"])
+    for name, words in other["categories"].items():
+        categories[name] = tuple(dict.fromkeys((*categories.get(name, ()), *words)))
+    return {**one, "num_features": len(names), "feature_names": names, "categories": categories}
 
 
 def draw(found: Paired, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -51,7 +52,7 @@ class Preprocess(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("width", torch.tensor(-1))
-        self._num_features_in: int | None = None  # mirrors `width`: reading a tensor would break export
+        self._num_features_in = -1  # mirrors `width`: reading a tensor would break export
         for name in self.state:
             self.register_buffer(name, torch.empty(0))
 
@@ -62,19 +63,27 @@ class Preprocess(nn.Module):
         Raises:
             LGMMLError: before `fit`.
         """
-        if self._num_features_in is None:
+        if not self.fitted:
             raise LGMMLError(f"preprocessing {self.name!r} must be fitted before it is used: call `fit` first")
         return self._num_features_in
 
     @property
     def num_features_out(self) -> int:
-        """Number of features `forward` gives."""
-        return self.num_features_in
+        """Number of features `forward` gives.
+
+        Raises:
+            LGMMLError: before `fit`.
+        """
+        return self._width_out(self.num_features_in)
+
+    def _width_out(self, width: int) -> int:
+        """Number of features out, of a fitted step with this many in."""
+        return width
 
     @property
     def fitted(self) -> bool:
         """Whether `fit` has run or a state has been loaded."""
-        return self._num_features_in is not None
+        return self._num_features_in != -1
 
     def sources(self) -> list[Source]:
         """For every column of the result, the feature it comes from and the view of it.
@@ -82,7 +91,11 @@ class Preprocess(nn.Module):
         Raises:
             LGMMLError: before `fit`.
         """
-        return [Source(column, self.view) for column in range(self.num_features_in)]
+        return self._sources(self.num_features_in)
+
+    def _sources(self, width: int) -> list[Source]:
+        """Those of a fitted step with this many features in."""
+        return [Source(column, self.view) for column in range(width)]
 
     def origins(self) -> Tensor:  # (D', D)
         """How much of every column of the result belongs to each feature; rows add up to 1.
@@ -93,8 +106,8 @@ class Preprocess(nn.Module):
         return nn.functional.one_hot(places, self.num_features_in).double()
 
     def arguments(self) -> dict[str, Any]:
-        """Constructor arguments as JSON-able primitives."""
-        return {}
+        """Arguments of the constructor, which are attributes of the same names, as primitives."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def spec(self) -> dict[str, Any]:
         """A description in primitives from which `build_preprocess` makes an unfitted module of the same kind."""
@@ -169,7 +182,7 @@ class Preprocess(nn.Module):
     def _start(self, lists: TrainingLists) -> None:
         lists.check(self.name)
         self.width.fill_(-1)  # should a step fail, what an earlier `fit` left must not pass for a whole
-        self._num_features_in = None
+        self._num_features_in = -1
 
     def _finish(self, width: int) -> Self:
         self.width.fill_(width)
@@ -195,15 +208,14 @@ class Preprocess(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         saved_width = state_dict.get(prefix + "width")
         if saved_width is not None:
-            self._num_features_in = None
-            if int(saved_width) >= 0:
-                self._num_features_in = int(saved_width)
+            self._num_features_in = int(saved_width)
 
     def extra_repr(self) -> str:
         """Arguments and, once fitted, the number of features."""
         parts = [f"{key}={value!r}" for key, value in self.arguments().items()]
-        if self.fitted:
-            parts.append(f"{self.num_features_in} → {self.num_features_out} features")
-        else:
-            parts.append("not fitted")
-        return ", ".join(parts)
+        return ", ".join([*parts, self._size()])
+
+    def _size(self) -> str:
+        if not self.fitted:
+            return "not fitted"
+        return f"{self.num_features_in} → {self.num_features_out} features"

@@ -75,9 +75,7 @@ class _Composite(Preprocess):
 
     def extra_repr(self) -> str:
         """The number of features; the steps print themselves."""
-        if not self.fitted:
-            return "not fitted"
-        return f"{self.num_features_in} → {self.num_features_out} features"
+        return self._size()
 
 
 class Chain(_Composite):
@@ -85,26 +83,22 @@ class Chain(_Composite):
 
     name = "chain"
 
-    @property
-    def num_features_out(self) -> int:
-        """That of the last step."""
-        if not len(self.steps) or not self.fitted:
-            return self.num_features_in
-        return self._parts()[-1].num_features_out
+    def _width_out(self, width: int) -> int:
+        for step in self._parts():
+            width = step.num_features_out
+        return width
 
-    def sources(self) -> list[Source]:
+    def _sources(self, width: int) -> list[Source]:
         """Traced back through the steps; "list rank of log" when both leave their mark."""
-        traced = super().sources()
+        traced = super()._sources(width)
         for step in self._parts():
             traced = [_traced(source, traced) for source in step.sources()]
         return traced
 
     def origins(self) -> Tensor:  # (D', D)
         """Traced back through the steps."""
-        if not len(self.steps):
-            return super().origins()
-        traced = self._parts()[0].origins()
-        for step in self._parts()[1:]:
+        traced = torch.eye(self.num_features_in, dtype=torch.float64)
+        for step in self._parts():
             traced = step.origins() @ traced
         return traced
 
@@ -136,12 +130,10 @@ class Concat(_Composite):
             raise LGMMLError("`steps` must hold at least one step, got none")
         super().__init__(steps)
 
-    @property
-    def num_features_out(self) -> int:
-        """The steps' features together."""
+    def _width_out(self, width: int) -> int:
         return sum(step.num_features_out for step in self._parts())
 
-    def sources(self) -> list[Source]:
+    def _sources(self, width: int) -> list[Source]:
         """Those of the steps, one after the other."""
         together = []
         for step in self._parts():
@@ -209,8 +201,7 @@ def list_rank_features(*, max_knots: int = 1024, limit: float = 5.0) -> Chain:
     Constant features go first; then the two views side by side, those that hardly vary dropped (a feature that is
     constant within every list has no ranks), standardised and limited to ±``limit``. D features become at most 2D.
     """
-    views = Concat([Quantile(max_knots=max_knots), ListRank()])
-    return Chain([RemoveConstant(), views, RemoveConstant(tolerance=1e-6), Standardize(), Clip(limit)])
+    return _limited_views([Quantile(max_knots=max_knots), ListRank()], limit)
 
 
 def all_views(*, max_knots: int = 1024, ramps: int = 6, limit: float = 5.0, max_columns: int | None = None) -> Chain:
@@ -223,12 +214,8 @@ def all_views(*, max_knots: int = 1024, ramps: int = 6, limit: float = 5.0, max_
     views: list[Preprocess] = [Quantile(max_knots=max_knots), ListRank(), Chain([ListStandardize(), Clip(limit)])]
     if ramps:
         views.append(Ramps(ramps, max_columns, others=len(views)))
-    return Chain(
-        [
-            RemoveConstant(),
-            Concat(views),
-            RemoveConstant(tolerance=1e-6),
-            Standardize(),
-            Clip(limit),
-        ]
-    )
+    return _limited_views(views, limit)
+
+
+def _limited_views(views: Sequence[Preprocess], limit: float) -> Chain:
+    return Chain([RemoveConstant(), Concat(views), RemoveConstant(tolerance=1e-6), Standardize(), Clip(limit)])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_number, check_positive, check_whole, optional
@@ -96,10 +97,6 @@ class Clip(Preprocess):
         super().__init__()
         self.limit = float(limit)
 
-    def arguments(self) -> dict[str, Any]:
-        """The limit."""
-        return {"limit": self.limit}
-
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return features.clamp(-self.limit, self.limit)
 
@@ -110,17 +107,10 @@ class _Columns(Preprocess):
     state = ("kept",)
     kept: Tensor  # (D',) long, rising
 
-    @property
-    def num_features_out(self) -> int:
-        """Number of features kept."""
-        if not self.fitted:
-            return self.num_features_in
+    def _width_out(self, width: int) -> int:
         return len(self.kept)
 
-    def sources(self) -> list[Source]:
-        """The features kept."""
-        if not self.fitted:
-            return super().sources()
+    def _sources(self, width: int) -> list[Source]:
         return [Source(column, self.view) for column in self.kept.tolist()]
 
     def columns_kept(self) -> Tensor | None:  # (D',) long
@@ -148,10 +138,6 @@ class KeepColumns(_Columns):
         super().__init__()
         self.columns = sorted(set(map(int, columns)))
 
-    def arguments(self) -> dict[str, Any]:
-        """The columns."""
-        return {"columns": self.columns}
-
     def _fit(self, lists: TrainingLists) -> None:
         if self.columns[-1] >= lists.num_features:
             raise LGMMLError(f"`columns` must lie below the {lists.num_features} features, got {self.columns[-1]}")
@@ -172,10 +158,6 @@ class RemoveConstant(_Columns):
         check_positive("tolerance", tolerance, zero=True)
         super().__init__()
         self.tolerance = float(tolerance)
-
-    def arguments(self) -> dict[str, Any]:
-        """The tolerance."""
-        return {"tolerance": self.tolerance}
 
     def _fit(self, lists: TrainingLists) -> None:
         kept = (lists.moments[1] > self.tolerance).nonzero()[:, 0]
@@ -216,10 +198,6 @@ class Quantile(Preprocess):
             raise LGMMLError(f"`tail` must lie in (0, 0.5), got {tail}")
         super().__init__()
         self.output, self.max_knots, self.tail = output, int(max_knots), float(tail)
-
-    def arguments(self) -> dict[str, Any]:
-        """The output, the number of knots and the tail."""
-        return {"output": self.output, "max_knots": self.max_knots, "tail": self.tail}
 
     def _fit(self, lists: TrainingLists) -> None:
         columns = lists.per_column(lambda column: mid_rank_knots(column, self.max_knots))
@@ -265,32 +243,22 @@ class Ramps(Preprocess):
         super().__init__()
         self.count, self.max_columns, self.others = int(count), max_columns, others
 
-    @property
-    def num_features_out(self) -> int:
-        """Number of ramps."""
-        if not self.fitted:
-            return self.num_features_in
+    def _width_out(self, width: int) -> int:
         return len(self.origin)
 
-    def sources(self) -> list[Source]:
+    def _sources(self, width: int) -> list[Source]:
         """Ramps of a feature are counted from 1."""
-        if not self.fitted:
-            return super().sources()
         columns = self.origin.tolist()
         ramps = []
         for place, column in enumerate(columns):
             ramps.append(Source(column, f"ramp {place + 1 - columns.index(column)}"))
         return ramps
 
-    def arguments(self) -> dict[str, Any]:
-        """The number of ramps and its limits."""
-        return {"count": self.count, "max_columns": self.max_columns, "others": self.others}
-
     def _fit(self, lists: TrainingLists) -> None:
         step, count = max(1, lists.num_documents // _RAMP_ROWS), self.count
         if self.max_columns is not None:
             count = max(0, min(count, self.max_columns // lists.num_features - self.others))
-        knots = [np.zeros(1)] * lists.num_features
+        knots: list[NDArray[Any]] = [np.zeros(1)] * lists.num_features
         if count:
             knots = lists.per_column(lambda column: ramp_knots(column[::step], count))
         counts = torch.tensor([len(knot) - 1 for knot in knots])
@@ -393,25 +361,17 @@ class PCA(Preprocess):
         super().__init__()
         self.components = components
 
-    @property
-    def num_features_out(self) -> int:
-        """Number of components."""
-        if not self.fitted:
-            return self.num_features_in
+    def _width_out(self, width: int) -> int:
         return self.directions.shape[1]
 
-    def sources(self) -> list[Source]:
+    def _sources(self, width: int) -> list[Source]:
         """Components, each of several features."""
-        return [Source(-1, f"component {number + 1}") for number in range(self.num_features_out)]
+        return [Source(-1, f"component {number + 1}") for number in range(self.directions.shape[1])]
 
     def origins(self) -> Tensor:  # (D', D)
         """A component, which is a direction of length 1, belongs to its features by their squared entries."""
         squares = self.directions.detach().double().cpu().square().mT
         return squares / squares.sum(1, keepdim=True)
-
-    def arguments(self) -> dict[str, Any]:
-        """The number of components, or the share of the variance."""
-        return {"components": self.components}
 
     def _fit(self, lists: TrainingLists) -> None:
         columns = lists.num_features

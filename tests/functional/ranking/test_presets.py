@@ -156,10 +156,13 @@ def test_torchmetrics_ndcg() -> None:
 
 
 def test_torchmetrics_binary_metrics_at_positive_scores() -> None:
-    """Positive scores, since it masks the others, and no ties, since it breaks them in no stated order."""
+    """Positive scores, since it masks the others, and no ties, since it breaks them in no stated order.
+
+    The scores of a model are at most 0; the preset gives them the figures of the same scores shifted above 0.
+    """
     for k in [1, 3, 10, None]:
         scores, labels, offsets = lists(1, grades=2, ties=False)
-        scores = scores.exp()
+        scores = scores - scores.min() + 1
         functions = {
             "map": torchmetrics_functional.retrieval_average_precision,
             "mrr": torchmetrics_functional.retrieval_reciprocal_rank,
@@ -168,7 +171,8 @@ def test_torchmetrics_binary_metrics_at_positive_scores() -> None:
         }
         for kind, function in functions.items():
             name = kind if k is None else f"{kind}@{k}"
-            found = rank_metrics(scores, labels, offsets, metrics=[name], preset="torchmetrics")[name]
+            negative = scores - scores.max() - 1
+            found = rank_metrics(negative, labels, offsets, metrics=[name], preset="torchmetrics")[name]
             for q, (s, y) in enumerate(pairs(scores, labels, offsets)):
                 expected = float(function(torch.tensor(s), torch.tensor(y, dtype=torch.long), top_k=k))
                 assert float(found[q]) == pytest.approx(expected, rel=1e-5), (name, q)
