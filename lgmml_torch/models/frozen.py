@@ -90,7 +90,8 @@ class FrozenScorer:
         rows = np.ascontiguousarray(features, dtype=self._dtype)
         if not math.isfinite(float(rows.sum(dtype=np.float64))):
             check_finite("features", torch.from_numpy(rows))
-        prepared = np.ascontiguousarray(self._prepare(rows, bounds))
+        with np.errstate(over="ignore"):  # infinite for a moment: steps limit what they give
+            prepared = np.ascontiguousarray(self._prepare(rows, bounds))
         scores = self._scores(torch.from_numpy(prepared)).numpy()
         return _level(scores, rows, bounds)
 
@@ -111,7 +112,10 @@ class FrozenScorer:
 
 
 class KeptFrozen:
-    """The frozen form of a model, made when it is first asked for and again when a tensor of the model has changed."""
+    """The frozen form of a model, made when it is first asked for and again when a tensor of the model has changed.
+
+    As torch's own gradients do, it overlooks what is written through ``.data``.
+    """
 
     def __init__(self) -> None:
         self._kept: tuple[Any, FrozenScorer | None, list[Tensor]] | None = None

@@ -30,7 +30,8 @@ def frozen_step(step: Preprocess, dtype: np.dtype[Any]) -> ArrayStep:
 
 
 def _array(values: Tensor, dtype: Any) -> _Array:
-    return values.detach().cpu().numpy().astype(dtype)  # which copies
+    copied: _Array = values.detach().cpu().numpy().astype(dtype)
+    return copied
 
 
 def _chain(step: Any, dtype: np.dtype[Any]) -> ArrayStep:
@@ -66,7 +67,8 @@ def _standardize(step: Any, dtype: np.dtype[Any]) -> ArrayStep:
 
     def run(x: _Array, bounds: Sequence[int]) -> _Array:
         centred = x - mean
-        return np.divide(centred, deviation, out=centred)
+        centred /= deviation
+        return centred
 
     return run
 
@@ -82,8 +84,9 @@ def _clip(step: Any, dtype: np.dtype[Any]) -> ArrayStep:
 
 def _limited(x: _Array, low: Any, high: Any) -> _Array:
     """`numpy.clip`, which takes several times as long to start."""
-    raised = np.maximum(x, low)
-    return np.minimum(raised, high, out=raised)
+    limited: _Array = np.maximum(x, low)
+    np.minimum(limited, high, out=limited)
+    return limited
 
 
 def _pca(step: Any, dtype: np.dtype[Any]) -> ArrayStep:
@@ -116,7 +119,9 @@ def _quantile(step: Any, dtype: np.dtype[Any]) -> ArrayStep:
         else:
             below = _bisected(x, table, start, width)
         share = _limited((x * dtype.type(0.5) - half.take(below)) / gap.take(below), zero, one)
-        return share * rise.take(below) + level.take(below)
+        share *= rise.take(below)
+        share += level.take(below)
+        return share
 
     return run
 
