@@ -23,7 +23,6 @@ from lgmml_torch.functional.score import KERNELS, first_equal_rows
 from lgmml_torch.inputs import fingerprint
 from lgmml_torch.models.local_metrics import LocalMetrics, tensor_state
 from lgmml_torch.models.phi import RULES
-from lgmml_torch.models.preprocess.arrays import frozen_step
 from lgmml_torch.segments import row_slices, segment_ids
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ class FrozenScorer:
     """
 
     def __init__(self, model: LGMML, policy: str | None = None) -> None:
+        from lgmml_torch.models.preprocess.arrays import frozen_step  # long lists do without
+
         policy = policy or model.phi.policy
         if RULES[policy].looks:
             raise LGMMLError(f"`policy` must give all lists the same weights to be frozen, got {policy!r}")
