@@ -105,7 +105,7 @@ def make_targets() -> set[str]:
 TINY = {
     "trainer.max_epochs": "1", "trainer.accelerator": "cpu", "trainer.enable_progress_bar": "false",
     "trainer.devices": "1", "callbacks": "quiet", "logger": "none", "loader.num_workers": "0", "threads": "1",
-    "evaluation.ideal": "false", "paths.cache_dir": "cache",
+    "paths.cache_dir": "cache",
 }  # fmt: skip
 TINY_GENERATED = {"data.num_queries": "24", "data.num_features": "5"}
 ALWAYS = ("trainer.devices",)  # processes are started by other tests
@@ -115,7 +115,10 @@ def tiny(words: tuple[str, ...]) -> list[str]:
     """A training command with the smallest settings that still do everything; what it sets itself stays."""
     given = dict(word.lstrip("+").split("=", 1) for word in words[2:] if "=" in word)
     sizes = {**TINY, **({} if "data" in given else TINY_GENERATED)}
-    paper = given.get("experiment", "").startswith("paper") or given.get("local_metrics") in ("sampled", "extrapolated")
+    paper = given.get("experiment", "").startswith(("paper", "lgmml")) or given.get("local_metrics") in (
+        "sampled",
+        "extrapolated",
+    )
     counted = paper or given.get("experiment") == "trained"
     sizes["local_metrics.num_metrics" if counted else "local_metrics.rounds"] = "3"
     if paper:  # which has callbacks of its own
@@ -173,7 +176,7 @@ def provide(command: Command, folder: Path) -> None:
         key, _, value = word.partition("=")
         if key == "data.name" and "/" in value:
             write_parts(folder / value)
-        if value and key in ("base", "compare"):
+        if value and key in ("base", "reference") and value.endswith(".txt"):
             write_trees(folder / value)
         if key == "data.path" and "data=shards" not in command.words:  # those an earlier command has made
             given = dict(word.split("=", 1) for word in command.words if "=" in word)

@@ -44,8 +44,7 @@ from lgmml_torch.training.defaults import (
     choose_defaults,
 )
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings, rehearse
-from lgmml_torch.training.stages import check_precision
+from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings, check_precision, rehearse
 
 log = logging.getLogger(__name__)
 

@@ -39,6 +39,7 @@ from lgmml_torch.training.stages import Prepared, Trained
 log = logging.getLogger(__name__)
 
 _LABELS = 20  # different ones that a report counts
+_OWN = "this model: "  # before the weights, in a table with other rankers
 
 
 class Stopwatch:
@@ -80,6 +81,16 @@ class Outcome:
 def measuring_rules(cfg: DictConfig) -> dict[str, Any]:
     """Measures, their definitions and the seed of an evaluation."""
     return {"metrics": asked_measures(cfg), "preset": cfg.evaluation.preset, "seed": cfg.seed}
+
+
+def beside_references(own: list[Evaluation], others: Sequence[list[Evaluation]]) -> list[Evaluation]:
+    """The evaluations of one table; those of the run's own model say so if there are others."""
+    if not others:
+        return own
+    found = [replace(each, policy=f"{_OWN}{each.policy}") for each in own]
+    for each in others:
+        found += each
+    return found
 
 
 def evaluate_model(
@@ -204,9 +215,10 @@ def final_figures(evaluations: Sequence[Evaluation], own_policy: str) -> dict[st
     found = {}
     for e in evaluations:
         part = {"training queries": "train"}.get(e.split, e.split.partition(":")[0])
-        own = e.policy == own_policy or e.policy.startswith((OWN_PHI, "together"))
+        policy = e.policy.removeprefix(_OWN)
+        own = policy == own_policy or policy.startswith((OWN_PHI, "together"))
         if not own:
-            part += f"-{e.policy.replace(' ', '_')}"
+            part += f"-{policy.replace(' ', '_')}"
         for name, mean in e.means.items():
             if not math.isnan(mean):
                 found[f"final/{part}/{name}"] = mean

@@ -36,6 +36,7 @@ from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, open_r
 from lgmml_torch.app.report import (
     Outcome,
     Stopwatch,
+    beside_references,
     evaluate_model,
     measuring_rules,
     reported_part,
@@ -119,8 +120,7 @@ def train(
     if not first:
         return None
     clock.lap("evaluation")
-    for reference in references:
-        evaluations += reference.evaluations
+    evaluations = beside_references(evaluations, [reference.evaluations for reference in references])
     rankers = [reference.ranker for reference in references]
     model, keeper, history = trained.model, trained.keeper, _history_of(prepared, trained)
     cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None

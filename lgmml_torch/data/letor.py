@@ -29,7 +29,7 @@ from lgmml_torch.ragged import RankingData
 
 SPLITS = {"train": ("train",), "valid": ("vali", "valid", "validation"), "test": ("test",)}
 _BLOCK_BYTES = 1 << 18  # temporary arrays of a block then fit into the processor's cache
-_IN_MEMORY = 1 << 26  # bytes of a text file whose numbers are kept in memory
+_IN_MEMORY = 1 << 22  # bytes of a text file whose numbers are kept in memory
 _DOC_ID = re.compile(rb"docid\s*=\s*(\S+)")
 
 

@@ -115,7 +115,7 @@ class LGMML(nn.Module):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """For readers of files: number and names of the features, words of categories, rules for missing values."""
+        """Number and names of the features, words of categories and rules for missing values, for readers of files."""
         table = self.table or {}
         found: dict[str, Any] = {"num_features": self.num_features, "feature_names": self.feature_names}
         found["categories"] = {}

@@ -342,8 +342,7 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         "make_phi": partial(Phi, policy=params["policy"], sparse=sparse, **PHIS[params["phi"]]),
         "seed": seed,
         "categories": CategorySettings(params["max_one_hot"]),
-        "measure": params["measure"],
-        "features": params["features"],
+        **{name: params[name] for name in ("measure", "features")},
     }
     if chosen.bank == "trained":
         shape = {"num_metrics": params["num_metrics"] or chosen.num_metrics, "rank": chosen.rank}

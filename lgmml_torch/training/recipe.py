@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.strategies import DDPStrategy
 
+from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import Bank, BankBuilder, as_builder
@@ -21,9 +25,7 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
-from lgmml_torch.training.callbacks import (
-    StepSize,
-)
+from lgmml_torch.training.callbacks import QUIET, CheckpointFiles, KeepCheckpoints, StepSize, in_order
 from lgmml_torch.training.losses import Loss, Warp
 from lgmml_torch.training.module import (
     DEFAULT_OPTIMIZER,
@@ -32,6 +34,7 @@ from lgmml_torch.training.module import (
     make_optimizer,
 )
 
+_TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
 MakePhi = Callable[..., Phi]
 _KEEP = ("best", "last")
 FEATURES = ("auto", "all")  # which raw features metrics see
@@ -149,6 +152,22 @@ class TrainerSettings:
     resume: Path | None = None
     every_n_steps: int = 500
 
+    def make_trainer(self, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
+        """Lightning's trainer."""
+        make: Callable[..., pl.Trainer] = pl.Trainer
+        settings = _process_settings()
+        if not validated:
+            settings["limit_val_batches"] = 0
+        if callable(self.trainer):
+            make = self.trainer
+        else:
+            settings = {**QUIET, **self.trainer, **settings}
+        callbacks = in_order([*self.callbacks, keeper])
+        trainer = make(callbacks=callbacks, logger=list(self.loggers), **settings)
+        trainer.strategy.checkpoint_io = CheckpointFiles()
+        distributed.leave_at_exit()  # Lightning does so for NCCL only
+        return trainer
+
 
 def rehearse(recipe: Recipe) -> None:
     """Check the parts of a recipe without data, so that a mistake costs no time.
@@ -179,3 +198,48 @@ def rehearse(recipe: Recipe) -> None:
         TrainingBatches(smallest, draws=recipe.phi.loss.draws, **settings)
     except TypeError as error:
         raise ConfigError(f"`loader`: {error}") from error
+
+
+def check_precision(trainer: pl.Trainer) -> None:
+    """Try a product and its gradient in the precision of a trainer.
+
+    Raises:
+        ConfigError: the processor cannot compute it.
+    """
+    device = trainer.strategy.root_device
+    values = torch.ones((_TRIED, _TRIED), device=device, requires_grad=True)
+    try:
+        with trainer.precision_plugin.forward_context():
+            torch.autograd.grad((values @ values).sum(), values)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"`trainer.precision` must be one that {device} can compute in, got {trainer.precision!r} ({error}); "
+            "use 32-true"
+        ) from error
+
+
+class _Ranks(TorchElasticEnvironment):
+    """The ranks that a launcher has started, as Lightning asks for them."""
+
+    def local_rank(self) -> int:
+        """Below the number of devices, also where machines have different numbers of processes."""
+        return super().local_rank() % _local_world_size()
+
+
+def _local_world_size() -> int:
+    """Processes on this machine; 1 where machines have different numbers of them."""
+    here, size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), distributed.world_size()
+    return here if size % here == 0 else 1
+
+
+def _process_settings() -> dict[str, Any]:
+    """Settings of a trainer whose processes a launcher has started; none otherwise."""
+    if not distributed.joined():
+        return {}
+    devices = _local_world_size()
+    return {
+        "strategy": DDPStrategy(broadcast_buffers=False),  # buffers are equal from the start
+        "devices": devices,
+        "num_nodes": distributed.world_size() // devices,
+        "plugins": [_Ranks()],
+    }

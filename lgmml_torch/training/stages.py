@@ -7,8 +7,7 @@ cache. `rehearse` checks a recipe before any time is spent on it.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,9 +15,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from pytorch_lightning.callbacks import EarlyStopping
-from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
 from lgmml_torch import distributed
@@ -40,11 +37,8 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 from lgmml_torch.training.batches import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.callbacks import (
-    QUIET,
-    CheckpointFiles,
     KeepCheckpoints,
     LogModel,
-    in_order,
     quiet_lightning,
 )
 from lgmml_torch.training.module import (
@@ -65,7 +59,6 @@ log = logging.getLogger(__name__)
 
 _NAMES_TOLD = 20  # of features set aside
 _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
-_TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
 
 
 @dataclass(frozen=True)
@@ -323,7 +316,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
     if around.resume is not None:
         bring_best(around.resume, keeper.best_file)
     with quiet_lightning(), loader_failures_in_a_sentence():
-        lightning = _make_trainer(around, keeper, validated="valid" in splits)
+        lightning = around.make_trainer(keeper, validated="valid" in splits)
         lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
     if lightning.max_epochs == 0:
         keep_start(module, keeper, splits.get("valid"), measure)
@@ -415,65 +408,3 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
     for name, data in prepared.splits.items():
         module.attach(name, data, prepared.inputs[name])
     return module
-
-
-def _make_trainer(around: TrainerSettings, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
-    """Lightning's trainer."""
-    make: Callable[..., pl.Trainer] = pl.Trainer
-    settings = _process_settings()
-    if not validated:
-        settings["limit_val_batches"] = 0
-    if callable(around.trainer):
-        make = around.trainer
-    else:
-        settings = {**QUIET, **around.trainer, **settings}
-    callbacks = in_order([*around.callbacks, keeper])
-    trainer = make(callbacks=callbacks, logger=list(around.loggers), **settings)
-    trainer.strategy.checkpoint_io = CheckpointFiles()
-    distributed.leave_at_exit()  # Lightning does so for NCCL only
-    return trainer
-
-
-def check_precision(trainer: pl.Trainer) -> None:
-    """Try a product and its gradient in the precision of a trainer.
-
-    Raises:
-        ConfigError: the processor cannot compute it.
-    """
-    device = trainer.strategy.root_device
-    values = torch.ones((_TRIED, _TRIED), device=device, requires_grad=True)
-    try:
-        with trainer.precision_plugin.forward_context():
-            torch.autograd.grad((values @ values).sum(), values)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"`trainer.precision` must be one that {device} can compute in, got {trainer.precision!r} ({error}); "
-            "use 32-true"
-        ) from error
-
-
-class _Ranks(TorchElasticEnvironment):
-    """The ranks that a launcher has started, as Lightning asks for them."""
-
-    def local_rank(self) -> int:
-        """Below the number of devices, also where machines have different numbers of processes."""
-        return super().local_rank() % _local_world_size()
-
-
-def _local_world_size() -> int:
-    """Processes on this machine; 1 where machines have different numbers of them."""
-    here, size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), distributed.world_size()
-    return here if size % here == 0 else 1
-
-
-def _process_settings() -> dict[str, Any]:
-    """Settings of a trainer whose processes a launcher has started; none otherwise."""
-    if not distributed.joined():
-        return {}
-    devices = _local_world_size()
-    return {
-        "strategy": DDPStrategy(broadcast_buffers=False),  # buffers are equal from the start
-        "devices": devices,
-        "num_nodes": distributed.world_size() // devices,
-        "plugins": [_Ranks()],
-    }

@@ -44,7 +44,7 @@ def test_one_table_has_the_model_and_its_references(beside_both: RunResult) -> N
     rows = [(each.split, each.policy) for each in beside_both.evaluations]
     assert ("training queries", "L-GMML: own Φ") in rows
     policies = [policy for split, policy in rows if split == "test: unseen queries"]
-    assert policies[0] == beside_both.model.phi.policy
+    assert policies[0] == f"this model: {beside_both.model.phi.policy}"
     assert policies[1].startswith("L-GMML: ")
     assert policies[2] == "LightGBM"
     for name in ("report.md", "report.html"):

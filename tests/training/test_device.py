@@ -22,12 +22,12 @@ from lgmml_torch.models.explain import explain
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.training.batches import RankingDataModule, TrainingBatches
-from lgmml_torch.training.callbacks import LogModel
+from lgmml_torch.training.callbacks import QUIET, LogModel, quiet_lightning
 from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, TrainingBatch, Warp
 from lgmml_torch.training.module import LGMMLModule, OptimizerFactory
 from lgmml_torch.training.preprocessed import compute_distances
 from lgmml_torch.training.recipe import TrainerSettings
-from lgmml_torch.training.stages import QUIET, Prepared, add_inputs, quiet_lightning, train_phi
+from lgmml_torch.training.stages import Prepared, add_inputs, train_phi
 from tests.pretend import DEVICE, MOVED, PretendTensor, pretend
 from tests.training import tiny
 

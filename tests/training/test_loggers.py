@@ -96,6 +96,8 @@ def test_condition_numbers_are_those_of_the_metrics(run: Run) -> None:
     shown: Any = events.Histograms("metrics/log10_condition")[0].histogram_value
     expected = torch.stack(conditions).log10()
     assert (shown.min, shown.max) == pytest.approx((float(expected.min()), float(expected.max())), rel=1e-2)
+    relative: Any = events.Histograms("metrics/log10_relative_eigenvalues")[0].histogram_value
+    assert (relative.min, relative.max) == pytest.approx((-shown.max, 0.0), rel=1e-2, abs=1e-6)
 
 
 def test_csv_has_numbers_and_settings_only(run: Run) -> None:

@@ -25,7 +25,7 @@ MIB = DOCUMENTS * FEATURES * 4 / 2**20
 
 def prepared(folder: Path, kind: str) -> dict[str, float]:
     """How much more of its own memory, and of mapped files, a process has at most while it prepares its lists."""
-    recipe = replace(trained_recipe(), preprocess=partial(all_views, ramps=2))
+    recipe = replace(trained_recipe(), preprocess=partial(all_views, ramps=2), features="all")
     if kind == "boosted":
         recipe = replace(recipe, preprocess=list_rank_features, fit_bank=BoostedBuilder(rounds=2, candidates=3))
     with watched(every=0.005) as most:

@@ -29,8 +29,8 @@ from lgmml_torch.training import preprocessed
 from lgmml_torch.training.callbacks import QUIET
 from lgmml_torch.training.defaults import check_effect
 from lgmml_torch.training.preprocessed import sample_of
-from lgmml_torch.training.recipe import Recipe, TrainerSettings
-from lgmml_torch.training.stages import Prepared, check_precision, make_module, prepare, train_phi
+from lgmml_torch.training.recipe import Recipe, TrainerSettings, check_precision
+from lgmml_torch.training.stages import Prepared, make_module, prepare, train_phi
 from tests.training import tiny
 
 
@@ -170,6 +170,8 @@ def test_a_refusal_names_the_setting_and_the_metrics_it_belongs_to() -> None:
     )
     with pytest.raises(ConfigError, match=r"^`budget` has no effect on sampled metrics"):
         check_effect(["budget"], "sampled", "warp")
+    with pytest.raises(ConfigError, match=r"^`distances` has no effect on trained metrics"):
+        check_effect(["distances"], "trained", "softmax")
 
 
 KILLED = textwrap.dedent("""

@@ -61,7 +61,9 @@ def recipe(
         return trained_recipe(loader, **phi)
     rate = 0.1 if mode == "per_query" else 0.01
     sparse = mode == "per_query" if sparse is None else sparse
-    rows = {"mode": mode, "sparse": sparse, "deviations": deviations, "init": init}
+    rows: dict[str, Any] = {"mode": mode, "sparse": sparse, "deviations": deviations, "init": init}
+    if mode == "per_query":
+        rows["policy"] = "mean"  # a checkpoint does not know what validation chooses in the end
     return Recipe(
         preprocess=lambda: Chain([RemoveConstant(), Standardize()]),
         fit_bank=lambda data, valid=None, *, seed=0, on_round=None: fit_sampled(data, valid, num_metrics=6, seed=seed),
