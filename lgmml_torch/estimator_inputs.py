@@ -92,7 +92,7 @@ def score_one_list(model: LGMML | None, rows: Rows, dtype: torch.dtype) -> NDArr
     if not _is_one_list(rows):
         return None
     features = dense_features(X, dtype)
-    if flattened(features, lambda column: X[:, column]):
+    if X.dtype != features.dtype and flattened(features, lambda column: X[:, column]):
         return None
     return model.score_list(features)
 
