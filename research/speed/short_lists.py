@@ -79,7 +79,7 @@ def main() -> None:
         times = processor_times(calls, rounds=settings["rounds"], repeats=repeats)
         rows = [(name, 1000 * took.median, took.ratio(times[_YARDSTICK])) for name, took in times.items()]
         result[str(length)] = {name: {"ms": ms, "over LightGBM": ratio} for name, ms, ratio in rows}
-        title = f"{length} documents, {X.shape[1]} features; LightGBM stopped at {trees.best_round} trees"
+        title = f"{length} documents, LightGBM of {trees.best_round} trees"
         print_table(title, ("ranker", "CPU ms", "over LightGBM"), rows)
     print(f"saved {save_result('short-lists', result).name}")
 
