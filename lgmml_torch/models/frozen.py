@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
+from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets
 from lgmml_torch.functional.distance import norm_factors
 from lgmml_torch.functional.low_rank import TILE_IMAGES
 from lgmml_torch.functional.score import KERNELS, first_equal_rows
@@ -49,17 +49,23 @@ class FrozenScorer:
         from lgmml_torch.models.preprocess.arrays import frozen_step  # long lists do without
 
         policy = policy or model.phi.policy
+        check_choice("policy", policy, RULES)
         if RULES[policy].looks:
             raise LGMMLError(f"`policy` must give all lists the same weights to be frozen, got {policy!r}")
+        if model.dtype not in (torch.float32, torch.float64):
+            raise LGMMLError(f"a model must be of float32 or float64 to be frozen, got {model.dtype}")
         self.num_features = model.num_features
         self._dtype = torch.empty(0, dtype=model.dtype).numpy().dtype
         self._prepare = frozen_step(model.preprocess, self._dtype)
         with torch.no_grad():
             phi = model.phi.for_new(None, 1, policy)[0]
-            used = phi.nonzero()[:, 0]
-            self._weights = phi[used].cpu()
-            lenses, centres = _stacked(model.metrics, used)
-        self._lenses, self._centres = lenses.to(model.dtype), centres.to(model.dtype)
+            metrics, used = model.metrics, phi.nonzero()[:, 0]
+            if len(used):
+                metrics, phi = metrics.select(used), phi[used]
+            self._weights = phi.cpu().clone()
+            lenses, centres = _stacked(metrics)
+        self._shape = centres.shape  # directions of each metric, metrics
+        self._lenses, self._centres = lenses.flatten(0, 1).to(model.dtype), centres.flatten().to(model.dtype)
         self._kernel = KERNELS[model.kernel]
 
     def __call__(
@@ -73,7 +79,8 @@ class FrozenScorer:
             LGMMLError: shapes that do not fit, or features that are not finite.
         """
         rows = np.asarray(features)
-        check_shape("features", torch.from_numpy(rows), (None, self.num_features))
+        if rows.ndim != 2 or rows.shape[1] != self.num_features:
+            raise LGMMLError(f"`features` must have shape (*, {self.num_features}), got {rows.shape}")
         bounds = [0, len(rows)]
         if offsets is not None:
             given = torch.as_tensor(offsets)
@@ -100,12 +107,10 @@ class FrozenScorer:
         self,
         prepared: Tensor,  # (N, D')
     ) -> Tensor:  # (N,)
-        count, metrics = len(prepared), len(self._weights)
-        out = prepared.new_empty(count)
-        for rows in row_slices(count, len(self._lenses), TILE_IMAGES):
+        out = prepared.new_empty(len(prepared))
+        for rows in row_slices(len(prepared), len(self._lenses), TILE_IMAGES):
             images = nn.functional.linear(prepared[rows], self._lenses, self._centres)
-            squares = images.square_().view(len(images), -1, metrics) if metrics else images[:, None]
-            dists = squares.sum(dim=1).sqrt_()
+            dists = images.square_().view(len(images), *self._shape).sum(dim=1).sqrt_()
             if not math.isfinite(float(dists.sum())):
                 raise LGMMLError(f"distances must stay below {torch.finfo(dists.dtype).max:.3g}, got an overflow")
             torch.mv(self._kernel(dists), self._weights, out=out[rows])
@@ -154,15 +159,12 @@ def _module_state(module: nn.Module) -> tuple[tuple[Any, ...], list[Tensor]]:
     return (*map(id, modules), *map(id, tensors), *tensor_state(tensors)), tensors
 
 
-def _stacked(
-    metrics: LocalMetrics,
-    used: Tensor,  # (C,) ascending
-) -> tuple[Tensor, Tensor]:  # (R C, D), (R C,) float64
-    """Factors of some metrics over their scales, one direction after another, and minus what anchors become by them."""
+def _stacked(metrics: LocalMetrics) -> tuple[Tensor, Tensor]:  # (R, K, D), (R, K) float64
+    """Factors over their scales, one direction of all metrics after another, and minus what anchors become by them."""
     rank = 0
     for block in metrics.iter_blocks():
         rank = max(rank, norm_factors(block.factors[:1], metrics.norm).shape[2])
-    entries = rank * len(used) * metrics.num_features
+    entries = rank * metrics.num_metrics * metrics.num_features
     if entries > _MOST_ENTRIES:
         raise LGMMLError(f"metrics must have at most {_MOST_ENTRIES:,} entries together to be frozen, got {entries:,}")
     lenses = torch.zeros(rank, metrics.num_metrics, metrics.num_features, dtype=torch.float64)
@@ -176,7 +178,7 @@ def _stacked(
         else:
             place = block.support.cpu().expand(own.shape)
             lenses[: len(own), columns].scatter_add_(2, place, own)  # a feature may be named twice
-    return lenses[:, used].flatten(0, 1), centres[:, used].flatten()
+    return lenses, centres
 
 
 def _level(

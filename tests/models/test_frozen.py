@@ -168,6 +168,13 @@ class TestCalls:
         frozen(features)
         assert np.array_equal(features, before)
 
+    def test_arrays_that_may_not_be_written_to(self) -> None:
+        frozen = small_model(preprocess=all_views()).freeze()
+        features = drawn(40).numpy()
+        expected = frozen(features)
+        features.flags.writeable = False
+        assert np.array_equal(frozen(features), expected)
+
     def test_later_changes_of_the_model_do_not_reach_it(self) -> None:
         model, features = small_model(), drawn(9).numpy()
         frozen = model.freeze()
@@ -216,6 +223,16 @@ class TestWithoutFrozenForm:
                 model.freeze(policy)
             expected = model(data.features, data.offsets, policy=policy).detach()
             torch.testing.assert_close(model.score(data, policy=policy), expected, rtol=1e-4, atol=1e-5)
+
+    def test_policies_that_there_are_not(self) -> None:
+        with pytest.raises(LGMMLError, match=r"`policy` must be one of .*, got 'meen'"):
+            small_model(mode="per_query").freeze("meen")
+        with pytest.raises(LGMMLError, match=r"`policy` must be one of .*, got 'mean'"):
+            small_model(mode="shared").freeze("mean")
+
+    def test_narrow_numbers(self) -> None:
+        with pytest.raises(LGMMLError, match=r"of float32 or float64 to be frozen, got torch.bfloat16"):
+            small_model().to(torch.bfloat16).freeze()
 
     def test_steps_of_users(self) -> None:
         model, data = small_model(preprocess=Chain([Doubled()])), small_data()
