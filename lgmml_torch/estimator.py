@@ -27,6 +27,7 @@ from lgmml_torch.estimator_inputs import (
     has_relevant,
     held_out,
     query_weights,
+    score_one_list,
     validation_rows,
     weighed,
 )
@@ -380,9 +381,13 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             qid: the query of each row: a document's score may depend on its list.
             group: sizes of consecutive queries instead.
         """
-        check_is_fitted(self, "model_")
-        unlabelled = np.zeros(X.shape[0] if hasattr(X, "shape") else len(X), np.float32)
-        return self.model_.score_in_caller_order(self._features(Rows(X, unlabelled, qid, group)))
+        rows = Rows(X, None, qid, group)
+        scores = score_one_list(getattr(self, "model_", None), rows, getattr(torch, self.precision))
+        if scores is None:
+            check_is_fitted(self, "model_")
+            unlabelled = np.zeros(X.shape[0] if hasattr(X, "shape") else len(X), np.float32)
+            scores = self.model_.score_in_caller_order(self._features(rows._replace(y=unlabelled)))
+        return scores
 
     def score(self, X: Any, y: Any, *, qid: Any = None, group: Any = None, sample_weight: Any = None) -> float:
         """Mean of ``measure`` over the queries; NDCG@10 leaves those without a relevant document out.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import (
@@ -35,11 +36,14 @@ from lgmml_torch.checks import (
 )
 from lgmml_torch.functional.ranking.measures import Measure
 from lgmml_torch.functional.score import KERNELS
-from lgmml_torch.inputs import MISSING_POLICIES, drop_column, frame_columns
+from lgmml_torch.inputs import MISSING_POLICIES, dense_features, drop_column, flattened, frame_columns
 from lgmml_torch.models.phi import PHIS, POLICIES
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
+
+if TYPE_CHECKING:
+    from lgmml_torch.models.ranker import LGMML
 
 _QID = "qid"  # the column of a frame that holds the query
 _WAYS = "`eval_set` must be (X, y, qid), got {}; or [(X, y)] with `eval_qid` or `eval_group`"
@@ -75,6 +79,35 @@ def find_queries(rows: Rows, *, name: str = "X") -> Rows:
             f"{_QID!r} of a frame do as well"
         )
     return rows
+
+
+def score_one_list(model: LGMML | None, rows: Rows, dtype: torch.dtype) -> NDArray[Any] | None:  # (N,)
+    """Scores of one short list in a plain array, without the work that other inputs need; None for any other input.
+
+    What has to be refused or warned about counts as other input.
+    """
+    X = rows.X
+    if model is None or type(X) is not np.ndarray or X.ndim != 2 or X.dtype.kind not in "fiu":
+        return None
+    if not _is_one_list(rows):
+        return None
+    features = dense_features(X, dtype)
+    if X.dtype != features.dtype and flattened(features, lambda column: X[:, column]):
+        return None
+    return model.score_list(features)
+
+
+def _is_one_list(rows: Rows) -> bool:
+    """Whether all rows have the same query, and it is a number or a word."""
+    qid, count = rows.qid, len(rows.X)
+    if not count or (qid is None) == (rows.group is None):
+        return False
+    if qid is None:
+        return bool(np.array_equal(rows.group, [count]))
+    if isinstance(qid, list):
+        return len(qid) == count and isinstance(qid[0], int | str) and qid.count(qid[0]) == count
+    plain = isinstance(qid, np.ndarray) and qid.shape == (count,) and qid.dtype.kind in "iuU"
+    return plain and bool((qid == qid[0]).all())
 
 
 def validation_rows(eval_set: Any, eval_qid: Any, eval_group: Any) -> Rows | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -443,8 +444,7 @@ def fingerprint(features: NDArray[Any]) -> NDArray[np.uint64]:
     Comparing whole rows would take D comparisons each. Every 32-bit word is multiplied by an odd number of its
     column's own; the high half is folded into the low one, because round numbers end in zero bits.
     """
-    words_per_row = features.shape[1] * features.itemsize // 4
-    multipliers = np.random.default_rng(20170807).integers(1, 2**63, words_per_row, dtype=np.uint64) * 2 + 1
+    multipliers = _multipliers(features.shape[1] * features.itemsize // 4)
     out = np.empty(len(features), dtype=np.uint64)
     for start in range(0, len(features), 16384):
         block = features[start : start + 16384] + 0.0  # −0.0 and 0.0 are the same number
@@ -452,3 +452,8 @@ def fingerprint(features: NDArray[Any]) -> NDArray[np.uint64]:
         mixed ^= mixed >> np.uint64(32)
         out[start : start + 16384] = mixed.sum(axis=1, dtype=np.uint64)
     return out
+
+
+@lru_cache(maxsize=16)
+def _multipliers(words: int) -> NDArray[np.uint64]:
+    return np.random.default_rng(20170807).integers(1, 2**63, words, dtype=np.uint64) * 2 + 1

@@ -53,6 +53,11 @@ def _own(file: Path) -> Scorer:
     names = model.feature_names
 
     def run(features: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
+        scores = None
+        if len(offsets) == 2:  # one list, which needs no grouping
+            scores = model.score_list(features)
+        if scores is not None:
+            return scores
         labels = np.zeros(len(features), np.float32)
         data = RankingData.from_arrays(features, labels, group=np.diff(offsets), dtype=dtype, feature_names=names)
         return model.score_in_caller_order(data)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from lgmml_torch.checks import CheckpointError, DataError, LGMMLError, check_cho
 from lgmml_torch.functional.score import KERNELS, kernel, list_summary, tie_equal_rows
 from lgmml_torch.functional.score import score as score_kappa
 from lgmml_torch.models.encode import CategoryEncoder
+from lgmml_torch.models.frozen import FrozenScorer, KeptFrozen
 from lgmml_torch.models.local_metrics import LocalMetrics, tensor_state
 from lgmml_torch.models.phi import RULES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
@@ -25,6 +27,8 @@ from lgmml_torch.segments import list_blocks
 if TYPE_CHECKING:
     from lgmml_torch.models.explain import Explanation
     from lgmml_torch.models.trees import TreeBase
+
+_SHORT = 2048  # documents that are scored by the frozen form: of more, starting operations is a small part of the work
 
 
 class LGMML(nn.Module):
@@ -73,6 +77,7 @@ class LGMML(nn.Module):
         self.encoder, self.base, self.table = encoder, base, table
         self.about: dict[str, Any] | None = None
         self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
+        self._frozen = KeptFrozen()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -199,27 +204,75 @@ class LGMML(nn.Module):
         check_offsets(data.offsets, data.num_documents)
         self._check_names(data)
         self._check_missing(data)
-        device, dtype = self.device, self.dtype
         rows = None
         if known_queries:
-            rows = self.known_rows(data.qids).to(device)
-        scores = torch.empty(data.num_documents, dtype=dtype, device="cpu")
+            rows = self.known_rows(data.qids).to(self.device)
+            if not bool((rows >= 0).any()):
+                rows = None
         policy = policy or self.phi.policy
+        frozen = None
+        if rows is None and data.num_documents <= _SHORT:
+            frozen = self._frozen.of(self, policy)
+        if frozen is None:
+            scores = self._in_blocks(data, policy=policy, rows=rows, documents_at_once=documents_at_once)
+        else:
+            scores = torch.from_numpy(frozen.of_lists(data.features.cpu().numpy(), data.offsets.tolist()))
+        if alone or self.base is None:
+            return scores
+        return self.base.add_to(scores, data)
+
+    def _in_blocks(
+        self,
+        data: RankingData,
+        *,
+        policy: str,
+        rows: Tensor | None,  # (Q,)
+        documents_at_once: int,
+    ) -> Tensor:  # (N,)
+        """Scores without those of a base, whole lists at a time."""
+        scores = torch.empty(data.num_documents, dtype=self.dtype, device="cpu")
         scorer = self.without_idle(policy)
         for first, last in list_blocks(data.offsets, documents_at_once):
             start, stop = int(data.offsets[first]), int(data.offsets[last])
             features, offsets = data.features[start:stop], data.offsets[first : last + 1] - start
             own = scorer._scores(
-                features.to(device=device, dtype=dtype),
-                offsets.to(device),
+                features.to(device=self.device, dtype=self.dtype),
+                offsets.to(self.device),
                 policy=policy,
                 rows=None if rows is None else rows[first:last],
             ).cpu()
             # Before trees are added: parts of either sign may cancel, and equal rows would not be level.
             scores[start:stop] = tie_equal_rows(own, features, offsets)
-        if alone or self.base is None:
-            return scores
-        return self.base.add_to(scores, data)
+        return scores
+
+    def freeze(self, policy: str | None = None) -> FrozenScorer:
+        """The scores as a light function of arrays, for short lists: ``frozen(features, offsets)``.
+
+        `score` makes and keeps one by itself for a call with few documents.
+
+        Args:
+            policy: what queries get, instead of the model's own policy.
+
+        Raises:
+            LGMMLError: a model with categories or a base, or one that `FrozenScorer` does not take.
+        """
+        for name, part in (("categories", self.encoder), ("a base", self.base)):
+            if part is not None:
+                raise LGMMLError(f"a model must be without categories and base to be frozen, got one with {name}")
+        return FrozenScorer(self, policy)
+
+    def score_list(
+        self,
+        features: NDArray[Any],  # (N, D)
+    ) -> NDArray[Any] | None:  # (N,)
+        """Scores of one list of raw features by the frozen form; None where `score` has to be asked."""
+        plain = self.encoder is None and self.base is None and features.shape[1] == self.num_features
+        if not plain or len(features) > _SHORT or not np.isfinite(features).all():
+            return None
+        frozen = self._frozen.of(self, self.phi.policy)
+        if frozen is None:
+            return None
+        return frozen.of_lists(features, [0, len(features)])
 
     def score_in_caller_order(self, data: RankingData, **options: Any) -> NDArray[Any]:  # (N,)
         """The scores in the order in which the caller gave the rows; ``options`` are those of `score`.
@@ -255,7 +308,7 @@ class LGMML(nn.Module):
         rows: Tensor | None,  # (Q,)
     ) -> Tensor:  # (N,)
         """`forward` without gradients; where all lists have one Φ, without the matrix of distances either."""
-        if RULES[policy].looks or (rows is not None and bool((rows >= 0).any())):
+        if RULES[policy].looks or rows is not None:
             scores: Tensor = self(features, offsets, policy=policy, rows=rows)
             return scores
         phi = self.phi.for_new(None, len(offsets) - 1, policy)[0]
