@@ -288,7 +288,7 @@ class TestTheWay:
 
     def test_shards_have_no_place_for_them(self, tmp_path: Path) -> None:
         pytest.importorskip("pyarrow")
-        from lgmml_torch.data.shards import write_shards
+        from lgmml_torch.data.write import write_shards
 
         with pytest.raises(DataError, match="shards have no place for weights and positions"):
             write_shards(self.given(), tmp_path / "shards")

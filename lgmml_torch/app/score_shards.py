@@ -25,9 +25,16 @@ from lgmml_torch import __version__
 from lgmml_torch.app.commands.common import chosen_part, load_model
 from lgmml_torch.app.commands.score import score_batches
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
-from lgmml_torch.data.cache import Cache
-from lgmml_torch.data.manifest import Manifest, Shard, check_content, check_files, digest, read_manifest
-from lgmml_torch.data.shards import SHARD_COLUMNS, document_keys
+from lgmml_torch.data.cache import Cache, digest
+from lgmml_torch.data.shards import (
+    SHARD_COLUMNS,
+    Manifest,
+    Shard,
+    check_content,
+    check_files,
+    document_keys,
+    read_manifest,
+)
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_parquet
 from lgmml_torch.files import SUFFIX, sweep

@@ -131,11 +131,11 @@ class Cache:
             if known["seen"] == seen:
                 return str(known["sha256"])
         now = time.time_ns()
-        digest = _digest(source)
+        content = digest(source)
         if max(status.st_mtime_ns, status.st_ctime_ns) < now - _SETTLED:
             with suppress(OSError):  # without a note the file is only hashed again
-                write_text(note, json.dumps({"seen": seen, "sha256": digest}))
-        return digest
+                write_text(note, json.dumps({"seen": seen, "sha256": content}))
+        return content
 
     def clear(self) -> int:
         """Remove all entries and return the number of bytes this freed."""
@@ -163,7 +163,7 @@ def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
             about = _description(entry)
             _open(entry, about["key"])
             for name, facts in about["arrays"].items():
-                if _digest(entry / f"{name}.npy") != facts["sha256"]:
+                if digest(entry / f"{name}.npy") != facts["sha256"]:
                     raise CheckpointError(f"cache entry {entry} is damaged: {name!r} does not match its checksum")
         except (CheckpointError, OSError) as error:
             damage.append(str(error))
@@ -199,7 +199,7 @@ def _write(entry: Path, key: str, shapes: Shapes, fill: Callable[[Arrays], None]
             fill(arrays)
             facts = {}
             for name, file in files.items():
-                facts[name] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
+                facts[name] = {"bytes": file.stat().st_size, "sha256": digest(file)}
         write_text(entry / _KEY, json.dumps({"version": _VERSION, "key": key, "arrays": facts}))
     finally:
         with suppress(OSError):  # a folder that holds nothing after an error
@@ -272,7 +272,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
+    """The SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

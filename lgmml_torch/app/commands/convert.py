@@ -10,8 +10,8 @@ from lgmml_torch.app.commands.common import DATA_FORMATS, add_source, columns_of
 from lgmml_torch.checks import DataError, check_choice
 from lgmml_torch.data.catalog import open_dataset
 from lgmml_torch.data.letor import SPLITS
-from lgmml_torch.data.shards import check_room, clear_folder, write_shards
 from lgmml_torch.data.source import ReadOptions, open_file
+from lgmml_torch.data.write import check_room, clear_folder, write_shards
 
 _EXAMPLES = """
 FOLDER gets Parquet files of whole lists and manifest.json, which counts them; a data set with parts gets folders
