@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.source import Batch, PathLike
-from lgmml_torch.data.text import TextFile
+from lgmml_torch.data.svmlight import TextFile
 
 Run = dict[str, dict[str, float]]  # score by query and document
 Qrels = dict[str, dict[str, int]]  # relevance by query and document
