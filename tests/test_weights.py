@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.cache import from_arrays, to_arrays
 from lgmml_torch.data.catalog import open_table
 from lgmml_torch.distributed import limit_documents
 from lgmml_torch.estimator import LGMMLRanker
@@ -210,7 +209,6 @@ class TestTheWay:
             self.check(pair[1])
         self.check(limit_documents(data, 12))
         self.check(data.to("cpu"))
-        self.check(from_arrays(to_arrays(data)))
         self.check(RankingData.merge(data.split((1, 2))))
         self.check(make_problem(data, None, BoostConfig(), 0).data)
 

@@ -13,7 +13,7 @@ import torch
 from lgmml_torch.categories import OTHER
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.arrow import ArrowSource
-from lgmml_torch.data.cache import Cache, from_arrays, to_arrays
+from lgmml_torch.data.cache import cached
 from lgmml_torch.data.catalog import load_file, load_parts, open_table
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import open_source
@@ -195,7 +195,9 @@ def test_lines_of_numbers_hold_no_words(tmp_path: Path, save: Any) -> None:
 
 def test_a_cache_keeps_the_words(tmp_path: Path) -> None:
     given = data()
-    back = from_arrays(Cache(tmp_path).get_or_build({"a": 1}, lambda: to_arrays(given)))
+    (tmp_path / "file").write_text("parsed")
+    cached(tmp_path, [tmp_path / "file"], {}, lambda: given)
+    back = cached(tmp_path, [tmp_path / "file"], {}, pytest.fail)
     assert (back.categories, back.feature_names) == (WORDS, NAMES)
     assert torch.equal(back.features, given.features)
 
