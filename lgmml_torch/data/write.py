@@ -20,8 +20,8 @@ from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.data.arrow import NAMES
 from lgmml_torch.data.columns import Columns, require_arrow
 from lgmml_torch.data.shards import INDEX, MANIFEST, PLACE, SHARD, SHARD_FILE, Manifest, Shard
-from lgmml_torch.data.source import DataSource, PathLike, sizes_file
-from lgmml_torch.files import replacing, write_text
+from lgmml_torch.data.source import DataSource, PathLike
+from lgmml_torch.files import replacing
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments, list_blocks, offsets_from_sizes, positions
@@ -41,25 +41,14 @@ def save_letor(data: RankingData, path: PathLike, *, sparse: bool = False) -> No
         sparse: leave zeros out (also −0, which then comes back as 0).
 
     Raises:
-        DataError: if an id cannot stand in such a line.
+        DataError: if an id cannot stand in such a line, or there are categories.
     """
+    if data.categories is not None:
+        raise DataError("`data` must hold numbers only to be saved in such lines, got categories; save it as a table")
     words = list(map(_query_word, data.qids))
     queries = data.in_caller_order(data.query_index).tolist()
-    _save(data, path, [f" qid:{words[query]}" for query in queries], sparse)
-
-
-def save_lightgbm(data: RankingData, path: PathLike, *, sparse: bool = True) -> None:
-    """Write lines without ``qid`` and the sizes of the queries to ``path`` + ``.query``.
-
-    Raises:
-        DataError: if the rows of a query are not next to each other in the caller's order.
-    """
-    queries = data.in_caller_order(data.query_index)
-    runs, sizes = torch.unique_consecutive(queries, return_counts=True)
-    if len(runs) != data.num_queries:
-        raise DataError("the rows of each query must follow one another to be saved with group sizes")
-    _save(data, path, [""] * data.num_documents, sparse)
-    write_text(sizes_file(path), "".join([f"{n}\n" for n in sizes.tolist()]))
+    with _text(path) as text:
+        text.writelines(_lines(data, [words[query] for query in queries], sparse))
 
 
 def save_table(data: RankingData, path: PathLike) -> None:
@@ -156,13 +145,6 @@ def _text(path: PathLike) -> Iterator[io.TextIOWrapper]:
             yield text
 
 
-def _save(data: RankingData, path: PathLike, queries: list[str], sparse: bool) -> None:
-    if data.categories is not None:
-        raise DataError("`data` must hold numbers only to be saved in such lines, got categories; save it as a table")
-    with _text(path) as text:
-        text.writelines(_lines(data, queries, sparse))
-
-
 def _lines(data: RankingData, queries: list[str], sparse: bool) -> Iterator[str]:
     rows = data.in_caller_order(torch.arange(data.num_documents)).tolist()
     names = [f"{column + 1}:" for column in range(data.num_features)]
@@ -175,7 +157,7 @@ def _lines(data: RankingData, queries: list[str], sparse: bool) -> Iterator[str]
         comment = ""
         if data.doc_ids is not None:
             comment = _comment(data.doc_ids[row])
-        yield f"{_number(data.labels[row].numpy()[()])}{query}{features}{comment}\n"
+        yield f"{_number(data.labels[row].numpy()[()])} qid:{query}{features}{comment}\n"
 
 
 def _number(value: Any) -> str:

@@ -17,7 +17,7 @@ from lgmml_torch.data.cache import cached
 from lgmml_torch.data.catalog import load_file, load_parts, open_table
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import open_source
-from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
+from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_source import in_order
 
@@ -182,10 +182,9 @@ def test_the_text_of_a_table_with_words(tmp_path: Path) -> None:
     assert b"feature_names" not in (names.metadata or {})
 
 
-@pytest.mark.parametrize("save", [save_letor, save_lightgbm])
-def test_lines_of_numbers_hold_no_words(tmp_path: Path, save: Any) -> None:
+def test_lines_of_numbers_hold_no_words(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="`data` must hold numbers only to be saved in such lines, got categories"):
-        save(data(), tmp_path / "t.txt")
+        save_letor(data(), tmp_path / "t.txt")
     (tmp_path / "t.txt").write_text("1 qid:1 1:1\n")
     with pytest.raises(DataError, match=r"t\.txt: LETOR lines hold numbers only, .* are categories: a, b"):
         open_source(tmp_path / "t.txt", categories=["a", "b"])
