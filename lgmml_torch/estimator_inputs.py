@@ -36,7 +36,7 @@ from lgmml_torch.checks import (
 )
 from lgmml_torch.functional.ranking.measures import Measure
 from lgmml_torch.functional.score import KERNELS
-from lgmml_torch.inputs import MISSING_POLICIES, dense_features, drop_column, flattened, frame_columns
+from lgmml_torch.inputs import MISSING_POLICIES, as_frame, dense_features, flattened
 from lgmml_torch.models.phi import PHIS, POLICIES
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
@@ -66,13 +66,12 @@ def find_queries(rows: Rows, *, name: str = "X") -> Rows:
     """
     if rows.y is None:
         raise DataError("`y` must be given: a ranker requires y to be passed, but the target y is None")
-    has_column = _QID in frame_columns(rows.X)
-    if has_column:
+    frame = as_frame(rows.X)
+    if frame is not None and _QID in frame.columns:
         for word, value in (("qid", rows.qid), ("group", rows.group)):
             if value is not None:
                 raise DataError(f"`{word}` must be None where `{name}` has a column {_QID!r}, got both")
-        X, qid = drop_column(rows.X, frame_columns(rows.X).index(_QID))
-        return Rows(X, rows.y, qid)
+        return Rows(frame.drop(_QID).to_native(), rows.y, frame[_QID].to_native())
     if rows.qid is None and rows.group is None:
         raise DataError(
             "`qid` must name the query of each row, got None; `group` (sizes of consecutive queries) or a column "

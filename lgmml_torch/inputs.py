@@ -341,28 +341,6 @@ def as_frame(X: Any) -> nw.DataFrame[Any] | None:
     return None
 
 
-def is_frame(X: Any) -> bool:
-    """Whether this is a frame or table with named columns."""
-    return as_frame(X) is not None
-
-
-def frame_columns(X: Any) -> list[Any]:
-    """The names of a frame's columns, of whatever type they are; empty for anything else."""
-    frame = as_frame(X)
-    if frame is None:
-        return []
-    return list(frame.columns)
-
-
-def drop_column(X: Any, position: int) -> tuple[Any, Any]:
-    """A frame without one of its columns, and that column."""
-    frame = as_frame(X)
-    assert frame is not None
-    rest = list(range(len(frame.columns)))
-    rest.remove(position)
-    return frame[:, rest].to_native(), frame[:, position].to_native()
-
-
 def feature_names(X: Any) -> tuple[str, ...] | None:
     """Names of the columns of a frame, if all of them are text."""
     frame = as_frame(X)

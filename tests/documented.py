@@ -23,9 +23,9 @@ import torch
 
 from lgmml_torch.app import cli
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.data.write import save_letor, save_lightgbm
+from lgmml_torch.data.write import save_letor
 from lgmml_torch.ragged import RankingData
-from tests.doors import FEATURES, small_model
+from tests.doors import FEATURES, save_lightgbm, small_model
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import re
+from pathlib import Path
+
 import torch
 
+from lgmml_torch.data.write import save_letor
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
@@ -26,6 +31,19 @@ def small_data(queries: int = 12, seed: int = 0, *, shuffled: bool = False, ids:
     rows = torch.randperm(len(qid), generator=generator) if shuffled else torch.arange(len(qid))
     names = [f"D{row:03d}" for row in rows.tolist()]
     return RankingData.from_arrays(features[rows], labels[rows], qid=qid[rows], doc_ids=names if ids else None)
+
+
+def save_lightgbm(data: RankingData, path: Path) -> None:
+    """Lines without ``qid:`` and zeros, and the sizes of the queries beside them, as LightGBM reads them."""
+    sizes = torch.unique_consecutive(data.in_caller_order(data.query_index), return_counts=True)[1].tolist()
+    assert len(sizes) == data.num_queries
+    save_letor(data.replace(qids=tuple(range(len(sizes)))), path, sparse=True)
+    name = str(path).removesuffix(".gz")
+    packed = name != str(path)
+    text = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
+    lines = re.sub(rb" qid:\d+", b"", text)
+    path.write_bytes(gzip.compress(lines) if packed else lines)
+    Path(f"{name}.query").write_text("".join(f"{size}\n" for size in sizes))
 
 
 def small_model(

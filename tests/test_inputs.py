@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.inputs import as_frame, drop_column, feature_names, fill_missing, frame_columns, numeric_column
+from lgmml_torch.inputs import as_frame, feature_names, fill_missing, numeric_column
 
 
 def test_gaps_equal_the_loop() -> None:
@@ -74,10 +74,7 @@ def test_columns_of_frames(library: str) -> None:
     for place, (name, values) in enumerate(columns.items()):
         want = np.array([np.nan if value is None else float(value) for value in values])
         np.testing.assert_array_equal(numeric_column(frame[:, place], name).astype(np.float64), want)
-    assert feature_names(X) == tuple(frame_columns(X)) == tuple(columns)
-    rest, flag = drop_column(X, 3)
-    assert frame_columns(rest) == [name for name in columns if name != "flag"]
-    assert flag.to_numpy().tolist() == [True, False, True]
+    assert feature_names(X) == tuple(columns)
     others = as_frame(frame_of(library, {name: values for name, (values, _) in OTHERS.items()}))
     assert others is not None
     for place, (name, (_, word)) in enumerate(OTHERS.items()):
@@ -96,7 +93,7 @@ def test_columns_of_pandas() -> None:
     with pytest.raises(DataError, match=r"column 'c' must hold numbers, got categories .*score it by a model"):
         numeric_column(frame[:, 2], "c")
     plain = pd.DataFrame([[1.0, 2.0]])
-    assert (feature_names(plain), frame_columns(plain)) == (None, [0, 1])
+    assert feature_names(plain) is None
     with pytest.raises(DataError, match="column 'a' is named twice"):
         as_frame(pd.DataFrame([[1.0, 2.0]], columns=["a", "a"]))
     assert [as_frame(other) for other in (np.eye(2), [[1.0]], None)] == [None] * 3

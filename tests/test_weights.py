@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.cache import from_arrays, to_arrays
 from lgmml_torch.data.catalog import open_table
 from lgmml_torch.distributed import limit_documents
 from lgmml_torch.estimator import LGMMLRanker
@@ -205,7 +204,6 @@ class TestTheWay:
             self.check(pair[1])
         self.check(limit_documents(data, 12))
         self.check(data.to("cpu"))
-        self.check(from_arrays(to_arrays(data)))
         self.check(RankingData.merge(data.split((1, 2))))
         self.check(make_problem(data, None, BoostConfig(), 0).data)
 
@@ -283,7 +281,7 @@ class TestTheWay:
 
     def test_shards_have_no_place_for_them(self, tmp_path: Path) -> None:
         pytest.importorskip("pyarrow")
-        from lgmml_torch.data.shards import write_shards
+        from lgmml_torch.data.write import write_shards
 
         with pytest.raises(DataError, match="shards have no place for weights and positions"):
             write_shards(self.given(), tmp_path / "shards")

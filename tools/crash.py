@@ -50,9 +50,8 @@ from lgmml_torch.app.start import join_processes
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import DataWarning, NoSpaceError
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.data.manifest import MANIFEST
-from lgmml_torch.data.shards import check_shards, write_shards
-from lgmml_torch.data.write import save_letor
+from lgmml_torch.data.shards import MANIFEST, check_shards
+from lgmml_torch.data.write import save_letor, write_shards
 from lgmml_torch.files import SUFFIX
 from lgmml_torch.models.storage import load_checkpoint, read_model
 from lgmml_torch.training import resume

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -131,21 +130,11 @@ class Cache:
             if known["seen"] == seen:
                 return str(known["sha256"])
         now = time.time_ns()
-        digest = _digest(source)
+        content = digest(source)
         if max(status.st_mtime_ns, status.st_ctime_ns) < now - _SETTLED:
             with suppress(OSError):  # without a note the file is only hashed again
-                write_text(note, json.dumps({"seen": seen, "sha256": digest}))
-        return digest
-
-    def clear(self) -> int:
-        """Remove all entries and return the number of bytes this freed."""
-        freed = 0
-        for path in (*self.folder.glob("*.lgc"), *self.folder.glob("*.source")):
-            for file in (path, *path.glob("*")):
-                if file.is_file():
-                    freed += file.stat().st_size
-            _remove(path)
-        return freed
+                write_text(note, json.dumps({"seen": seen, "sha256": content}))
+        return content
 
 
 def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
@@ -163,7 +152,7 @@ def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
             about = _description(entry)
             _open(entry, about["key"])
             for name, facts in about["arrays"].items():
-                if _digest(entry / f"{name}.npy") != facts["sha256"]:
+                if digest(entry / f"{name}.npy") != facts["sha256"]:
                     raise CheckpointError(f"cache entry {entry} is damaged: {name!r} does not match its checksum")
         except (CheckpointError, OSError) as error:
             damage.append(str(error))
@@ -199,7 +188,7 @@ def _write(entry: Path, key: str, shapes: Shapes, fill: Callable[[Arrays], None]
             fill(arrays)
             facts = {}
             for name, file in files.items():
-                facts[name] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
+                facts[name] = {"bytes": file.stat().st_size, "sha256": digest(file)}
         write_text(entry / _KEY, json.dumps({"version": _VERSION, "key": key, "arrays": facts}))
     finally:
         with suppress(OSError):  # a folder that holds nothing after an error
@@ -265,14 +254,8 @@ def _mapped(file: Path) -> NDArray[Any]:
     return array.view(np.ndarray)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
+    """The SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -296,13 +279,13 @@ def cached(
 
     def build() -> dict[str, NDArray[Any]]:
         before = list(map(_state, files))
-        arrays = to_arrays(parse())
+        arrays = _to_arrays(parse())
         for file, state in zip(files, before, strict=True):
             if _state(file) != state:
                 raise DataError(f"{file}: the file was changed while it was being read")
         return arrays
 
-    return from_arrays(store.get_or_build(key, build)).replace(table=table)
+    return _from_arrays(store.get_or_build(key, build)).replace(table=table)
 
 
 def _state(file: Path) -> tuple[int, int, int]:
@@ -310,7 +293,7 @@ def _state(file: Path) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def to_arrays(data: RankingData) -> Arrays:
+def _to_arrays(data: RankingData) -> Arrays:
     """Arrays of numbers only; query ids must all be whole numbers or all be strings without a newline."""
     arrays: Arrays = {}
     for name in _TENSORS:
@@ -330,8 +313,8 @@ def to_arrays(data: RankingData) -> Arrays:
     return arrays
 
 
-def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
-    """The inverse of `to_arrays`; the tensors share the arrays' memory."""
+def _from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
+    """The inverse of `_to_arrays`; the tensors share the arrays' memory."""
     parts: dict[str, Any] = {}
     for name in _TENSORS:
         if name in arrays:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import LGMMLError, check_number, check_positive, check_shape, check_whole
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import list_blocks
 
 Floats = NDArray[np.float64]
 _Lists = tuple[NDArray[np.float32], NDArray[np.float32], Floats]
@@ -240,17 +241,14 @@ class LetorLike:
     def blocks(self, max_rows: int = 65_536) -> Iterator[_GeneratedBlock]:
         """All lists in order, in blocks of whole lists with at most ``max_rows`` rows (a longer list stands alone)."""
         check_positive("max_rows", max_rows)
-        first = 0
-        while first < self.num_queries:
+        for first, last in list_blocks(torch.from_numpy(self.offsets), max_rows):
             start = int(self.offsets[first])
-            last = max(first + 1, int(np.searchsorted(self.offsets, start + max_rows, side="right")) - 1)
             features = np.empty((int(self.offsets[last]) - start, self.num_features), dtype=np.float32)
             labels = np.empty(len(features), dtype=np.float32)
             for index in range(first, last):
                 rows = slice(int(self.offsets[index]) - start, int(self.offsets[index + 1]) - start)
                 features[rows], labels[rows], _ = self.query(index)
             yield _GeneratedBlock(features, labels, first, start, self.sizes[first:last])
-            first = last
 
     def fill(self, features: Any, labels: Any, *, max_rows: int = 65_536) -> None:
         """Write all rows into arrays of shapes (N, D) and (N,): numpy, memory maps or CPU tensors."""

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.cache import Cache, cached
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, sizes_file
-from lgmml_torch.data.svmlight import Block, Rules, parse
-from lgmml_torch.data.text import TextFile, query_ids, read_sizes
+from lgmml_torch.data.svmlight import Block, Rules, TextFile, parse, query_ids, read_sizes
 from lgmml_torch.inputs import flattened
 from lgmml_torch.ragged import RankingData
 

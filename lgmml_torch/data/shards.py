@@ -3,225 +3,226 @@
 A shard holds whole lists, a row per query, like the Parquet files of `lgmml_torch.save_table`. Lists are numbered over
 the whole set in the order of their ids, and their documents stand in canonical order, so reading sorts nothing. A
 column ``place`` keeps where each document stood in its list before: equal scores are ranked by it. The parts of a set
-are folders ``train``, ``valid`` and ``test``, each with a manifest (`lgmml_torch.data.manifest`).
+are folders ``train``, ``valid`` and ``test``.
+
+``manifest.json`` is written last, so a folder without one was not written to the end. It counts what is there and gives
+size and SHA-256 of every file. ``index.parquet`` names the query of every list of the set, its number of documents and
+its shard, in the order of the lists.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Hashable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import DataError, LGMMLError, check_positive
-from lgmml_torch.data.cache import Cache, resolve
+from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.data.cache import Cache, digest, resolve
 from lgmml_torch.data.columns import Columns, require_arrow
 from lgmml_torch.data.letor import SPLITS
-from lgmml_torch.data.manifest import (
-    INDEX,
-    MANIFEST,
-    SHARD,
-    Index,
-    Manifest,
-    Shard,
-    check_content,
-    check_files,
-    read_index,
-    read_manifest,
-    split_query,
-    write_manifest,
-)
-from lgmml_torch.data.source import DataSource, PathLike
-from lgmml_torch.data.write import nested_table, save_parquet
+from lgmml_torch.data.source import PathLike
 from lgmml_torch.distributed import SharedLists
-from lgmml_torch.files import SUFFIX
+from lgmml_torch.files import SUFFIX, write_text
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import argsort_segments, list_blocks, offsets_from_sizes, positions
+from lgmml_torch.segments import offsets_from_sizes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MANIFEST, INDEX, SHARD = "manifest.json", "index.parquet", "shard-{:05d}.parquet"
+_FORMAT, _VERSION = "lgmml_torch shards", 1
 _VALUES_AT_ONCE = 1 << 21  # features of a shard that are decoded together
 _BUFFER = 1 << 20  # bytes read at a time
-_PLACE = "place"  # the column with a document's place in its list, from 0, in the order of the source
-SHARD_COLUMNS = Columns(drop=(_PLACE,))
+PLACE = "place"  # the column with a document's place in its list, from 0, in the order of the source
+SHARD_COLUMNS = Columns(drop=(PLACE,))
 _OWN_NAMES = r"shard-\d+\.parquet|index\.parquet|manifest\.json"
-_OWN = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SUFFIX)}")
+# Files of a folder of shards, whole or on their way to their place.
+SHARD_FILE = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SUFFIX)}")
 
 
-def write_shards(
-    source: DataSource | RankingData, folder: PathLike, *, documents: int = 50_000, progress: bool = True
-) -> Manifest:
-    """Write a set as shards; only one of them is in memory at a time.
+@dataclass(frozen=True)
+class Shard:
+    """One file with whole lists; the index counts as one too.
 
-    A folder of shards that is there already, or the rest of one, is replaced. Until all is written there is no
-    manifest, and nobody reads the folder.
+    Attributes:
+        file: its name in the folder.
+        bytes: its size.
+        sha256: of its bytes.
+        queries: lists in it.
+        documents: documents in it.
+    """
 
-    Args:
-        source: what to write. Query ids that are not all whole numbers become text.
-        folder: where to; it must hold nothing else.
-        documents: in a shard, at most; a longer list has a shard of its own.
-        progress: show a bar if it takes more than two seconds.
+    file: str
+    bytes: int
+    sha256: str
+    queries: int
+    documents: int
+
+    @classmethod
+    def of(cls, path: Path, queries: int, documents: int) -> Shard:
+        """Describe a file that was just written."""
+        return cls(path.name, path.stat().st_size, digest(path), queries, documents)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A set of lists, cut into shards.
+
+    Attributes:
+        queries: lists in all shards.
+        documents: documents in all shards.
+        features: of each document.
+        dtype: of the features, ``float32`` or ``float64``.
+        feature_names: their names, or None.
+        labels: the lowest and the highest label; None where the documents have none.
+        doc_ids: whether documents have ids.
+        index: the file that lists all queries.
+        shards: the files, in the order of the lists.
+        table: how the rows were read, see `RankingData`; None in folders of earlier releases.
+    """
+
+    queries: int
+    documents: int
+    features: int
+    dtype: str
+    feature_names: tuple[str, ...] | None
+    labels: tuple[float, float] | None
+    doc_ids: bool
+    index: Shard
+    shards: tuple[Shard, ...]
+    table: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        labels = "no labels"
+        if self.labels is not None:
+            labels = f"labels {self.labels[0]:g}–{self.labels[1]:g}"
+        return (
+            f"{self.queries:,} queries, {self.documents:,} documents, {self.features:,} features ({self.dtype}), "
+            f"{labels}, {len(self.shards):,} shards"
+        )
+
+    def owners(self, processes: int) -> list[int]:
+        """The process that has each shard: runs of shards with about the same number of documents.
+
+        Every process works this out alike. With fewer shards than processes some have none.
+        """
+        sizes = np.array([shard.documents for shard in self.shards])
+        middles = 2 * np.cumsum(sizes) - sizes  # twice, so that they are whole numbers
+        owners: list[int] = (middles * processes // (2 * self.documents)).tolist()
+        return owners
+
+    def write(self, folder: Path) -> None:
+        """Say that the folder is complete."""
+        content = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        write_text(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
+
+
+def read_manifest(folder: PathLike) -> Manifest:
+    """What the folder says about itself; the shards themselves are not looked at.
 
     Raises:
-        DataError: the folder holds something else, or what is wrong with the source.
+        DataError: there is no manifest, it is damaged, of another version, or names the same shard twice.
     """
-    check_positive("documents", documents)
-    require_arrow()
-    if isinstance(source, RankingData):
-        _check_plain(source)
-    home = Path(folder)
-    check_room(home)
-    total = source.num_documents if isinstance(source, RankingData) else source.num_rows
-    if not total:
-        raise DataError("there are no documents to write")
-    text = _are_text(source.qids)
-    labelled = isinstance(source, RankingData) or source.has_labels
-    parts: list[_Part] = []
-    written = 0
-    clear_folder(home)
-    with progress_bar("Writing shards", total, enabled=progress) as report:
-        for data in _blocks(source, documents):
-            if text:
-                data = data.replace(qids=tuple(map(str, data.qids)))
-            parts.append(_write_shard(home / SHARD.format(len(parts)), data, labelled=labelled))
-            report(written := written + data.num_documents)
-    shards, ids, sizes, lows, highs, have_ids = zip(*parts, strict=True)
-    labels = (min(lows), max(highs))
-    index = _write_index(home / INDEX, ids, sizes, text=text)
-    manifest = Manifest(
-        queries=index.queries,
-        documents=total,
-        features=data.num_features,
-        dtype=str(data.features.dtype).removeprefix("torch."),
-        feature_names=data.feature_names,
-        labels=labels if labelled else None,
-        doc_ids=any(have_ids),
-        index=index,
-        shards=shards,
-        table=source.table,
-    )
-    write_manifest(home, manifest)
+    file = Path(folder) / MANIFEST
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        form, version = content["format"], content["version"]
+    except (FileNotFoundError, NotADirectoryError):
+        why = "this is no folder of shards"
+        if any(Path(folder).glob("*.parquet")):
+            why = "the shards were not written to the end"
+        raise DataError(f"{file}: no such file; {why}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file}: not a manifest of shards: {error!r}") from error
+    if form != _FORMAT or version != _VERSION:
+        raise DataError(f"{file}: the format must be {_FORMAT!r}, version {_VERSION}, got {form!r}, version {version}")
+    try:
+        manifest = _decoded(content)
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{file}: the manifest is damaged: {error}") from error
+    _check_counts(manifest, file)
     return manifest
 
 
-def _check_plain(data: RankingData) -> None:
-    """Refuse what shards cannot hold, rather than lose it.
+def _decoded(content: dict[str, Any]) -> Manifest:
+    values: dict[str, Any] = {"table": content.get("table")}
+    for entry in fields(Manifest):
+        if entry.name != "table":
+            values[entry.name] = content[entry.name]
+    for name in ("feature_names", "labels"):
+        if values[name] is not None:
+            values[name] = tuple(values[name])
+    values["index"] = Shard(**values["index"])
+    values["shards"] = tuple([Shard(**shard) for shard in values["shards"]])
+    return Manifest(**values)
+
+
+def _check_counts(manifest: Manifest, file: Path) -> None:
+    if not manifest.shards:
+        raise DataError(f"{file}: there must be at least one shard, got none")
+    for name in ("queries", "documents"):
+        total, told = 0, getattr(manifest, name)
+        for shard in manifest.shards:
+            total += getattr(shard, name)
+        if total != told:
+            raise DataError(f"{file}: the shards must have {told} {name} together, got {total}")
+
+
+def check_files(folder: Path, manifest: Manifest, shards: Iterable[Shard]) -> None:
+    """Require some of the shards, and the index, to be there in their full length, and no file that is not listed.
 
     Raises:
-        DataError: there are weights or positions.
+        DataError: the file, and what is wrong with it.
     """
-    held = [name for name in ("query_weights", "document_weights", "positions") if getattr(data, name) is not None]
-    if held:
-        raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
+    for shard in (manifest.index, *shards):
+        file = folder / shard.file
+        if not file.is_file():
+            raise DataError(f"{file}: the manifest lists this file, but it is missing")
+        if (size := file.stat().st_size) != shard.bytes:
+            how = "cut" if size < shard.bytes else "changed"
+            raise DataError(f"{file}: the file is {how}: it has {size} bytes, the manifest says {shard.bytes}")
+    listed = [shard.file for shard in (manifest.index, *manifest.shards)]
+    for file in sorted(folder.glob("*.parquet")):
+        if file.name not in listed:
+            raise DataError(f"{file}: the manifest does not list this file; was a shard written twice?")
 
 
-class _Part(NamedTuple):
-    """What is to be remembered of a shard after it was written."""
-
-    shard: Shard
-    qids: tuple[Hashable, ...]
-    sizes: Tensor
-    low: float
-    high: float
-    doc_ids: bool
-
-
-def check_room(home: Path) -> None:
-    """Refuse a folder that holds anything but shards, whole or not.
+def check_content(folder: Path, shards: Sequence[Shard], store: Cache | None, *, progress: bool = True) -> None:
+    """Require files to have the bytes that were written; the cache remembers those that were not touched since.
 
     Raises:
-        DataError: what else it holds.
+        DataError: the file that was changed.
     """
-    if not home.exists():
-        return
-    if not home.is_dir():
-        raise DataError(f"{home}: shards need a folder, this is a file")
-    for path in sorted(home.iterdir()):
-        if not _OWN.fullmatch(path.name) or path.is_dir():
-            raise DataError(f"{home}: shards need a folder of their own, this one holds {path.name!r}")
-
-
-def clear_folder(home: Path) -> None:
-    """Make an empty folder for shards: those of before are removed, their manifest first."""
-    check_room(home)
-    home.mkdir(parents=True, exist_ok=True)
-    (home / MANIFEST).unlink(missing_ok=True)
-    for path in home.iterdir():
-        path.unlink()
-
-
-def _are_text(qids: Sequence[Hashable]) -> bool:
-    """Whether the ids have to be written as text, because they are not all whole numbers."""
-    if all(type(qid) is int and -(2**63) <= qid < 2**63 for qid in qids):
-        return False
-    known: dict[str, Hashable] = {}
-    for qid in qids:
-        if (other := known.setdefault(str(qid), qid)) is not qid:
-            raise DataError(f"query ids must differ as text to be written, got {other!r} and {qid!r}")
-    return True
-
-
-def _blocks(source: DataSource | RankingData, documents: int) -> Iterator[RankingData]:
-    """Some whole lists after the other, in the order of their ids."""
-    if isinstance(source, DataSource):
-        for batch in source.batches(documents, by_id=True):
-            yield batch.data
-        return
-    filled = source.sizes.nonzero()[:, 0]  # a list without documents is none
-    for first, last in list_blocks(offsets_from_sizes(source.sizes[filled]), documents):
-        yield source.select(filled[first:last])
-
-
-def _write_shard(file: Path, data: RankingData, *, labelled: bool) -> _Part:
-    import pyarrow as pa
-
-    place = torch.empty(data.num_documents, dtype=torch.int32)
-    place[argsort_segments(data.order, data.offsets)] = positions(data.offsets).int()
-    table = nested_table(data.replace(order=torch.arange(data.num_documents)))
-    offsets = pa.array(data.offsets.numpy(), pa.int32())
-    table = table.append_column(_PLACE, pa.ListArray.from_arrays(offsets, pa.array(place.numpy())))
-    if not labelled:
-        table = table.drop_columns(["label"])
-    save_parquet(table, file)
-    shard = Shard.of(file, data.num_queries, data.num_documents)
-    low, high = float(data.labels.min()), float(data.labels.max())
-    return _Part(shard, data.qids, data.sizes, low, high, data.doc_ids is not None)
-
-
-def _write_index(file: Path, qids: Sequence[Sequence[Hashable]], sizes: Sequence[Tensor], *, text: bool) -> Shard:
-    """Write the index of a set; both sequences have an entry for each shard."""
-    import pyarrow as pa
-
-    kind = pa.string() if text else pa.int64()
-    names = pa.array(list(chain.from_iterable(qids)), kind)
-    shard = torch.arange(len(qids)).repeat_interleave(torch.tensor(list(map(len, qids))))
-    whole = torch.cat(list(sizes))
-    Index(names, whole, shard).write(file)
-    return Shard.of(file, len(names), int(whole.sum()))
+    done, total = 0, sum([shard.bytes for shard in shards])
+    content: Callable[[Path], str] = digest
+    if store is not None:
+        content = store.content
+    with progress_bar("Checking shards", total, enabled=progress) as report:
+        for shard in shards:
+            file = folder / shard.file
+            if content(file) != shard.sha256:
+                raise DataError(f"{file}: the file was changed: its content does not match the manifest")
+            report(done := done + shard.bytes)
 
 
 def check_shards(folder: PathLike, *, progress: bool = True) -> Manifest:
-    """Read every file of a folder of shards and compare it with the manifest and the index.
+    """Read every file of a folder of shards and compare it with the manifest.
 
     Raises:
-        DataError: a shard that is missing, cut, changed, written twice or not listed, or a query in two of them.
+        DataError: a file that is missing, cut, changed or not listed.
     """
     home, manifest = Path(folder), read_manifest(folder)
     check_files(home, manifest, manifest.shards)
-    index = read_index(home, manifest)
-    check_content(home, manifest.shards, None, progress=progress)
-    for number in range(len(manifest.shards)):
-        for _ in _pieces(home, manifest, index, number, ["qid", "features"]):
-            pass
+    check_content(home, [manifest.index, *manifest.shards], None, progress=progress)
     return manifest
 
 
@@ -247,27 +248,29 @@ def open_shards(
         progress: show a bar if it takes more than two seconds.
 
     Raises:
-        DataError: the shard that is missing, cut, changed or written twice, or a query that is in two of them.
+        DataError: the file that is missing, cut, changed or not listed.
     """
     if rank is None:
         rank = distributed.rank()
     processes = distributed.world_size() if world_size is None else world_size
     if not 0 <= rank < processes:
         raise LGMMLError(f"`rank` must lie in [0, world_size = {processes}), got {rank}")
+    require_arrow()
     home, manifest = Path(folder), read_manifest(folder)
     owners = torch.tensor(manifest.owners(processes))
-    own = (owners == rank).nonzero()[:, 0].tolist()
-    shards = [manifest.shards[number] for number in own]
+    shards = [manifest.shards[number] for number in (owners == rank).nonzero()[:, 0].tolist()]
     check_files(home, manifest, shards)
-    index = read_index(home, manifest)
-    shared = SharedLists(index.sizes, owners[index.shard], rank)
-    arrays = _load(home, manifest, index, own, resolve(cache), progress=progress)
-    qids = index.qids.take(shared.own.numpy()).to_pylist()
+    check_content(home, [manifest.index], None)
+    index = _read(home / manifest.index.file)
+    sizes = torch.tensor(index["documents"].to_numpy())
+    shared = SharedLists(sizes, owners[torch.tensor(index["shard"].to_numpy())], rank)
+    arrays = _load(home, manifest, shards, resolve(cache), progress=progress)
+    qids = index["qid"].take(shared.own.numpy()).to_pylist()
     names = _doc_ids(home, shards) if doc_ids and manifest.doc_ids else None
     return RankingData(
         features=torch.from_numpy(arrays["features"]),
         labels=torch.from_numpy(arrays["labels"]),
-        offsets=offsets_from_sizes(index.sizes[shared.own]),
+        offsets=offsets_from_sizes(sizes[shared.own]),
         qids=tuple(qids),
         order=torch.from_numpy(arrays["order"]),
         doc_ids=names,
@@ -278,10 +281,11 @@ def open_shards(
 
 
 def _load(
-    home: Path, manifest: Manifest, index: Index, own: Sequence[int], store: Cache | None, *, progress: bool
+    home: Path, manifest: Manifest, shards: Sequence[Shard], store: Cache | None, *, progress: bool
 ) -> dict[str, NDArray[Any]]:
     """Features, labels and order of some shards, which follow one another."""
-    shards = [manifest.shards[number] for number in own]
+    import pyarrow as pa
+
     check_content(home, shards, store, progress=progress)
     total = sum([shard.documents for shard in shards])
     spec: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -293,14 +297,13 @@ def _load(
     def fill(targets: dict[str, NDArray[Any]]) -> None:
         done = 0
         with progress_bar("Reading shards", total, enabled=progress) as report:
-            for number in own:
-                for table, sizes in _pieces(home, manifest, index, number):
-                    end = done + int(sizes.sum())
-                    _decode(table, sizes, slice(done, end), targets)
-                    report(done := end)
-        _give_back()
+            for shard in shards:
+                for lists in _pieces(home / shard.file, shard, manifest.features):
+                    done = _decode(lists, done, targets)
+                    report(done)
+        pa.default_memory_pool().release_unused()  # Arrow would keep what the largest piece took
 
-    if store is not None and own:
+    if store is not None and shards:
         key = {"shards": 1, "content": [shard.sha256 for shard in shards]}
         return store.get_or_fill(key, spec, fill)
     arrays = {}
@@ -310,40 +313,27 @@ def _load(
     return arrays
 
 
-def _decode(table: pa.Table, sizes: Tensor, rows: slice, targets: dict[str, NDArray[Any]]) -> None:
-    """Write the documents of some lists to their rows."""
-    features = targets["features"][rows]
-    features[...] = _flat(_flat(table["features"])).to_numpy().reshape(features.shape)
-    if "label" in table.column_names:
-        targets["labels"][rows] = _flat(table["label"]).to_numpy()
-    offsets = offsets_from_sizes(sizes) + rows.start
-    targets["order"][rows] = offsets[:-1].repeat_interleave(sizes).numpy() + _flat(table[_PLACE]).to_numpy()
-
-
-def _pieces(
-    home: Path, manifest: Manifest, index: Index, number: int, columns: list[str] | None = None
-) -> Iterator[tuple[pa.Table, Tensor]]:
-    """Some lists of a shard after the others, with their sizes, which must be those that the index gives it."""
-    import pyarrow as pa
+def _pieces(file: Path, shard: Shard, features: int) -> Iterator[pa.RecordBatch]:
+    """Some lists of a shard after the others."""
     from pyarrow import parquet
 
-    shard, seen = manifest.shards[number], 0
-    values = max(1, shard.documents * manifest.features)
+    values = max(1, shard.documents * features)
     lists = max(1, _VALUES_AT_ONCE * shard.queries // values)
-    with parquet.ParquetFile(home / shard.file, buffer_size=_BUFFER, pre_buffer=False) as file:
-        for batch in file.iter_batches(lists, columns=columns, use_threads=False):
-            table = pa.Table.from_batches([batch])
-            yield table, _check_lists(home, manifest, index, number, table, seen)
-            seen += len(table)
-    if seen != len(index.of_shard(number)[1]):
-        raise _other_queries(home / shard.file)
+    with parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False) as source:
+        yield from source.iter_batches(lists, use_threads=False)
 
 
-def _give_back() -> None:
-    """Have Arrow return memory it does not need any more: it would keep what the largest piece took."""
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()
+def _decode(lists: pa.RecordBatch, start: int, targets: dict[str, NDArray[Any]]) -> int:
+    """Write the documents of some lists to their rows, from ``start`` on; the row after the last of them."""
+    sizes = lists[PLACE].value_lengths().to_numpy()
+    rows = slice(start, start + int(sizes.sum()))
+    features = targets["features"][rows]
+    features[...] = lists["features"].flatten().flatten().to_numpy().reshape(features.shape)
+    if "label" in lists.schema.names:
+        targets["labels"][rows] = lists["label"].flatten().to_numpy()
+    firsts = start + np.cumsum(sizes) - sizes
+    targets["order"][rows] = np.repeat(firsts, sizes) + lists[PLACE].flatten().to_numpy()
+    return rows.stop
 
 
 def _read(file: Path, columns: list[str] | None = None) -> pa.Table:
@@ -352,47 +342,17 @@ def _read(file: Path, columns: list[str] | None = None) -> pa.Table:
     return parquet.read_table(file, columns=columns, use_threads=False).combine_chunks()
 
 
-def _flat(lists: Any) -> pa.Array:
-    """The entries of lists, one after the other."""
-    if hasattr(lists, "chunks"):
-        lists = lists.combine_chunks()
-    return lists.flatten()
-
-
-def _check_lists(home: Path, manifest: Manifest, index: Index, number: int, table: pa.Table, first: int) -> Tensor:
-    """The sizes of some lists of a shard, which must be those that the index gives it from ``first`` on."""
-    import pyarrow.compute as pc
-
-    file, found = manifest.shards[number].file, table["qid"].combine_chunks()
-    expected, sizes = index.of_shard(number)
-    expected, sizes = expected.slice(first, len(found)), sizes[first : first + len(found)]
-    if not found.equals(expected):
-        for qid in found.to_pylist():
-            place = index.qids.index(qid).as_py()
-            if place >= 0 and int(index.shard[place]) != number:
-                raise split_query(home, qid, manifest.shards[int(index.shard[place])].file, file)
-        raise _other_queries(home / file)
-    lengths = pc.list_value_length(table["features"].combine_chunks()).to_numpy()
-    if not np.array_equal(lengths, sizes.numpy()):
-        raise DataError(f"{home / file}: the lists of this shard are not as long as the index says")
-    return sizes
-
-
-def _other_queries(file: Path) -> DataError:
-    return DataError(f"{file}: the queries of this shard are not those that the index lists")
-
-
 def document_keys(file: Path) -> dict[str, pa.Array]:
     """Of each document of a shard: its query, its place in the list and, where there are any, its id."""
     import pyarrow.compute as pc
     from pyarrow import parquet
 
     known = parquet.read_schema(file).names
-    table = _read(file, [name for name in (SHARD_COLUMNS.qid, _PLACE, SHARD_COLUMNS.doc_id) if name in known])
-    queries = pc.list_parent_indices(table[_PLACE].combine_chunks())
+    table = _read(file, [name for name in (SHARD_COLUMNS.qid, PLACE, SHARD_COLUMNS.doc_id) if name in known])
+    queries = pc.list_parent_indices(table[PLACE].combine_chunks())
     keys = {SHARD_COLUMNS.qid: table[SHARD_COLUMNS.qid].combine_chunks().take(queries)}
     for name in table.column_names[1:]:
-        keys[name] = _flat(table[name])
+        keys[name] = table[name].combine_chunks().flatten()
     return keys
 
 
@@ -416,7 +376,7 @@ def shard_folders(path: PathLike) -> dict[str, Path]:
     found = {split: home / split for split in SPLITS if (home / split).is_dir()}
     for folder in found.values():
         for file in folder.iterdir():
-            if _OWN.fullmatch(file.name):
+            if SHARD_FILE.fullmatch(file.name):
                 return found
     return {}
 

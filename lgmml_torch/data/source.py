@@ -27,11 +27,11 @@ from lgmml_torch.data.columns import Columns
 from lgmml_torch.inputs import (
     MISSING_HINT,
     MISSING_POLICIES,
+    as_frame,
     canonical_ranks,
     check_distinct,
     fill_missing,
     first_bad,
-    is_frame,
     warn_if_flattened,
 )
 from lgmml_torch.ragged import RankingData
@@ -398,7 +398,7 @@ def open_source(
 
     if isinstance(what, RankingData):
         return arrays.from_data(what, options)
-    if is_frame(what) and qid is None and group is None:
+    if as_frame(what) is not None and qid is None and group is None:
         return arrays.open_frame(what, options)
     return arrays.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
 

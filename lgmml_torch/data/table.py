@@ -15,8 +15,7 @@ from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.columns import batch_pieces, batch_sizes, lay_out, require_arrow
 from lgmml_torch.data.source import PathLike, ReadOptions
-from lgmml_torch.data.svmlight import shown
-from lgmml_torch.data.text import TextFile, query_ids
+from lgmml_torch.data.svmlight import TextFile, query_ids, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa

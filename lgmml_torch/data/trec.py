@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.source import Batch, PathLike
-from lgmml_torch.data.text import TextFile
+from lgmml_torch.data.svmlight import TextFile
 
 Run = dict[str, dict[str, float]]  # score by query and document
 Qrels = dict[str, dict[str, int]]  # relevance by query and document
@@ -69,7 +69,7 @@ def run_lines(batch: Batch, scores: NDArray[Any], tag: str) -> Iterator[str]:
         scores: ``(n,)`` of their rows, in the order of the file.
         tag: the last word.
     """
-    names, queries = document_names(batch), batch.data.in_caller_order(batch.data.query_index)
+    names, queries = _document_names(batch), batch.data.in_caller_order(batch.data.query_index)
     best = torch.from_numpy(scores).argsort(descending=True, stable=True)
     best = best[queries[best].argsort(stable=True)]
     rank, previous = 0, -1
@@ -86,7 +86,7 @@ def qrels_lines(batch: Batch) -> Iterator[str]:
     Raises:
         DataError: a label that is no whole number.
     """
-    data, names = batch.data, document_names(batch)
+    data, names = batch.data, _document_names(batch)
     queries, labels = data.in_caller_order(data.query_index).tolist(), data.in_caller_order(data.labels).tolist()
     for query, name, label in zip(queries, names, labels, strict=True):
         if label != int(label):
@@ -94,7 +94,7 @@ def qrels_lines(batch: Batch) -> Iterator[str]:
         yield f"{word(data.qids[query])} 0 {name} {int(label)}\n"
 
 
-def document_names(batch: Batch) -> list[str]:
+def _document_names(batch: Batch) -> list[str]:
     """A word for each row of a batch, in the order of the file: its id, or else its row in the file, from 1."""
     ids = batch.data.doc_ids
     rows = batch.data.order.argsort().tolist()  # canonical rows in the file's order

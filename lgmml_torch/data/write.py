@@ -16,12 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from lgmml_torch.categories import Categories, Vocabulary
-from lgmml_torch.checks import DataError
+from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.data.arrow import NAMES
 from lgmml_torch.data.columns import Columns, require_arrow
-from lgmml_torch.data.source import PathLike, sizes_file
-from lgmml_torch.files import replacing, write_text
+from lgmml_torch.data.shards import INDEX, MANIFEST, PLACE, SHARD, SHARD_FILE, Manifest, Shard
+from lgmml_torch.data.source import DataSource, PathLike
+from lgmml_torch.files import replacing
+from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import argsort_segments, list_blocks, offsets_from_sizes, positions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,25 +41,14 @@ def save_letor(data: RankingData, path: PathLike, *, sparse: bool = False) -> No
         sparse: leave zeros out (also −0, which then comes back as 0).
 
     Raises:
-        DataError: if an id cannot stand in such a line.
+        DataError: if an id cannot stand in such a line, or there are categories.
     """
+    if data.categories is not None:
+        raise DataError("`data` must hold numbers only to be saved in such lines, got categories; save it as a table")
     words = list(map(_query_word, data.qids))
     queries = data.in_caller_order(data.query_index).tolist()
-    _save(data, path, [f" qid:{words[query]}" for query in queries], sparse)
-
-
-def save_lightgbm(data: RankingData, path: PathLike, *, sparse: bool = True) -> None:
-    """Write lines without ``qid`` and the sizes of the queries to ``path`` + ``.query``.
-
-    Raises:
-        DataError: if the rows of a query are not next to each other in the caller's order.
-    """
-    queries = data.in_caller_order(data.query_index)
-    runs, sizes = torch.unique_consecutive(queries, return_counts=True)
-    if len(runs) != data.num_queries:
-        raise DataError("the rows of each query must follow one another to be saved with group sizes")
-    _save(data, path, [""] * data.num_documents, sparse)
-    write_text(sizes_file(path), "".join([f"{n}\n" for n in sizes.tolist()]))
+    with _text(path) as text:
+        text.writelines(_lines(data, [words[query] for query in queries], sparse))
 
 
 def save_table(data: RankingData, path: PathLike) -> None:
@@ -140,6 +132,60 @@ def _save_arrow(data: RankingData, path: PathLike, *, parquet: bool) -> None:
         feather.write_feather(table, str(temporary), compression="uncompressed")
 
 
+@contextmanager
+def _text(path: PathLike) -> Iterator[io.TextIOWrapper]:
+    """A text file to write, gzipped if its name says so."""
+    file = Path(path)
+    with replacing(file) as temporary, temporary.open("wb") as raw:
+        # No time stamp inside: the same data gives the same file.
+        stream: Any = raw
+        if file.suffix == ".gz":
+            stream = gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
+        with stream, io.TextIOWrapper(stream, encoding="utf-8", newline="") as text:
+            yield text
+
+
+def _lines(data: RankingData, queries: list[str], sparse: bool) -> Iterator[str]:
+    rows = data.in_caller_order(torch.arange(data.num_documents)).tolist()
+    names = [f"{column + 1}:" for column in range(data.num_features)]
+    for query, row in zip(queries, rows, strict=True):
+        values = data.features[row].numpy()
+        columns: Iterable[int] = range(data.num_features)
+        if sparse:
+            columns = np.flatnonzero(values)
+        features = "".join([f" {names[column]}{_number(values[column])}" for column in columns])
+        comment = ""
+        if data.doc_ids is not None:
+            comment = _comment(data.doc_ids[row])
+        yield f"{_number(data.labels[row].numpy()[()])} qid:{query}{features}{comment}\n"
+
+
+def _number(value: Any) -> str:
+    """The shortest text whose float64 rounds to the same number; whole numbers without a point."""
+    if abs(value) < 1e15 and value == np.trunc(value):
+        if not value and np.signbit(value):
+            return "-0"
+        return str(int(value))
+    text = str(value)
+    # Shortest for float32 means read as float32; by way of float64 it could in principle be rounded twice.
+    return text if type(value)(float(text)) == value else repr(float(value))
+
+
+def _query_word(qid: object) -> str:
+    word = str(qid)
+    if not word or not word.isascii() or not word.isprintable() or set(word) & set(" :#"):
+        raise DataError(f"a query id must be printable ASCII without blanks, ':' and '#' to be saved, got {qid!r}")
+    return word
+
+
+def _comment(doc_id: str) -> str:
+    if not doc_id:
+        return ""
+    if len(doc_id.split()) != 1:
+        raise DataError(f"a document id must be one word to be saved, got {doc_id!r}")
+    return f" #docid = {doc_id}"
+
+
 def save_parquet(table: pa.Table, path: PathLike) -> None:
     """Write a table as Parquet (zstd), atomically."""
     from pyarrow import parquet
@@ -201,62 +247,140 @@ def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]
     return out
 
 
-@contextmanager
-def _text(path: PathLike) -> Iterator[io.TextIOWrapper]:
-    """A text file to write, gzipped if its name says so."""
-    file = Path(path)
-    with replacing(file) as temporary, temporary.open("wb") as raw:
-        # No time stamp inside: the same data gives the same file.
-        stream: Any = raw
-        if file.suffix == ".gz":
-            stream = gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
-        with stream, io.TextIOWrapper(stream, encoding="utf-8", newline="") as text:
-            yield text
+def write_shards(
+    source: DataSource | RankingData, folder: PathLike, *, documents: int = 50_000, progress: bool = True
+) -> Manifest:
+    """Write a set as shards; only one of them is in memory at a time.
+
+    A folder of shards that is there already, or the rest of one, is replaced. Until all is written there is no
+    manifest, and nobody reads the folder.
+
+    Args:
+        source: what to write. Query ids that are not all whole numbers become text.
+        folder: where to; it must hold nothing else.
+        documents: in a shard, at most; a longer list has a shard of its own.
+        progress: show a bar if it takes more than two seconds.
+
+    Raises:
+        DataError: the folder holds something else, or what is wrong with the source.
+    """
+    check_positive("documents", documents)
+    require_arrow()
+    _check_plain(source)
+    home = Path(folder)
+    check_room(home)
+    total = source.num_documents if isinstance(source, RankingData) else source.num_rows
+    if not total:
+        raise DataError("there are no documents to write")
+    text = _are_text(source.qids)
+    labelled = isinstance(source, RankingData) or source.has_labels
+    shards: list[Shard] = []
+    index: dict[str, list[Any]] = {"qid": [], "documents": [], "shard": []}
+    labels: list[float] = []
+    doc_ids, written = False, 0
+    clear_folder(home)
+    with progress_bar("Writing shards", total, enabled=progress) as report:
+        for data in _blocks(source, documents):
+            if text:
+                data = data.replace(qids=tuple(map(str, data.qids)))
+            index["qid"].extend(data.qids)
+            index["documents"].extend(data.sizes.tolist())
+            index["shard"].extend([len(shards)] * data.num_queries)
+            labels.extend([float(data.labels.min()), float(data.labels.max())])
+            doc_ids = doc_ids or data.doc_ids is not None
+            shards.append(_write_shard(home / SHARD.format(len(shards)), data, labelled=labelled))
+            report(written := written + data.num_documents)
+    manifest = Manifest(
+        queries=len(index["qid"]),
+        documents=total,
+        features=data.num_features,
+        dtype=str(data.features.dtype).removeprefix("torch."),
+        feature_names=data.feature_names,
+        labels=(min(labels), max(labels)) if labelled else None,
+        doc_ids=doc_ids,
+        index=_write_index(home / INDEX, index),
+        shards=tuple(shards),
+        table=source.table,
+    )
+    manifest.write(home)
+    return manifest
 
 
-def _save(data: RankingData, path: PathLike, queries: list[str], sparse: bool) -> None:
-    if data.categories is not None:
-        raise DataError("`data` must hold numbers only to be saved in such lines, got categories; save it as a table")
-    with _text(path) as text:
-        text.writelines(_lines(data, queries, sparse))
+def _check_plain(data: DataSource | RankingData) -> None:
+    """Refuse what shards cannot hold, rather than lose it.
+
+    Raises:
+        DataError: there are weights or positions.
+    """
+    extras = ("query_weights", "document_weights", "positions")
+    held = [name for name in extras if getattr(data, name, None) is not None]
+    if held:
+        raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
 
 
-def _lines(data: RankingData, queries: list[str], sparse: bool) -> Iterator[str]:
-    rows = data.in_caller_order(torch.arange(data.num_documents)).tolist()
-    names = [f"{column + 1}:" for column in range(data.num_features)]
-    for query, row in zip(queries, rows, strict=True):
-        values = data.features[row].numpy()
-        columns: Iterable[int] = range(data.num_features)
-        if sparse:
-            columns = np.flatnonzero(values)
-        features = "".join([f" {names[column]}{_number(values[column])}" for column in columns])
-        comment = ""
-        if data.doc_ids is not None:
-            comment = _comment(data.doc_ids[row])
-        yield f"{_number(data.labels[row].numpy()[()])}{query}{features}{comment}\n"
+def check_room(home: Path) -> None:
+    """Refuse a folder that holds anything but shards, whole or not.
+
+    Raises:
+        DataError: what else it holds.
+    """
+    if not home.exists():
+        return
+    if not home.is_dir():
+        raise DataError(f"{home}: shards need a folder, this is a file")
+    for path in sorted(home.iterdir()):
+        if not SHARD_FILE.fullmatch(path.name) or path.is_dir():
+            raise DataError(f"{home}: shards need a folder of their own, this one holds {path.name!r}")
 
 
-def _number(value: Any) -> str:
-    """The shortest text whose float64 rounds to the same number; whole numbers without a point."""
-    if abs(value) < 1e15 and value == np.trunc(value):
-        if not value and np.signbit(value):
-            return "-0"
-        return str(int(value))
-    text = str(value)
-    # Shortest for float32 means read as float32; by way of float64 it could in principle be rounded twice.
-    return text if type(value)(float(text)) == value else repr(float(value))
+def clear_folder(home: Path) -> None:
+    """Make an empty folder for shards: those of before are removed, their manifest first."""
+    check_room(home)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / MANIFEST).unlink(missing_ok=True)
+    for path in home.iterdir():
+        path.unlink()
 
 
-def _query_word(qid: object) -> str:
-    word = str(qid)
-    if not word or not word.isascii() or not word.isprintable() or set(word) & set(" :#"):
-        raise DataError(f"a query id must be printable ASCII without blanks, ':' and '#' to be saved, got {qid!r}")
-    return word
+def _are_text(qids: Sequence[Hashable]) -> bool:
+    """Whether the ids have to be written as text, because they are not all whole numbers."""
+    if all(type(qid) is int and -(2**63) <= qid < 2**63 for qid in qids):
+        return False
+    known: dict[str, Hashable] = {}
+    for qid in qids:
+        if (other := known.setdefault(str(qid), qid)) is not qid:
+            raise DataError(f"query ids must differ as text to be written, got {other!r} and {qid!r}")
+    return True
 
 
-def _comment(doc_id: str) -> str:
-    if not doc_id:
-        return ""
-    if len(doc_id.split()) != 1:
-        raise DataError(f"a document id must be one word to be saved, got {doc_id!r}")
-    return f" #docid = {doc_id}"
+def _blocks(source: DataSource | RankingData, documents: int) -> Iterator[RankingData]:
+    """Some whole lists after the other, in the order of their ids."""
+    if isinstance(source, DataSource):
+        for batch in source.batches(documents, by_id=True):
+            yield batch.data
+        return
+    filled = source.sizes.nonzero()[:, 0]  # a list without documents is none
+    for first, last in list_blocks(offsets_from_sizes(source.sizes[filled]), documents):
+        yield source.select(filled[first:last])
+
+
+def _write_shard(file: Path, data: RankingData, *, labelled: bool) -> Shard:
+    import pyarrow as pa
+
+    place = torch.empty(data.num_documents, dtype=torch.int32)
+    place[argsort_segments(data.order, data.offsets)] = positions(data.offsets).int()
+    table = nested_table(data.replace(order=torch.arange(data.num_documents)))
+    offsets = pa.array(data.offsets.numpy(), pa.int32())
+    table = table.append_column(PLACE, pa.ListArray.from_arrays(offsets, pa.array(place.numpy())))
+    if not labelled:
+        table = table.drop_columns(["label"])
+    save_parquet(table, file)
+    return Shard.of(file, data.num_queries, data.num_documents)
+
+
+def _write_index(file: Path, index: dict[str, list[Any]]) -> Shard:
+    """Write the query, the number of documents and the shard of every list."""
+    import pyarrow as pa
+
+    save_parquet(pa.table(index), file)
+    return Shard.of(file, len(index["qid"]), sum(index["documents"]))

@@ -34,9 +34,8 @@ import torch
 from numpy.typing import NDArray
 
 from lgmml_torch.data.generated import LetorLike
-from lgmml_torch.data.shards import write_shards
 from lgmml_torch.data.source import DataSource, ReadOptions, SourceRows
-from lgmml_torch.data.write import save_table
+from lgmml_torch.data.write import save_table, write_shards
 from lgmml_torch.models.ranker import LGMML
 from research.speed.harness import GIB, parse, print_table, save_result
 

@@ -29,7 +29,8 @@ from torch.multiprocessing.spawn import start_processes
 
 from lgmml_torch import distributed
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.data.shards import open_shards, write_shards
+from lgmml_torch.data.shards import open_shards
+from lgmml_torch.data.write import write_shards
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.preprocessed import SAMPLE_VALUES

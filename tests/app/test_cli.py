@@ -14,13 +14,13 @@ import torch
 from lgmml_torch.app import cli
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.letor import load_letor
-from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
+from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import VERSION
 from tests.data.test_source import write
-from tests.doors import small_data, small_model
+from tests.doors import save_lightgbm, small_data, small_model
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from lgmml_torch.app.commands import data as score_shards
-from lgmml_torch.data.manifest import SHARD, read_manifest
-from lgmml_torch.data.shards import open_shard_splits, open_shards
+from lgmml_torch.data.shards import SHARD, open_shard_splits, open_shards, read_manifest
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.files import SUFFIX
 from lgmml_torch.models.ranker import LGMML

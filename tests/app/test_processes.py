@@ -18,7 +18,7 @@ from lgmml_torch.app.start import main
 from lgmml_torch.app.train import build, resolve_resume, train
 from lgmml_torch.checks import LGMMLError, MissingDependencyError
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.data.shards import write_shards
+from lgmml_torch.data.write import write_shards
 from lgmml_torch.models.storage import read_model
 from tests.processes import forked
 

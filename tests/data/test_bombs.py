@@ -13,7 +13,7 @@ import pytest
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data import source as source_module
-from lgmml_torch.data import text
+from lgmml_torch.data import svmlight
 from lgmml_torch.data.source import check_memory, open_source
 from tests.doors import small_model
 
@@ -119,7 +119,7 @@ def test_limits_stand_where_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.savez_compressed(tmp_path / "good.npz", X=rng.random((5_000, 4)), qid=np.zeros(5_000, int))
     with open_source(tmp_path / "good.npz") as source:  # one array alone is above the multiple
         assert source.read().num_documents == 5_000
-    monkeypatch.setattr(text, "_MOST_LINE", 1 << 10)
+    monkeypatch.setattr(svmlight, "_MOST_LINE", 1 << 10)
     (tmp_path / "long.txt").write_bytes(b"1 qid:1 1:0\n1 qid:1 " + b"1:0 " * 100_000 + b"\n")
     message = r"long.txt:2: a line must have at most 1,024 bytes, got a longer one"
     with pytest.raises(DataError, match=message), open_source(tmp_path / "long.txt") as source:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import CheckpointError, DataWarning
-from lgmml_torch.data.cache import Cache, check_cache, from_arrays, resolve, to_arrays
+from lgmml_torch.data.cache import Cache, cached, check_cache, resolve
 from lgmml_torch.data.letor import load_letor
 from lgmml_torch.ragged import RankingData
 
@@ -57,10 +57,6 @@ def test_entries_are_built_once_by_key(tmp_path: Path) -> None:
     assert cache.get_or_build({"empty": 1}, dict) == {} == cache.get({"empty": 1})
     with pytest.raises(ValueError, match="Out of range float"):
         cache.path({"a": float("nan")})
-    cache.folder.joinpath("mine.txt").write_text("not an entry")
-    size = sum(file.stat().st_size for file in cache.folder.rglob("*") if file.is_file()) - len("not an entry")
-    assert (cache.clear(), cache.clear()) == (size, 0)
-    assert [path.name for path in cache.folder.iterdir()] == ["mine.txt"]
 
 
 def test_arrays_are_private_and_writable(tmp_path: Path) -> None:
@@ -226,8 +222,10 @@ def test_ranking_data_survives(qids: list[object], kept: tuple[object, ...], tmp
     weighed = data.weighed([1.0, 2.0, 3.0]).replace(
         feature_names=("a", "b\nü", ""), categories=(None, ("u", "v"), None)
     )
-    for given in (data, data.replace(doc_ids=None, query_weights=torch.tensor([1.0, 2.0])), weighed):
-        back = from_arrays(Cache(tmp_path).get_or_build({"n": id(given)}, lambda given=given: to_arrays(given)))  # type: ignore[misc]
+    (tmp_path / "file").write_text("parsed")
+    for number, given in enumerate((data, data.replace(doc_ids=None, query_weights=torch.tensor([1.0, 2.0])), weighed)):
+        cached(tmp_path, [tmp_path / "file"], {"n": number}, lambda given=given: given)  # type: ignore[misc]
+        back = cached(tmp_path, [tmp_path / "file"], {"n": number}, pytest.fail)
         assert sorted(map(str, back.qids)) == sorted(map(str, kept))
         assert {type(qid) for qid in back.qids} == {type(qid) for qid in kept}
         assert (back.doc_ids, back.feature_names) == (given.doc_ids, given.feature_names)

@@ -13,9 +13,10 @@ import torch
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset, open_table
 from lgmml_torch.data.letor import load_letor, load_lightgbm
-from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
+from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_letor import assert_same, random_data
+from tests.doors import save_lightgbm
 
 
 def label_counts(parts: list[RankingData]) -> dict[float, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lgmml_torch.checks import DataError, DataWarning
-from lgmml_torch.data import letor, text
+from lgmml_torch.data import letor, svmlight
 from lgmml_torch.data.letor import (
     LetorSource,
     find_file,
@@ -20,7 +20,7 @@ from lgmml_torch.data.letor import (
     load_lightgbm,
 )
 from lgmml_torch.data.source import DataSource, ReadOptions, open_source
-from lgmml_torch.data.text import TextFile, query_ids, read_sizes
+from lgmml_torch.data.svmlight import TextFile, query_ids, read_sizes
 from tests.data.test_source import in_order
 
 
@@ -63,7 +63,7 @@ class TestTextFile:
 
     def test_lines_end_somewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for length in [7, 8, 9, 10, 20]:
-            monkeypatch.setattr(text, "_MOST_LINE", 8)
+            monkeypatch.setattr(svmlight, "_MOST_LINE", 8)
             (tmp_path / "a").write_bytes(b"x\n" + b"y" * length + b"\n")
             file = TextFile(tmp_path / "a")
             if length < 9:

@@ -21,9 +21,9 @@ from lgmml_torch.checks import DataError, DataWarning, LGMMLError
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.letor import load_letor
 from lgmml_torch.data.source import FORMATS, DataSource, Format, ReadOptions, SourceRows, kind_of, open_source
-from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
+from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.ragged import RankingData
-from tests.doors import FEATURES, small_data
+from tests.doors import FEATURES, save_lightgbm, small_data
 
 NAMES = ("f1", "f2", "f3", "f4", "f5")
 FILES = ["txt", "txt.gz", "lightgbm", "csv", "tsv", "csv.gz", "npz", "parquet", "lists.parquet", "nested.parquet"]

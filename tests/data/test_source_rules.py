@@ -27,7 +27,7 @@ from lgmml_torch.data.source import (
     open_file,
     open_source,
 )
-from lgmml_torch.data.text import TextFile
+from lgmml_torch.data.svmlight import TextFile
 from lgmml_torch.ragged import RankingData
 from tests.data.test_source import in_order
 from tests.doors import small_data

@@ -18,10 +18,11 @@ from lgmml_torch.data.catalog import (
     open_table,
 )
 from lgmml_torch.data.columns import Columns
-from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
+from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_letor import assert_same, random_data
 from tests.data.test_source import in_order
+from tests.doors import save_lightgbm
 
 pd = pytest.importorskip("pandas")
 

@@ -18,7 +18,6 @@ from lgmml_torch.data.trec import (
     Qrels,
     Run,
     as_arrays,
-    document_names,
     qrels_lines,
     read_qrels,
     read_run,
@@ -231,8 +230,9 @@ def test_lines_of_qrels_by_hand() -> None:
 
 def test_names_of_documents() -> None:
     batch = batch_of([(1, 0, "one two"), (1, 0, ""), (2, 0, " ")], [3, 6, 7])
-    assert document_names(batch) == ["one%20two", "7", "%20"]
-    assert document_names(batch_of([(1, 0, ""), (2, 0, "")], [0, 5])) == ["1", "6"]
+    assert [line.split()[2] for line in qrels_lines(batch)] == ["one%20two", "7", "%20"]
+    others = batch_of([(1, 0, ""), (2, 0, "")], [0, 5])
+    assert [line.split()[2] for line in qrels_lines(others)] == ["1", "6"]
     assert [word(value) for value in ("", "  ", " a b ", 3)] == ["%00", "%20%20", "%20a%20b%20", "3"]
 
 

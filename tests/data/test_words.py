@@ -13,11 +13,11 @@ import torch
 from lgmml_torch.categories import OTHER
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.arrow import ArrowSource
-from lgmml_torch.data.cache import Cache, from_arrays, to_arrays
+from lgmml_torch.data.cache import cached
 from lgmml_torch.data.catalog import load_file, load_parts, open_table
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import open_source
-from lgmml_torch.data.write import save_letor, save_lightgbm, save_table
+from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_source import in_order
 
@@ -182,10 +182,9 @@ def test_the_text_of_a_table_with_words(tmp_path: Path) -> None:
     assert b"feature_names" not in (names.metadata or {})
 
 
-@pytest.mark.parametrize("save", [save_letor, save_lightgbm])
-def test_lines_of_numbers_hold_no_words(tmp_path: Path, save: Any) -> None:
+def test_lines_of_numbers_hold_no_words(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="`data` must hold numbers only to be saved in such lines, got categories"):
-        save(data(), tmp_path / "t.txt")
+        save_letor(data(), tmp_path / "t.txt")
     (tmp_path / "t.txt").write_text("1 qid:1 1:1\n")
     with pytest.raises(DataError, match=r"t\.txt: LETOR lines hold numbers only, .* are categories: a, b"):
         open_source(tmp_path / "t.txt", categories=["a", "b"])
@@ -195,7 +194,9 @@ def test_lines_of_numbers_hold_no_words(tmp_path: Path, save: Any) -> None:
 
 def test_a_cache_keeps_the_words(tmp_path: Path) -> None:
     given = data()
-    back = from_arrays(Cache(tmp_path).get_or_build({"a": 1}, lambda: to_arrays(given)))
+    (tmp_path / "file").write_text("parsed")
+    cached(tmp_path, [tmp_path / "file"], {}, lambda: given)
+    back = cached(tmp_path, [tmp_path / "file"], {}, pytest.fail)
     assert (back.categories, back.feature_names) == (WORDS, NAMES)
     assert torch.equal(back.features, given.features)
 

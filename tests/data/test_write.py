@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.write import _number, nested_table, save_letor, save_lightgbm, save_table
+from lgmml_torch.data.write import _number, nested_table, save_letor, save_table
 from lgmml_torch.ragged import RankingData
 
 DATA = RankingData.from_arrays(
@@ -52,12 +52,6 @@ def test_lines_by_hand(tmp_path: Path) -> None:
     save_letor(DATA, tmp_path / "a.txt", sparse=True)
     sparse = ["1 qid:7 1:0.5 3:-2 #docid = a", "0.5 qid:3 1:1e+20 2:3", "2 qid:7 1:0.1 2:1 3:7 #docid = c"]
     assert (tmp_path / "a.txt").read_text().splitlines() == sparse
-    data = RankingData.from_arrays([[0.0, 1.0], [2.0, 0.0], [3.0, 0.0]], [0, 1, 2], qid=["x", "y", "y"])
-    save_lightgbm(data, tmp_path / "b")
-    assert (tmp_path / "b").read_text().splitlines() == ["0 2:1", "1 1:2", "2 1:3"]
-    assert (tmp_path / "b.query").read_text() == "1\n2\n"
-    save_lightgbm(data, tmp_path / "b.gz", sparse=False)
-    assert gzip.decompress((tmp_path / "b.gz").read_bytes()).splitlines() == [b"0 1:0 2:1", b"1 1:2 2:0", b"2 1:3 2:0"]
 
 
 def test_the_same_data_gives_the_same_file(tmp_path: Path) -> None:

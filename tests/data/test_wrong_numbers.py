@@ -19,8 +19,9 @@ from lgmml_torch.checks import DataError, DataWarning, LGMMLError
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.catalog import generated_splits, open_dataset
 from lgmml_torch.data.columns import Columns
-from lgmml_torch.data.shards import open_shards, write_shards
+from lgmml_torch.data.shards import open_shards
 from lgmml_torch.data.source import DataSource
+from lgmml_torch.data.write import write_shards
 
 TINY: dict[str, Any] = {"bank": "boosted", "rounds": 2, "epochs": 0, "random_state": 0}
 

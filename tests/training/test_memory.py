@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lgmml_torch.data.shards import open_shards, write_shards
+from lgmml_torch.data.shards import open_shards
+from lgmml_torch.data.write import write_shards
 from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.models.preprocess.compose import all_views, list_rank_features
 from lgmml_torch.ragged import RankingData

@@ -32,13 +32,20 @@ from lgmml_torch.app.commands.common import DATA_FORMATS, add_source, chosen_par
 from lgmml_torch.app.commands.score import score_batches
 from lgmml_torch.app.start import hydra_value
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
-from lgmml_torch.data.cache import Cache
+from lgmml_torch.data.cache import Cache, digest
 from lgmml_torch.data.catalog import open_dataset, open_table
 from lgmml_torch.data.letor import SPLITS
-from lgmml_torch.data.manifest import Manifest, Shard, check_content, check_files, digest, read_manifest
-from lgmml_torch.data.shards import SHARD_COLUMNS, check_room, clear_folder, document_keys, write_shards
+from lgmml_torch.data.shards import (
+    SHARD_COLUMNS,
+    Manifest,
+    Shard,
+    check_content,
+    check_files,
+    document_keys,
+    read_manifest,
+)
 from lgmml_torch.data.source import ReadOptions, open_file, open_source
-from lgmml_torch.data.write import save_parquet
+from lgmml_torch.data.write import check_room, clear_folder, save_parquet, write_shards
 from lgmml_torch.files import SUFFIX, sweep
 from lgmml_torch.inputs import MISSING_HINT
 from lgmml_torch.models.ranker import LGMML
