@@ -28,7 +28,6 @@ from lgmml_torch.app.compose import recipe_of, settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import search_recipes, train_best_phi
 from lgmml_torch.checks import ConfigError, DegenerateScoresWarning, did_you_mean
-from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import merge_banks
 from lgmml_torch.fitting.sampled import SampledBuilder, fit_sampled
 from lgmml_torch.functional.losses import lambda_gradients
@@ -39,8 +38,6 @@ from lgmml_torch.models.preprocess.steps import ListRank, Quantile, RemoveConsta
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import centre_segments
-from lgmml_torch.training.callbacks import QUIET, quiet_lightning
-from lgmml_torch.training.preprocessed import compute_distances
 from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.stages import Prepared, prepare, train_phi
 from research.protocol import NOISES, RankingFold
@@ -154,13 +151,6 @@ def _normal_quantiles() -> Chain:
     return Chain([RemoveConstant(), Quantile(output="normal"), Standardize()])
 
 
-def map_distances(bank: Prepared, model: LGMML, *, folder: Path, dtype: torch.dtype) -> None:
-    """Second stage: the distances of all parts in memory-mapped files."""
-    cache = Cache(folder)
-    for name, part in bank.splits.items():
-        bank.inputs[name] = compute_distances(model, part, cache=cache, dtype=dtype)
-
-
 def train_on_lists(
     bank: Prepared, *, folder: Path, passes: int, callbacks: Sequence[pl.Callback], seed: int
 ) -> tuple[LGMML, dict[int, float]]:
@@ -169,12 +159,6 @@ def train_on_lists(
     around = TrainerSettings(folder, {"max_epochs": passes, "log_every_n_steps": 50}, callbacks=callbacks)
     trained = train_phi(bank, recipe, around)
     return trained.model, dict(trained.keeper.curve)
-
-
-def fit_quietly(module: pl.LightningModule, loader: pl.LightningDataModule, **settings: Any) -> None:
-    """A bare run of Lightning's loop, without its advice."""
-    with quiet_lightning():
-        pl.Trainer(**{**QUIET, **settings}).fit(module, loader)
 
 
 # --- systems for given lists ---

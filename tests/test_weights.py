@@ -50,7 +50,7 @@ def doubled(data: RankingData, query: int) -> RankingData:
 def bag_of(data: RankingData) -> Bag:
     problem = make_problem(data, None, EVERYTHING, 0)
     scores = problem.data.features[:, 2]  # none are equal, so that the order of the rows does not matter
-    return draw_bag(problem, scores, torch.Generator().manual_seed(0))[0]
+    return draw_bag(problem, scores, torch.Generator().manual_seed(0))
 
 
 class TestAQueryOfWeightTwoIsTheQueryTwice:

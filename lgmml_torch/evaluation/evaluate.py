@@ -16,7 +16,7 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, DataWarning, check_positive, check_shape
 from lgmml_torch.data.trec import as_arrays
 from lgmml_torch.distributed import all_qids
-from lgmml_torch.evaluation.tables import evaluation_markdown, evaluation_table
+from lgmml_torch.evaluation.tables import evaluation_markdown
 from lgmml_torch.functional.features import list_rank_percentiles
 from lgmml_torch.functional.ranking.measures import Function, Measure, measures_of, rank_data, rank_metrics
 from lgmml_torch.functional.ranking.presets import REPORTED, Preset, describe, find_preset
@@ -28,7 +28,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    pass
 
 OWN_PHI = "own Φ"  # the weights of training queries that have rows of their own
 
@@ -61,20 +61,16 @@ class Evaluation:
     documents: int
     seed: int | None = None
 
-    def table(self) -> Table:
-        """A table for terminals."""
-        return evaluation_table([self])
-
     def markdown(self) -> str:
         """The table and the definitions as Markdown."""
         return evaluation_markdown([self])
 
-    def interval(self, name: str, *, confidence: float = 0.95, resamples: int = 2_000) -> Interval | None:
-        """Bootstrap interval over queries of the mean of one metric; None where it counts no query."""
+    def interval(self, name: str) -> Interval | None:
+        """95% bootstrap interval over queries of the mean of one metric; None where it counts no query."""
         if not self.counted[name]:
             return None
         generator = torch.Generator().manual_seed(0)
-        return bootstrap_interval(self.per_query[name], generator=generator, confidence=confidence, resamples=resamples)
+        return bootstrap_interval(self.per_query[name], generator=generator, resamples=2_000)
 
     def to_dict(self, *, per_query: bool = False) -> dict[str, Any]:
         """Primitives only; NaN becomes None, because JSON has no such number."""

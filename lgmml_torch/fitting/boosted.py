@@ -224,17 +224,17 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
     """The state one round later."""
     config = problem.config
     generator = round_generator(problem.seed, state.round)
-    bag, wide = draw_bag(problem, problem.seen(state.scores, problem.data, state.position_bias), generator)
-    found = find_learners(bag, wide, config, generator)
+    bag = draw_bag(problem, problem.seen(state.scores, problem.data, state.position_bias), generator)
+    found = find_learners(bag, config, generator)
     found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
     state = replace(state, round=state.round + 1, idle=state.idle + 1)
     if len(found):
         state = replace(state, idle=0)
         state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
         check_scores(state, config)
-    if state.position_bias is not None and wide.positions is not None:
+    if state.position_bias is not None and bag.positions is not None:
         step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
-        bias = position_step(state.position_bias, wide.positions, wide.gradients, wide.hessians, **step)
+        bias = position_step(state.position_bias, bag.positions, bag.gradients, bag.hessians, **step)
         state = replace(state, position_bias=bias)
     if state.round % config.evaluate_every and state.round < config.rounds:
         return state

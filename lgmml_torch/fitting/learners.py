@@ -25,7 +25,6 @@ from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 
 _METRIC_KINDS = ("gmml", "gmml-pooled", "identity")
-_DRAWS = ("uniform", "gradient")
 LARGEST = 1e30  # its square, and its product with a feature, are still numbers
 
 
@@ -51,9 +50,6 @@ class BoostConfig:
         min_deviation: kernels that vary less over the documents are rejected.
         subsample: share of the queries a round looks at.
         cap: documents a round fits to; the gradients come from whole lists of at most four times as many.
-        phi_cap: documents the weights φ of the chosen metrics are fitted to, where that is more than ``cap``.
-        draw: which documents: ``"uniform"``, or ``"gradient"``: large gradients more often, with weights that make up
-            for it; where relevant documents are rare, few of them are most of what there is to learn from.
         truncation: LambdaRank pairs need a document among the first ``truncation`` places.
         sigma: slope of LambdaRank.
         hessian_floor: added to p(1 - p); without it a step has no bound.
@@ -82,8 +78,6 @@ class BoostConfig:
     min_deviation: float = 0.01
     subsample: float = 0.7
     cap: int = 2500
-    phi_cap: int = 0
-    draw: str = "uniform"
     truncation: int = 30
     sigma: float = 1.0
     hessian_floor: float = 0.05
@@ -102,7 +96,6 @@ class BoostConfig:
         check_choice("kernel", self.kernel, KERNELS)
         check_choice("metric", self.metric, _METRIC_KINDS)
         check_choice("method", self.method, METHODS)
-        check_choice("draw", self.draw, _DRAWS)
         for name in ("t", "subsample", "shrinkage"):
             check_unit_interval(name, getattr(self, name))
         for name in (
@@ -123,7 +116,6 @@ class BoostConfig:
             check_positive(name, getattr(self, name), zero=name not in positive)
             if getattr(self, name) > LARGEST:
                 raise LGMMLError(f"`{name}` must be at most {LARGEST:g}, got {getattr(self, name)}")
-        check_whole("phi_cap", self.phi_cap, zero=True)
         check_whole("rounds", self.rounds, zero=True)
         for name in ("sizes", "bandwidths"):
             values = getattr(self, name)

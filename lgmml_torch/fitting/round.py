@@ -181,15 +181,15 @@ def draw_bag(
     problem: Problem,
     scores: Tensor,  # (N,)
     generator: torch.Generator,
-) -> tuple[Bag, Bag]:
-    """Some queries, their gradients from whole lists, at most ``cap`` of their documents, and ``phi_cap`` of them.
+) -> Bag:
+    """Some queries, their gradients from whole lists, and at most ``cap`` of their documents.
 
     Where processes share the data, each sends what it has of the drawn lists, and all draw and find the same.
     """
     data, config, usable = problem.data, problem.config, problem.usable
     drawn = usable[torch.randperm(len(usable), generator=generator).to(usable.device)]
     drawn = drawn[: max(1, round(config.subsample * len(usable)))]
-    fits = data.all_sizes[drawn].cumsum(0) <= 4 * max(config.cap, config.phi_cap)
+    fits = data.all_sizes[drawn].cumsum(0) <= 4 * config.cap
     fits[0] = True
     queries = drawn[fits].sort().values
     rows, offsets = gather_segments(data.all_offsets, queries)
@@ -208,47 +208,11 @@ def draw_bag(
         weight = problem.weights.to(gradients)[queries][query]
         gradients, hessians = gradients * weight, hessians * weight
     kept = (hessians > 0).nonzero()[:, 0]
-
-    def bag(cap: int) -> Bag:
-        if config.draw == "gradient":
-            chosen, weight = weighted_rows(gradients[kept].abs(), cap, generator)
-        else:
-            chosen = draw_rows(hessians[kept], cap, generator)
-            weight = torch.ones_like(hessians[chosen])
-        some = kept[chosen]
-        sizes = torch.bincount(query[some])
-        offsets = offsets_from_sizes(sizes[sizes > 0])
-        shown = None if data.positions is None else data.take(data.positions, rows[some])
-        features = data.take(data.features, rows[some])
-        return Bag(features, gradients[some] * weight, hessians[some] * weight, offsets, shown)
-
-    few = bag(config.cap)
-    if config.phi_cap <= config.cap:
-        return few, few
-    return few, bag(config.phi_cap)
-
-
-def weighted_rows(
-    sizes: Tensor,  # (M,) at least 0
-    cap: int,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:  # (min(M, cap),) in order, and what each of them counts
-    """At most ``cap`` rows, drawn by size; weights keep every sum over rows what it is on average.
-
-    Half of the chance follows the size, half is the same for all. A row whose chance would exceed one is sure, and the
-    others share what is left.
-    """
-    count = len(sizes)
-    if count <= cap:
-        return torch.arange(count, device=sizes.device), torch.ones_like(sizes)
-    share = (sizes / sizes.sum().clamp_min(torch.finfo(sizes.dtype).tiny) + 1 / count) / 2
-    chance = (cap * share).clamp_max(1.0)
-    for _ in range(3):  # what sure rows leave over goes to the others
-        free = chance < 1
-        raised = chance * (cap - (~free).sum()) / chance[free].sum()
-        chance = torch.where(free, raised, 1.0).clamp_max(1.0)
-    drawn = (torch.rand(count, generator=generator).to(chance) < chance).nonzero()[:, 0]
-    return drawn, 1 / chance[drawn]
+    some = kept[draw_rows(hessians[kept], config.cap, generator)]
+    sizes = torch.bincount(query[some])
+    shown = None if data.positions is None else data.take(data.positions, rows[some])
+    features = data.take(data.features, rows[some])
+    return Bag(features, gradients[some], hessians[some], offsets_from_sizes(sizes[sizes > 0]), shown)
 
 
 def draw_rows(
@@ -270,11 +234,10 @@ def draw_rows(
 
 def find_learners(
     bag: Bag,
-    wide: Bag,
     config: BoostConfig,
     generator: torch.Generator,
 ) -> Learners:
-    """The best few candidates of a bag with their share φ of the ``wide`` one's Newton step; none if nothing helps."""
+    """The best few candidates with their share φ of a Newton step; none if nothing helps."""
     if not (bool((bag.gradients > 0).any()) and bool((bag.gradients < 0).any())):
         return Learners.empty(max(config.sizes), bag.features)  # nothing to tell apart among these documents
     newton = NewtonRows(bag.gradients, bag.hessians, bag.offsets, ridge=config.ridge)
@@ -290,9 +253,7 @@ def find_learners(
     chosen = Learners.cat(parts).select(order[gain[order] > 0])
     if not len(chosen):
         return chosen
-    if wide is not bag:
-        newton = NewtonRows(wide.gradients, wide.hessians, wide.offsets, ridge=config.ridge)
-    chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(wide.features, config.kernel)))
+    chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(bag.features, config.kernel)))
     return chosen.select(chosen.phi > 0)
 
 

@@ -212,13 +212,11 @@ class Anchors:
         points: Where the anchors lie, ``(K, D)``, in the features' dtype.
         rows: The document each anchor is, or was moved from, ``(K,)``.
         ndcg: Mean NDCG of the distance order, ``(K,)`` float64; NaN when no list had anything relevant left.
-        alpha: How far the anchor was moved away from the negatives, ``(K,)`` float64; 0 = a real document.
     """
 
     points: Tensor
     rows: Tensor
     ndcg: Tensor
-    alpha: Tensor
 
 
 def choose_anchors(
@@ -269,7 +267,7 @@ def choose_anchors(
         ndcg = judge(features[chosen].double(), lenses[r], chosen)
         best = _first_best(ndcg)
         rows[r], ndcgs[r] = chosen[best], ndcg[best]
-    return Anchors(features[rows], rows, ndcgs, torch.zeros_like(ndcgs))
+    return Anchors(features[rows], rows, ndcgs)
 
 
 def extrapolate_anchors(
@@ -298,10 +296,9 @@ def extrapolate_anchors(
     >>> x = torch.tensor([[0.0], [1.0], [2.0], [2.5]])
     >>> y, offsets = torch.tensor([0.0, 0.0, 1.0, 2.0]), torch.tensor([0, 4])
     >>> regions = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
-    >>> real = Anchors(x[2:3], torch.tensor([2]), torch.zeros(1), torch.zeros(1))
-    >>> moved = extrapolate_anchors(x, y, offsets, regions, torch.ones(1, 1, 1), real, alphas=(1.0,))
-    >>> moved.points, moved.alpha
-    (tensor([[3.5000]]), tensor([1.], dtype=torch.float64))
+    >>> real = Anchors(x[2:3], torch.tensor([2]), torch.zeros(1))
+    >>> extrapolate_anchors(x, y, offsets, regions, torch.ones(1, 1, 1), real, alphas=(1.0,)).points
+    tensor([[3.5000]])
     """
     if len(alphas) == 0:
         raise LGMMLError("`alphas` must hold at least one value, got none")
@@ -311,7 +308,7 @@ def extrapolate_anchors(
     grid = torch.tensor(tuple(alphas), dtype=torch.float64, device=features.device)
     check_finite("alphas", grid)
     points = features.new_empty(len(regions), features.shape[1])
-    ndcgs, steps = lenses.new_empty(len(regions)), lenses.new_empty(len(regions))
+    ndcgs = lenses.new_empty(len(regions))
     for r in range(len(regions)):
         judge = _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
         negatives = features[_part(regions.negatives, regions.negative_offsets, r)].double()
@@ -319,8 +316,8 @@ def extrapolate_anchors(
         tried = start + grid[:, None] * (start - negatives.mean(dim=0))
         ndcg = judge(tried, lenses[r], anchors.rows[r].expand(len(grid)))
         best = _first_best(ndcg)
-        points[r], ndcgs[r], steps[r] = tried[best], ndcg[best], grid[best]
-    return Anchors(points, anchors.rows, ndcgs, steps)
+        points[r], ndcgs[r] = tried[best], ndcg[best]
+    return Anchors(points, anchors.rows, ndcgs)
 
 
 class _Judge:

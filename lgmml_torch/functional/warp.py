@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_finite, check_positive, check_shape
+from lgmml_torch.checks import DataError, check_choice, check_finite, check_positive, check_shape
 from lgmml_torch.functional.ranking.sorting import log_discounts
 from lgmml_torch.functional.regions import check_labels
 from lgmml_torch.segments import (
@@ -294,15 +294,13 @@ def rank_weight_table(max_rank: int, *, device: torch.device | str | None = None
 
 def rank_estimate(
     num_negatives: Tensor,  # (P,) long
-    draws: Tensor,  # (P,) long
+    draws: Tensor,  # (P,) long, at least 1
 ) -> Tensor:  # (P,) long
     """``max(1, ⌊n⁻ / draws⌋)``: few draws to the first violator mean that there are many.
 
     >>> rank_estimate(torch.tensor([10, 10, 3]), torch.tensor([1, 4, 5]))
     tensor([10,  2,  1])
     """
-    if draws.numel() and int(draws.min()) < 1:
-        raise LGMMLError(f"`draws` must be at least 1, got {int(draws.min())}")
     return torch.div(num_negatives, draws, rounding_mode="floor").clamp_min(1)
 
 

@@ -33,11 +33,13 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 
+from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.generated import LetorLike
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.plots import save_figure
 from lgmml_torch.ragged import RankingData
-from research.compare import map_distances, sampled_bank, train_on_lists
+from lgmml_torch.training.preprocessed import compute_distances
+from research.compare import sampled_bank, train_on_lists
 from research.speed.harness import GIB, RESULTS, parse, peak, print_table, save_result, time_interleaved, watched
 from research.speed.plots import scaling_picture, stages_picture
 from research.stats import exponent, target_word
@@ -150,7 +152,9 @@ def train(
     with stages.stage("preprocessing and metrics"):
         bank, model = sampled_bank(data, valid, metrics=metrics, seed=seed)
     with stages.stage("distances"):
-        map_distances(bank, model, folder=folder / "distances", dtype=dtype)
+        cache = Cache(folder / "distances")
+        for name, part in bank.splits.items():
+            bank.inputs[name] = compute_distances(model, part, cache=cache, dtype=dtype)
     clock = EpochClock()
     with stages.stage("weights"):
         trained, curve = train_on_lists(

@@ -36,9 +36,9 @@ from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import BatchLoader, RankingDataModule, TrainingBatches
+from lgmml_torch.training.callbacks import QUIET, quiet_lightning
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.module import LGMMLModule
-from research.compare import fit_quietly
 from research.speed.harness import parse, print_table, save_result
 from research.stats import target_word
 
@@ -80,11 +80,12 @@ def lightning(data: RankingData, dists: Tensor, settings: dict[str, Any]) -> tup
         data, batching="triplets", batch_size=settings["batch"], max_draws=settings["draws"], batches_per_epoch=steps
     )
     timer = Timer()
-    with tempfile.TemporaryDirectory() as folder:
-        fit_quietly(
-            module, loader, max_steps=steps, limit_val_batches=0, callbacks=[timer], logger=False,
-            log_every_n_steps=50, enable_checkpointing=False, default_root_dir=folder,
-        )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, quiet_lightning():
+        own: dict[str, Any] = {
+            "max_steps": steps, "limit_val_batches": 0, "callbacks": [timer], "logger": False,
+            "log_every_n_steps": 50, "enable_checkpointing": False, "default_root_dir": folder,
+        }  # fmt: skip
+        pl.Trainer(**{**QUIET, **own}).fit(module, loader)
     return timer.seconds, module.model.phi.table.weight.detach()
 
 

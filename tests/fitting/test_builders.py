@@ -22,13 +22,10 @@ BOOSTED: list[tuple[dict[str, Any], str]] = [
     ({"metric": "gmlm"}, "`metric` must be one of .* did you mean 'gmml'"),
     ({"kernel": "cosine"}, "`kernel` must be one of"),
     ({"method": "svd"}, "`method` must be one of"),
-    ({"draw": "all"}, "`draw` must be one of"),
     ({"t": 1.5}, r"`t` must lie in \[0, 1\], got 1.5"),
     ({"subsample": 1.1}, r"`subsample` must lie in \[0, 1\]"),
     ({"shrinkage": 1.1}, r"`shrinkage` must lie in \[0, 1\]"),
     ({"rounds": -1}, "`rounds` must be at least 0, got -1"),
-    ({"phi_cap": -1}, "`phi_cap` must be at least 0, got -1"),
-    ({"phi_cap": 1.5}, "`phi_cap` must be a whole number"),
     ({"sizes": ()}, r"`sizes` must hold positive numbers, got \[\]"),
     ({"sizes": (1, 0)}, r"`sizes` must hold positive numbers, got \[1, 0\]"),
     ({"sizes": (1.5,)}, r"`sizes\[0\]` must be a whole number, got 1.5"),
@@ -131,7 +128,7 @@ def test_what_just_fits_is_taken_and_lists_are_as_good_as_tuples() -> None:
     """A configuration file gives lists."""
     config = BoostConfig(sizes=[1, 2], candidates=2, steps=[-1.0, 0.0], bandwidths=[0.5], t=0.0, shrinkage=1.0)  # type: ignore[arg-type]
     assert (config.sizes, config.steps, config.bandwidths) == ((1, 2), (-1.0, 0.0), (0.5,))
-    BoostConfig(t=1.0, subsample=1.0, phi_cap=7, rounds=0, steps=())
+    BoostConfig(t=1.0, subsample=1.0, rounds=0, steps=())
     for settings in ({"lam": 0.0, "t": 0.0}, {"relative": False, "t": 1.0}, {"bandwidth": 2}, {"prior": torch.eye(2)}):
         SampledBuilder(**settings)  # type: ignore[arg-type]
     assert SampledBuilder(alphas=[-1.0, 2], bandwidth=[0.1]) == SampledBuilder(alphas=(-1.0, 2), bandwidth=(0.1,))

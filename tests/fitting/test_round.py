@@ -21,7 +21,6 @@ from lgmml_torch.fitting.round import (
     make_problem,
     round_generator,
     subspace_factors,
-    weighted_rows,
 )
 from lgmml_torch.functional.boosting import (
     NewtonRows,
@@ -46,7 +45,7 @@ def gen(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def bags(data: RankingData, seed: int = 0, **settings: Any) -> tuple[Bag, Bag]:
+def bag_of(data: RankingData, seed: int = 0, **settings: Any) -> Bag:
     problem = make_problem(data, None, BoostConfig(**{"subsample": 1.0, **settings}), 0)
     return draw_bag(problem, torch.zeros(data.num_documents), gen(seed))
 
@@ -63,7 +62,7 @@ def owner_of(data: RankingData) -> dict[tuple[float, ...], int]:
 class TestBags:
     @pytest.mark.parametrize(
         "settings",
-        [{"draw": "uniform"}, {"truncation": 3, "sigma": 2.0}, {"hessian_floor": 0.5}],
+        [{}, {"truncation": 3, "sigma": 2.0}, {"hessian_floor": 0.5}],
         ids=str,
     )
     def test_gradients_are_those_of_whole_lists(self, data: RankingData, settings: dict[str, Any]) -> None:
@@ -82,8 +81,7 @@ class TestBags:
         whole = {tuple(x): (a * w, b * w, place) for x, a, b, w, place in rows if b * w > 0}
         for cap in (10_000, 60):
             capped = replace(problem, config=replace(problem.config, cap=cap))
-            few, wide = draw_bag(capped, scores, gen())
-            assert wide is few
+            few = draw_bag(capped, scores, gen())
             assert len(few.gradients) == min(cap, len(whole))
             assert few.positions is not None
             drawn = zip(few.gradients.tolist(), few.hessians.tolist(), few.positions.tolist(), strict=True)
@@ -97,7 +95,7 @@ class TestBags:
         weights = torch.rand(240, generator=gen(1)) + 0.5
         problem = make_problem(data.replace(document_weights=weights), None, BoostConfig(subsample=1.0), 0)
         scores, part = torch.randn(240, generator=gen(2)), problem.data
-        bag, _ = draw_bag(problem, scores, gen())
+        bag = draw_bag(problem, scores, gen())
         g, h = lambda_gradients(
             scores, part.labels.float(), part.offsets, truncation=30, floor=0.05, weights=part.document_weights
         )
@@ -109,69 +107,18 @@ class TestBags:
         owner = owner_of(data)
 
         def lists(seed: int, **settings: Any) -> set[int]:
-            return {owner[tuple(row)] for row in bags(data, seed, **settings)[0].features.tolist()}
+            return {owner[tuple(row)] for row in bag_of(data, seed, **settings).features.tolist()}
 
         for share, count in ((1.0, 20), (0.5, 10), (0.26, 5), (1e-6, 1)):
             assert [len(lists(seed, subsample=share)) for seed in (0, 1)] == [count, count]
         assert lists(0, subsample=0.5) != lists(1, subsample=0.5)
         for cap, count in ((12, 4), (9, 3), (8, 2), (1, 1)):
             assert max(len(lists(seed, cap=cap)) for seed in range(12)) == count
-        for cap, phi_cap, sizes in ((30, 100, (30, 100)), (5, 50, (5, 50)), (50, 5, (50, 50))):
-            few, wide = bags(data, cap=cap, phi_cap=phi_cap)
-            assert (len(few.gradients), len(wide.gradients)) == sizes
-            assert (wide is few) == (phi_cap < cap)
-
-    def test_a_draw_by_gradient_counts_as_all_documents_do(self, data: RankingData) -> None:
-        everything, _ = bags(data)
-        sums = [bags(data, seed, draw="gradient", cap=80)[0] for seed in range(200)]
-        assert sum(len(bag.gradients) for bag in sums) / 200 == pytest.approx(80, rel=0.1)
-        for name in ("gradients", "hessians"):
-            total = torch.stack([(bag.features * getattr(bag, name)[:, None]).sum(0) for bag in sums])
-            expected = (everything.features * getattr(everything, name)[:, None]).sum(0)
-            error = 4 * total.std(0) / 200**0.5
-            assert bool(((total.mean(0) - expected).abs() < error).all())
+        for cap in (5, 30, 50):
+            assert len(bag_of(data, cap=cap).gradients) == cap
 
 
 class TestRows:
-    def test_rows_drawn_by_size_keep_every_sum_on_average(self) -> None:
-        """Few rows are most of the sum: they are nearly always drawn, and weights make up for the rest."""
-        g = gen()
-        sizes, other = torch.rand(2000, generator=g) ** 20, torch.randn(2000, generator=g)
-        counts, sums, others = [], [], []
-        for _ in range(400):
-            rows, weights = weighted_rows(sizes, 200, g)
-            counts.append(len(rows))
-            sums.append(float((sizes[rows] * weights).sum()))
-            others.append(float((other[rows] * weights).sum()))
-            assert (rows.diff() > 0).all()
-        assert sum(counts) / 400 == pytest.approx(200, rel=0.02)
-        uniform = 400**-0.5 * float(sizes.std()) * 2000 / 200**0.5  # the error of a mean of uniform draws
-        assert abs(sum(sums) / 400 - float(sizes.sum())) < uniform
-        assert abs(sum(others) / 400 - float(other.sum())) < 4 * 400**-0.5 * float(torch.tensor(others).std())
-        for count, cap in ((2000, 5000), (2000, 2000)):
-            rows, weights = weighted_rows(sizes[:count], cap, g)
-            assert torch.equal(rows, torch.arange(count))
-            assert (weights == 1).all()
-        assert 50 < len(weighted_rows(torch.zeros(2000), 100, g)[0]) < 150
-
-    def test_chances_by_hand(self) -> None:
-        """Half of the chance follows the size, half is the same for all; what sure rows leave goes to the others."""
-        half = torch.tensor([3.0, 1.0]).repeat(20)
-        by_size = {3.0: 10 * (3 / 80 + 1 / 40) / 2, 1.0: 10 * (1 / 80 + 1 / 40) / 2}  # of 10 places
-        rows, weights = weighted_rows(half, 10, gen())
-        torch.testing.assert_close(weights, torch.tensor([1 / by_size[size] for size in half[rows].tolist()]))
-        # One row is sure at once, then a second, then a third.
-        sizes = torch.tensor([100.0, 30.0, 10.0, 3.0, *[0.1] * 40]).double()
-        chance = [min(1.0, 10 * (float(size / sizes.sum()) + 1 / 44) / 2) for size in sizes]
-        for _ in range(3):
-            sure = sum(value >= 1 for value in chance)
-            rest = sum(value for value in chance if value < 1)
-            chance = [1.0 if value >= 1 else min(1.0, value * (10 - sure) / rest) for value in chance]
-        assert sum(chance) == pytest.approx(10)
-        for seed in range(5):
-            rows, weights = weighted_rows(sizes, 10, gen(seed))
-            assert weights.tolist() == pytest.approx([1 / chance[row] for row in rows.tolist()])
-
     def test_few_rows_are_taken_as_they_are_and_many_by_hessian(self) -> None:
         h = torch.full((100,), 0.01)
         h[[3, 50]] = 100.0
@@ -220,7 +167,7 @@ class TestSubspaces:
     )
     def test_the_anchor_and_bandwidth_of_the_largest_gain(self, data: RankingData, settings: dict[str, Any]) -> None:
         config = BoostConfig(**settings)
-        bag, _ = bags(data)
+        bag = bag_of(data)
         newton = newton_of(bag)
         positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
         for width in (1, 2, 3):
@@ -270,8 +217,8 @@ class TestSubspaces:
     )
     def test_the_best_few_by_loops(self, data: RankingData, settings: dict[str, Any]) -> None:
         config = BoostConfig(**settings)
-        bag, wide = bags(data, cap=60, phi_cap=150)
-        found = find_learners(bag, wide, config, gen(2))
+        bag = bag_of(data, cap=60)
+        found = find_learners(bag, config, gen(2))
         g = gen(2)
         newton = newton_of(bag, config.ridge)
         weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
@@ -282,7 +229,7 @@ class TestSubspaces:
             tried += [(float(gain), learners.select(torch.tensor([i]))) for i, gain in enumerate(gains)]
         best = sorted(tried, key=lambda pair: -pair[0])[: config.batch]
         chosen = Learners.cat([learner for gain, learner in best if gain > 0])
-        phi = config.shrinkage * newton_of(wide, config.ridge).weights(chosen.kernels(wide.features, config.kernel))
+        phi = config.shrinkage * newton.weights(chosen.kernels(bag.features, config.kernel))
         assert torch.equal(found.support, chosen.support[phi > 0])
         torch.testing.assert_close(found.anchors, chosen.anchors[phi > 0])
         torch.testing.assert_close(found.phi, phi[phi > 0])
@@ -292,7 +239,7 @@ class TestSubspaces:
     def test_what_helps_nothing_is_not_added(self, gradients: list[float]) -> None:
         """One sign alone, or two documents at the same place of which one should rise and one fall."""
         bag = Bag(torch.ones(2, 3), torch.tensor(gradients), torch.ones(2), torch.tensor([0, 2]))
-        found = find_learners(bag, bag, BoostConfig(sizes=(1, 3)), gen())
+        found = find_learners(bag, BoostConfig(sizes=(1, 3)), gen())
         assert (len(found), found.support.shape) == (0, (0, 3))
 
     def test_small_gradients_of_both_signs_find_something(self) -> None:
@@ -302,12 +249,12 @@ class TestSubspaces:
         config = BoostConfig(sizes=(1,))
         _, gains = best_of_subspaces(bag, newton_of(bag), torch.arange(3)[:, None], config, gen())
         assert 0 < float(gains.max()) < 1
-        found = find_learners(bag, bag, config, gen())
+        found = find_learners(bag, config, gen())
         assert len(found) > 0
         assert float(found.phi.max()) < 1
 
     def test_metrics_are_geometric_means_of_their_scatters(self, data: RankingData) -> None:
-        bag, _ = bags(data)
+        bag = bag_of(data)
         values = bag.features[:, torch.tensor([[0, 1], [2, 5]])]
         positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
 
@@ -339,14 +286,13 @@ class TestSubspaces:
         assert 0 < LEAST_SCATTER < 0.01
 
 
-def test_a_round_searches_among_few_documents_and_weighs_on_more(data: RankingData) -> None:
-    config = BoostConfig(cap=40, phi_cap=200, rounds=3, evaluate_every=3)
+def test_a_round_adds_the_best_few_of_its_documents(data: RankingData) -> None:
+    config = BoostConfig(cap=40, rounds=3, evaluate_every=3)
     problem = make_problem(data, None, config, 5)
     found = one_round(initial_state(problem), problem).learners
     generator = round_generator(5, 0)
-    few, wide = draw_bag(problem, torch.zeros(240), generator)
-    assert len(few.gradients) < len(wide.gradients)
-    want = find_learners(few, wide, config, generator)
+    bag = draw_bag(problem, torch.zeros(240), generator)
+    want = find_learners(bag, config, generator)
     assert len(want) > 0
     assert torch.equal(found.anchors, want.anchors)
     assert torch.equal(found.phi, want.phi)

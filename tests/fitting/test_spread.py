@@ -16,7 +16,7 @@ from tests.processes import in_processes, own_part
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SETTINGS: dict[str, Any] = {"rounds": 7, "candidates": 6, "evaluate_every": 3, "cap": 150, "phi_cap": 250}
+SETTINGS: dict[str, Any] = {"rounds": 7, "candidates": 6, "evaluate_every": 3, "cap": 150}
 OWNERS = [None, [0] * 20 + [2] * 4]  # in turn; and one process of three without a list
 
 

@@ -422,7 +422,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`choices` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 3), torch.zeros(1, 1))),
     ("`uniforms` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 2), torch.zeros(2, 1))),
     ("`uniforms` must have", lambda: warp.list_draws_from_uniforms(TABLE, torch.tensor([0]), torch.zeros(2, 1))),
-    ("`draws` must be at least 1, got 0", lambda: warp.rank_estimate(torch.tensor([1, 2]), torch.tensor([3, 0]))),
     ("`max_rank` must", lambda: warp.rank_weight_table(-1)),
     ("`features` must have", lambda: subspace_distances(t(1), torch.tensor([[0]]), torch.zeros(1, 1), ONE)),
     ("`support` must have", lambda: subspace_distances(X, torch.tensor([0]), torch.zeros(1, 1), ONE)),

@@ -157,7 +157,6 @@ def test_anchors_equal_the_loop() -> None:
                 assert int(found.rows[r]) == chosen[best]
                 assert float(found.ndcg[r]) == pytest.approx(tried[best], nan_ok=True)
             assert torch.equal(found.points, features[found.rows])
-            assert not found.alpha.any()
 
 
 def test_small_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +246,6 @@ def test_extrapolated_anchors_equal_the_loop() -> None:
             tried = [reference.quality(p, row, features, labels, offsets, groups[r], F[r], 10) for p in places]
             best = reference.first_best(tried)
             torch.testing.assert_close(moved.points[r], places[best])
-            assert float(moved.alpha[r]) == alphas[best]
             assert float(moved.ndcg[r]) == pytest.approx(tried[best], nan_ok=True)
         assert torch.equal(moved.rows, real.rows)
 
@@ -260,7 +258,7 @@ def test_extrapolation_never_ranks_worse_than_the_real_document() -> None:
     moved = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=(0.0, 0.5, 1.0, 2.0, 4.0))
     fine = ~real.ndcg.isnan()
     assert (moved.ndcg >= real.ndcg - 1e-12)[fine].all()
-    assert (moved.alpha > 0).any()
+    assert not torch.equal(moved.points, real.points)
     still = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=(0.0,))
     assert torch.equal(still.points, real.points)
     torch.testing.assert_close(still.ndcg, real.ndcg, equal_nan=True)
@@ -314,7 +312,7 @@ def test_errors_name_argument_rule_and_value(generator: torch.Generator) -> None
         extrapolate_anchors(x, y, o, regions, F, real, alphas=())
     with pytest.raises(LGMMLError, match=r"`alphas` must be finite, got inf at position \(1,\)"):
         extrapolate_anchors(x, y, o, regions, F, real, alphas=(0.0, math.inf))
-    short = Anchors(real.points[:1], real.rows, real.ndcg, real.alpha)
+    short = Anchors(real.points[:1], real.rows, real.ndcg)
     with pytest.raises(LGMMLError, match=r"`anchors.points` must have shape \(2, 2\), got \(1, 2\)"):
         extrapolate_anchors(x, y, o, regions, F, short, alphas=(0.0,))
 

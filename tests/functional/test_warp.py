@@ -320,8 +320,6 @@ def test_errors_name_argument_rule_and_value() -> None:
         warp_loss(pos, neg * torch.nan, count, margin=1)
     with pytest.raises(LGMMLError, match=r"`max_rank` must be at least 0, got -1"):
         rank_weight_table(-1)
-    with pytest.raises(LGMMLError, match=r"`draws` must be at least 1, got 0"):
-        rank_estimate(count, torch.tensor([0, 1]))
     with pytest.raises(LGMMLError, match=r"`negatives` must be one of 'lower', 'zero', got 'low'"):
         negative_table(LABELS, OFFSETS, negatives="low")
     with pytest.raises(LGMMLError, match=r"`offsets` must start at 0, got 1"):
