@@ -24,7 +24,6 @@ from lgmml_torch.estimator_inputs import (
     Rows,
     check_parameters,
     find_queries,
-    has_relevant,
     held_out,
     query_weights,
     score_one_list,
@@ -349,7 +348,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             if valid.num_features != data.num_features:
                 got = valid.num_features
                 raise DataError(f"`eval_set` must have {data.num_features} features as `X`, got {got}")
-            if not has_relevant(valid):
+            if not (valid.labels > 0).any():
                 raise DataError("`eval_set` must have a query with a relevant document, got none")
         splits = {"train": train}
         if valid is not None:

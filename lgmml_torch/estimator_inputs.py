@@ -203,11 +203,6 @@ def weighed(data: RankingData, sample_weight: Any) -> RankingData:
     return found.select((counts > 0).nonzero()[:, 0])
 
 
-def has_relevant(data: RankingData) -> bool:
-    """Whether validation can measure anything."""
-    return bool((data.labels > 0).any())
-
-
 def held_out(data: RankingData, fraction: float, seed: int) -> tuple[RankingData, RankingData | None]:
     """The data cut by query into training and validation; without the latter when that would be of no use.
 

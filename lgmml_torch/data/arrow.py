@@ -25,8 +25,6 @@ from lgmml_torch.categories import Vocabulary, codes_of, found_vocabulary, gathe
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.columns import (
     Pieces,
-    batch_pieces,
-    batch_sizes,
     check_same_names,
     distinct_words,
     inner,
@@ -34,6 +32,7 @@ from lgmml_torch.data.columns import (
     lay_out,
     no_number,
     numbers,
+    read_batches,
     require_arrow,
 )  # fmt: skip
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, check_memory
@@ -74,9 +73,7 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
     with _readable(name, "Arrow"):
         mapped = pa.BufferReader(_content(path).read()) if name == "<stdin>" else pa.memory_map(str(path))
         reader = pa.ipc.open_file(mapped)
-        return ArrowSource(
-            name, "Arrow", options, reader.schema, batch_sizes(reader), batch_pieces(reader), mapped.close
-        )
+        return ArrowSource(name, "Arrow", options, reader.schema, *read_batches(reader), mapped.close)
 
 
 def open_arrow_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:

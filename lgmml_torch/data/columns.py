@@ -153,13 +153,9 @@ def require_arrow(purpose: str = "for Parquet and Arrow files") -> None:
     require("pyarrow", purpose, "arrow")
 
 
-def batch_sizes(reader: pa.RecordBatchFileReader) -> list[int]:
-    """The rows of each batch of an Arrow IPC file."""
-    return [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
-
-
-def batch_pieces(reader: pa.RecordBatchFileReader) -> Pieces:
-    """Reads columns of an Arrow IPC file, see `ArrowSource`."""
+def read_batches(reader: pa.RecordBatchFileReader) -> tuple[list[int], Pieces]:
+    """The rows of each batch of an Arrow IPC file, and what reads its columns, see `ArrowSource`."""
+    sizes = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
 
     def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
         for group in range(first, reader.num_record_batches):
@@ -168,7 +164,7 @@ def batch_pieces(reader: pa.RecordBatchFileReader) -> Pieces:
             for start in range(0, len(batch), step):
                 yield batch.slice(start, step)
 
-    return pieces
+    return sizes, pieces
 
 
 def is_list(dtype: pa.DataType) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import ArrowSource
-from lgmml_torch.data.columns import batch_pieces, batch_sizes, lay_out, require_arrow
+from lgmml_torch.data.columns import lay_out, read_batches, require_arrow
 from lgmml_torch.data.source import PathLike, ReadOptions
 from lgmml_torch.data.svmlight import TextFile, query_ids, shown
 
@@ -58,14 +58,13 @@ class _CsvSource(ArrowSource):
             self.header, self._header_line = self._read_header()
             lay_out(self.header, options, self._head, what=self.what)
             reader = self._convert()
-            if not any(batch_sizes(reader)):
+            sizes, pieces = read_batches(reader)
+            if not any(sizes):
                 raise DataError(f"{self.name}:1: the file holds no documents")
         except BaseException:
             self._text.close()
             raise
-        super().__init__(
-            self.name, "CSV", options, reader.schema, batch_sizes(reader), batch_pieces(reader), self._text.close
-        )
+        super().__init__(self.name, "CSV", options, reader.schema, sizes, pieces, self._text.close)
 
     @property
     def _head(self) -> str:
