@@ -49,7 +49,7 @@ def rows_recipe(mode: str, optimizer: str, policy: str | None = None, **settings
         **settings,
     )
     assert isinstance(made.make_phi, partial)
-    return replace(made, make_phi=partial(Phi, **made.make_phi.keywords, policy=policy))
+    return replace(made, make_phi=partial(Phi, **{**made.make_phi.keywords, "policy": policy}))
 
 
 RECIPES = {
