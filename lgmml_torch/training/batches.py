@@ -412,9 +412,6 @@ class _Upcoming(Sampler[tuple[int, int]]):
         for position in range(owner.position, owner.length):
             yield epoch, position
 
-    def __len__(self) -> int:
-        return self._owner.length - self._owner.position
-
     def set_epoch(self, epoch: int) -> None:
         """Begin that epoch, unless the loader is in it: a resumed run has a new loader."""
         if epoch != self._owner.epoch:

@@ -75,6 +75,20 @@ def test_the_log_says_if_nothing_was_gained(found: Prepared, tmp_path: Path, cap
         assert (said in caplog.text) is not gained
 
 
+def test_validation_is_measured_by_the_definitions_of_the_preset(found: Prepared, tmp_path: Path) -> None:
+    """LightGBM counts a list without a relevant document as 1; by our definition it is skipped."""
+    valid = found.splits["valid"]
+    labels = valid.labels.clone()
+    labels[: int(valid.offsets[1])] = 0
+    splits = {**found.splits, "valid": valid.replace(labels=labels)}
+    curves = {}
+    for preset in ("default", "lightgbm"):
+        trained = tiny.train(tmp_path / preset, found=replace(found, splits=splits), preset=preset, epochs=1)
+        curves[preset] = trained.keeper.curve[1]
+    skipped, ones = curves["default"], curves["lightgbm"]
+    assert ones == pytest.approx((skipped * (len(valid) - 1) + 1) / len(valid), abs=1e-6)
+
+
 def test_a_run_is_resumed_with_its_own_seed_only(found: Prepared, tmp_path: Path) -> None:
     tiny.train(tmp_path, found=found, epochs=1)
     around = TrainerSettings(tmp_path, {"max_epochs": 2, "accelerator": "cpu"}, resume=tmp_path / "last.ckpt")
