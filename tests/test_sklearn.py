@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import joblib
@@ -274,6 +275,15 @@ def test_a_loaded_ranker_knows_its_columns(tmp_path: Any) -> None:
     assert not hasattr(LGMMLRanker.load(tmp_path / "m.safetensors"), "feature_names_in_")
 
 
+@pytest.fixture
+def usual_interrupts() -> Iterator[None]:
+    """Python's own handler of Ctrl-C: Ray Train leaves one of its own in the process, shells in the background none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_interrupts")
 def test_ctrl_c_stays_a_keyboard_interrupt() -> None:
     """Before Lightning trains, while it does, and after it was interrupted before."""
     X, y, qid = problem(10)
