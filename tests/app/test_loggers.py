@@ -28,6 +28,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)  # MLflow sets it to the store of an earlier test
         loggers = ["logger=[tensorboard,csv,wandb,mlflow]", f"logger.mlflow.store={folder / 'store'}"]
         return run(folder / "run", *BOOSTED, *loggers, "trainer.max_epochs=1")
 
