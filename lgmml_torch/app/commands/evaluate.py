@@ -278,7 +278,8 @@ def _report(args: Namespace) -> None:
     folder = Path(args.run)
     content, device = _report_of_run(folder), use_machine(args)
     model = LGMML.load(folder / MODEL).to(device)
-    others = references_of_run(folder, content["config"].get("reference"))
+    config = content["config"]
+    others = references_of_run(folder, config.get("reference", config.get("compare")))  # its name up to 0.2
     if args.compare:
         others = [open_ranker(args.compare)]
     split, data = _lists_of_page(args, content, model)
