@@ -119,19 +119,14 @@ def _started(init_model: Any) -> Start | None:
 def _prepared_from(start: Start | None, splits: Mapping[str, RankingData], recipe: Recipe, verbose: bool) -> Prepared:
     """Preprocessing and metrics: fitted, added to those of a start, or a start's own."""
     from lgmml_torch.training.callbacks import log_rounds
-    from lgmml_torch.training.stages import Prepared, check_positions, prepare
+    from lgmml_torch.training.stages import prepare, reuse
 
-    builder = recipe.builder
-    if start is None or builder.grows:
+    if start is None or recipe.builder.grows:
         told = None
         if verbose:
             told = log_rounds
         return prepare(splits, recipe, told, start=start)
-    splits = start.read(splits, recipe.categories)
-    check_positions(splits["train"], builder.trains_metrics)
-    return Prepared(
-        start.preprocess, replace(start.bank, trained=builder.trains_metrics), splits, encoder=start.encoder
-    )
+    return reuse(start, splits, recipe)
 
 
 def asked_params(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def prepare(
         splits, encoder = start.read(splits, recipe.categories), start.encoder
         preprocess, earlier = start.preprocess, start.bank
     train = splits["train"]
-    check_positions(train, recipe.builder.takes_positions or recipe.builder.trains_metrics)
+    _check_positions(train, recipe.builder.takes_positions or recipe.builder.trains_metrics)
     shown, reason = sample_of(train, recipe.seed, unfinished), ""
     if start is None and recipe.chooses_features:
         preprocess, reason = _without_noise(preprocess, shown)
@@ -243,7 +243,18 @@ def _without_noise(preprocess: Preprocess, shown: RankingData) -> tuple[Preproce
     return Chain([KeepColumns(choice.kept.tolist()), preprocess]), f"{choice.reason}: {listed}"
 
 
-def check_positions(train: RankingData, fitted: bool) -> None:
+def reuse(start: Start, splits: Mapping[str, RankingData], recipe: Recipe, *, resumes: bool = False) -> Prepared:
+    """A start's own preprocessing and metrics; they are trained further where the recipe trains its own.
+
+    A run that resumes may have fitted biases of positions before.
+    """
+    trains = recipe.builder.trains_metrics
+    splits = start.read(splits, recipe.categories)
+    _check_positions(splits["train"], trains or resumes)
+    return Prepared(start.preprocess, replace(start.bank, trained=trains), splits, encoder=start.encoder)
+
+
+def _check_positions(train: RankingData, fitted: bool) -> None:
     """Refuse positions of documents if no biases are fitted."""
     if train.positions is not None and not fitted:
         raise ConfigError("Position debiasing works only with boosted or trained metrics")
