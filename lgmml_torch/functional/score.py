@@ -131,7 +131,7 @@ def tie_equal_rows(
         return scores
     ids, order = segment_ids(offsets), argsort_segments(scores, offsets)
     ordered = scores[order]
-    near = (ordered[1:] - ordered[:-1] <= rtol * ordered[1:].abs().maximum(ordered[:-1].abs())) & (ids[1:] == ids[:-1])
+    near = torch.isclose(ordered[1:], ordered[:-1], rtol=rtol, atol=0.0) & (ids.diff() == 0)
     pad = near.new_zeros(1)
     rows = order[torch.cat([near, pad]) | torch.cat([pad, near])].sort().values
     if not len(rows):

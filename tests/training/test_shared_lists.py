@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training import preprocessed, stages
+from lgmml_torch.training.callbacks import QUIET, KeepCheckpoints
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.stages import prepare, quiet_lightning, train_phi
@@ -50,6 +52,20 @@ def rows_recipe(mode: str, optimizer: str, policy: str | None = None, **settings
     )
     assert isinstance(made.make_phi, partial)
     return replace(made, make_phi=partial(Phi, **{**made.make_phi.keywords, "policy": policy}))
+
+
+def layout(here: int) -> list[int]:
+    """Devices of a machine and machines, as Lightning sees them where a machine has so many processes."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(here)
+    folder = Path("unused")
+    keeper = KeepCheckpoints(folder, monitor="val/ndcg@10", every_n_steps=500, seed=0)
+    trainer = TrainerSettings(folder, {**QUIET, "accelerator": "cpu"}).make_trainer(keeper, validated=False)
+    return [trainer.num_devices, trainer.num_nodes, trainer.local_rank]
+
+
+def test_machines_may_have_different_numbers_of_processes() -> None:
+    assert in_processes(2, layout, 2) == [[2, 1, 0], [2, 1, 1]]
+    assert in_processes(3, layout, 2) == [[1, 3, 0]] * 3
 
 
 RECIPES = {

@@ -287,6 +287,21 @@ def test_without_epochs_the_start_is_judged_with_the_biases_of_its_positions(tmp
     assert trained.keeper.best != pytest.approx(mean_measure(scores, valid, measure))
 
 
+def test_the_log_says_what_is_trained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    boosted = Recipe(Standardize, BoostedBuilder.of(rounds=2), partial(Phi, mode="shared"))
+    parts = dict(zip(("train", "valid"), tiny.splits(), strict=False))
+    no_epochs = TrainerSettings(tmp_path, {"max_epochs": 0, "accelerator": "cpu"})
+    for recipe, said in (
+        (tiny.recipe(), "local metrics in closed form, kept as buffers; Φ: a 20 × 6 embedding"),
+        (tiny.recipe("trained"), "6 local metrics trained by gradient; Φ: a 1 × 6 embedding"),
+        (boosted, "local metrics in closed form, chosen by boosting, kept as buffers; Φ: a 1 × "),
+    ):
+        with caplog.at_level(logging.INFO):
+            train_phi(prepare(parts, recipe), recipe, no_epochs)
+        assert said in caplog.text
+        caplog.clear()
+
+
 def test_labels_of_a_steep_gain_are_warned_about() -> None:
     data = tiny.splits()[0]
     with pytest.warns(DataWarning, match="gain"):
