@@ -312,6 +312,8 @@ def test_a_start_must_suit(found: Prepared) -> None:
     data = found.splits["train"]
     start = Start.of(found.model(Phi))
     assert torch.equal(start.bank.phi, torch.ones(6))
+    without_rows = found.model(lambda queries, width, **init: Phi(0, width, mode="per_query"))
+    assert torch.equal(Start.of(without_rows).bank.phi, torch.ones(6))
     narrow = data.replace(features=data.features[:, :3])
     with pytest.raises(ConfigError, match="the model to start from has 8 features, the data has 3"):
         start.read({"train": narrow}, tiny.recipe().categories)
