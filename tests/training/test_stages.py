@@ -270,6 +270,23 @@ def test_positions_get_biases_that_scores_do_not_have(tmp_path: Path) -> None:
         prepare(splits, tiny.recipe())
 
 
+def test_biases_of_positions_are_those_of_the_kept_epoch(tmp_path: Path) -> None:
+    splits = dict(zip(("train", "valid"), tiny.splits(), strict=False))
+    for name, data in splits.items():
+        shown = torch.cat([torch.arange(int(size)) for size in data.sizes])
+        first = (shown < 2) == (name == "train")  # what is learned is wrong in validation: an early epoch is the best
+        splits[name] = data.replace(positions=shown, labels=first.float())
+    recipe = replace_phi()
+    around = TrainerSettings(tmp_path, {"max_epochs": 2, "accelerator": "cpu"})
+    trained = train_phi(prepare(splits, recipe), recipe, around)
+    best, last = (
+        load_checkpoint(tmp_path / name)["state_dict"]["position_bias"] for name in ("best.ckpt", "last.ckpt")
+    )
+    assert not torch.equal(best, last)
+    assert trained.module.position_bias is not None
+    assert torch.equal(trained.module.position_bias, best)
+
+
 def test_without_epochs_the_start_is_judged_with_the_biases_of_its_positions(tmp_path: Path) -> None:
     splits = dict(zip(("train", "valid"), tiny.splits(), strict=False))
     for name, data in splits.items():
