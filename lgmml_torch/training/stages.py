@@ -7,6 +7,7 @@ cache. `rehearse` checks a recipe before any time is spent on it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,11 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import ConfigError
+from lgmml_torch.checks import ConfigError, DataError
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.distributed import all_qids, gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
+from lgmml_torch.functional.calibration import MOST_DOCUMENTS, fit_grade_map
 from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.ranking.measures import Measure, mean_measure
 from lgmml_torch.inputs import warn_if_steep
@@ -159,6 +161,22 @@ class Trained:
         if model.base is None:
             return scores
         return model.base.add_to(scores, data)
+
+    def calibrate(self, valid: RankingData | None) -> None:
+        """Fit the model's map from scores to chances of grades to the validation lists; where none fits, log why."""
+        self.model.grade_map = None
+        if valid is None:
+            log.info("no chances of grades: there are no validation queries to fit them to")
+            return
+        scores, labels = self.score("valid"), valid.labels
+        if valid.shared_lists is not None:
+            every = math.ceil(int(valid.all_sizes.sum()) / MOST_DOCUMENTS)
+            parts = distributed.all_gather((scores[::every], labels[::every]))
+            scores, labels = map(torch.cat, zip(*parts, strict=True))
+        try:
+            self.model.grade_map = fit_grade_map(scores, labels)
+        except DataError as error:
+            log.info("no chances of grades, by the validation queries: %s", error)
 
     @property
     def position_bias(self) -> dict[int, float] | None:
@@ -331,6 +349,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
     trained = Trained(module, keeper, lightning, moved)
     if module.model.phi.policy == AUTO:
         module.model.phi.policy = _best_policy(trained, splits.get("valid"), measure)
+    trained.calibrate(splits.get("valid"))
     kept = keeper.best_epoch if keep == "best" else lightning.current_epoch
     for callback in around.callbacks:
         if isinstance(callback, LogModel):

@@ -125,6 +125,7 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         "mean Φ": float(f"{float(phi.mean()):.6g}"),
         "share of Φ that is zero": round(float((phi == 0).double().mean()), 4),
         "precision": str(model.dtype).removeprefix("torch."),
+        "chances of grades": _grades(model),
     }
     if base is not None:
         facts["adds to"] = f"a {base.title} model of {len(base.content) / 1024:.1f} KiB"
@@ -155,6 +156,13 @@ def _categories(model: LGMML) -> str | None:
                 encoding = "a column each"
             texts.append(f"{name} ({len(known)} words, {encoding})")
     return ", ".join(texts)
+
+
+def _grades(model: LGMML) -> str:
+    """The grades that the model has chances for."""
+    if model.grade_map is None:
+        return "none: trained without validation grades"
+    return ", ".join(map("{:g}".format, model.grade_map.grades))
 
 
 def _provenance(about: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +282,12 @@ def _merge(args: Namespace) -> None:
     for model in models:
         scores.append(model.score(data, documents_at_once=args.batch_documents))
     weights = combination_weights(torch.stack(scores), data.labels, data.offsets, tie_order=data.order).tolist()
-    merge_models(models, weights).save(args.output)
+    merged = merge_models(models, weights)
+    try:
+        merged.calibrate(data)
+    except DataError as error:
+        sys.stdout.write(f"no chances of grades: {error}\n")
+    merged.save(args.output)
     for name, weight in zip(names, weights, strict=True):
         sys.stdout.write(f"{weight:10.6g}  {name}\n")
 
