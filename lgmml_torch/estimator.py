@@ -356,11 +356,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     def predict_proba(self) -> Callable[..., NDArray[np.float64]]:
         """``predict_proba(X, qid=…)``: ``(N, G)`` chances of the grades ``classes_``, by the order of the rows.
 
-        They come from a map of the scores that was fitted to the validation queries of `fit`, and mean the same in
-        every list: see `GradeMap`. Higher scores never have lower chances of high grades.
-
-        Raises:
-            AttributeError: there were no validation queries, or their labels are no grades.
+        They mean the same in every list, and there are none without validation queries that have grades.
         """
         grade_map = self._grade_map()
         return lambda X, *, qid=None, group=None: grade_map.chances(self.predict(X, qid=qid, group=group)).numpy()

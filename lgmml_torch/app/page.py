@@ -8,18 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lgmml_torch.app.charts import (
-    Bar,
-    Child,
-    Markup,
-    Point,
-    bar_chart,
-    figure,
-    histogram,
-    line_chart,
-    table,
-    tag,
-)
+from lgmml_torch.app.charts import Bar, Child, Markup, Point, bar_chart, figure, histogram, line_chart, table, tag
 from lgmml_torch.app.page_data import Document, Importances, PageData, Query
 from lgmml_torch.evaluation.evaluate import Paired
 from lgmml_torch.evaluation.tables import merge_definitions
@@ -399,8 +388,7 @@ def _reliability(data: PageData) -> Markup | None:
     found, title = data.reliability, "Chance to be relevant, and how often it came true"
     if found is None:
         return None
-    points = list(map(Point, found.chances, found.shares))
-    lines = {"documents": points, "exact": [Point(0, 0), Point(1, 1)]}
+    lines = {"documents": list(map(Point, found.chances, found.shares)), "exact": [Point(0, 0), Point(1, 1)]}
     chart = line_chart(lines, x="chance of a label of at least 1", y="share of documents with one", title=title)
     note = (
         f"A dot is a group of about {max(found.documents):,} documents; on the line, their chances are exact. "

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-import operator
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 
 from lgmml_torch.checks import DataError, LGMMLError, check_finite, check_positive, check_shape
 
 _MOST_GRADES = 32  # different labels; of more, each is too rare to have a chance of its own
-MOST_DOCUMENTS = 1 << 18  # that a map is fitted to: more do not change four numbers
-_Scores = Tensor | ArrayLike
-_STEPS = 100  # of Newton's method; about ten are needed
+_MOST_DOCUMENTS = 1 << 18  # that a map is fitted to: more do not change four numbers
+_Scores = Tensor | ArrayLike  # (N,)
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,6 @@ class GradeMap:
         slope: a.
         cuts: b of each grade but the lowest.
 
-    Raises:
-        LGMMLError: numbers that break these rules.
-
     >>> found = GradeMap((0.0, 1.0, 2.0), centre=5.0, slope=1.0, cuts=(0.0, -1.0))
     >>> found.chances(torch.tensor([5.0]))
     tensor([[0.5000, 0.2311, 0.2689]], dtype=torch.float64)
@@ -49,53 +45,41 @@ class GradeMap:
 
     def __post_init__(self) -> None:
         check_positive("slope", self.slope)
-        numbers = (*self.grades, self.centre, *self.cuts)
-        if not all(map(math.isfinite, numbers)) or not len(self.grades) == len(self.cuts) + 1 > 1:
-            raise LGMMLError(f"`cuts` must be one less than `grades`, and all finite, got {numbers}")
-        for name, rising in (("grades", self.grades), ("cuts", self.cuts[::-1])):
-            if any(map(operator.ge, rising, rising[1:])):
-                raise LGMMLError(f"`grades` must rise and `cuts` fall, got {name} {rising}")
+        rising, falling = sorted(set(self.grades)), sorted(set(self.cuts), reverse=True)
+        finite = all(map(math.isfinite, (*self.grades, self.centre, *self.cuts)))
+        ordered = (rising, falling) == (list(self.grades), list(self.cuts))
+        if not finite or not ordered or not 1 < len(rising) == len(falling) + 1:
+            raise LGMMLError(f"`grades` must rise and `cuts` fall, one less, got {self.grades} and {self.cuts}")
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> GradeMap:
         """The map that ``dataclasses.asdict`` describes."""
         return cls(tuple(spec["grades"]), spec["centre"], spec["slope"], tuple(spec["cuts"]))
 
-    def at_least(
-        self,
-        scores: _Scores,  # (N,)
-        threshold: float = 1.0,
-    ) -> Tensor:  # (N,)
+    def at_least(self, scores: _Scores, threshold: float = 1.0) -> Tensor:  # (N,)
         """The chance that the label is at least ``threshold``, which by default makes a document relevant.
 
         Raises:
             LGMMLError: no grade lies below the threshold, or none above.
         """
-        above = [cut for grade, cut in zip(self.grades[1:], self.cuts, strict=True) if grade >= threshold]
-        if self.grades[0] >= threshold or not above:
+        grade = bisect_left(self.grades, threshold)
+        if not 0 < grade < len(self.grades):
             raise LGMMLError(f"`threshold` must part the grades {list(self.grades)}, got {threshold:g}")
-        return self._above(scores, above[:1])[:, 0]
+        return self._above(scores, self.cuts[grade - 1 : grade])[:, 0]
 
-    def chances(
-        self,
-        scores: _Scores,  # (N,)
-    ) -> Tensor:  # (N, G)
+    def chances(self, scores: _Scores) -> Tensor:  # (N, G)
         """The chance of each grade."""
         above = self._above(scores, self.cuts)
-        ones, zeros = above.new_ones(len(above), 1), above.new_zeros(len(above), 1)
-        return (torch.cat([ones, above], 1) - torch.cat([above, zeros], 1)).clamp_min(0)
+        return (nn.functional.pad(above, (1, 0), value=1.0) - nn.functional.pad(above, (0, 1))).clamp_min(0)
 
-    def expected(
-        self,
-        scores: _Scores,  # (N,)
-    ) -> Tensor:  # (N,)
+    def expected(self, scores: _Scores) -> Tensor:  # (N,)
         """The mean label of documents of these scores."""
         steps = torch.tensor(self.grades, dtype=torch.float64).diff()
         return self.grades[0] + (self._above(scores, self.cuts) * steps).sum(1)
 
     def _above(self, scores: _Scores, cuts: Sequence[float]) -> Tensor:  # (N, T)
         """The chance to lie above each cut: equal for equal scores, and never falling, whatever the rounding."""
-        levels, place = torch.as_tensor(scores).double().cpu().unique(return_inverse=True)  # levels rise
+        levels, place = torch.unique(torch.as_tensor(scores).double().cpu(), return_inverse=True)  # levels rise
         logits = self.slope * (levels[:, None] - self.centre) + torch.tensor(cuts, dtype=torch.float64)
         return torch.sigmoid(logits).cummax(0).values[place]
 
@@ -115,9 +99,9 @@ def fit_grade_map(
     """
     check_shape("labels", labels, (len(scores),))
     check_finite("scores", scores)
-    every = math.ceil(len(scores) / MOST_DOCUMENTS) or 1
+    every = math.ceil(len(scores) / _MOST_DOCUMENTS) or 1
     labels, wide = labels[::every].double().cpu(), scores[::every].double().cpu()
-    grades = labels.unique()
+    grades = torch.unique(labels)
     if not 1 < len(grades) <= _MOST_GRADES:
         raise DataError(f"`labels` must have 2 to {_MOST_GRADES} different values, got {len(grades)}")
     centre, scale = float(wide.mean()), float(wide.std())
@@ -125,7 +109,7 @@ def fit_grade_map(
         raise DataError("`scores` must differ between documents, got equal ones")
     slope, *cuts = _least_loss((wide - centre) / scale, (labels[:, None] >= grades[1:]).double()).tolist()
     if not 0 < slope / scale < math.inf:
-        raise DataError("`scores` must rise with the labels, got scores that do not")
+        raise DataError("`scores` must rise with the labels over all queries, got scores that do not")
     return GradeMap(tuple(grades.tolist()), centre, slope / scale, tuple(cuts))
 
 
@@ -137,10 +121,10 @@ def _least_loss(
 
     def loss(point: Tensor) -> float:
         logits = point[0] * scores[:, None] + point[1:]
-        return float(torch.nn.functional.softplus(logits).sub(above * logits).sum() + point[0].square() / 2)
+        return float(nn.functional.softplus(logits).sub(above * logits).sum() + point[0].square() / 2)
 
     point = torch.cat([scores.new_zeros(1), above.mean(0).logit()])
-    for _ in range(_STEPS):
+    for _ in range(100):  # about ten are needed
         chances = torch.sigmoid(point[0] * scores[:, None] + point[1:])
         excess, spread = chances - above, chances * (1 - chances)
         gradient = torch.cat([(scores @ excess).sum(0, keepdim=True) + point[:1], excess.sum(0)])
@@ -156,29 +140,22 @@ def _least_loss(
     return point
 
 
-@dataclass(frozen=True)
-class Reliability:
+class Reliability(NamedTuple):
     """Chances beside what came true, in groups of equally many documents, lowest chances first.
 
     Attributes:
         chances: the mean chance of each group.
         shares: the share of its documents of which it came true.
         documents: how many they are; equal chances stay together.
+        error: the expected calibration error: by how much chance and share differ, mean over documents.
         brier: mean square of chance minus outcome, over all documents.
     """
 
     chances: tuple[float, ...]
     shares: tuple[float, ...]
     documents: tuple[int, ...]
+    error: float
     brier: float
-
-    @property
-    def error(self) -> float:
-        """The expected calibration error: chance and share apart, mean over documents."""
-        total = 0.0
-        for chance, share, count in zip(self.chances, self.shares, self.documents, strict=True):
-            total += abs(chance - share) * count
-        return total / sum(self.documents)
 
 
 def reliability(
@@ -189,22 +166,16 @@ def reliability(
 ) -> Reliability:
     """Compare chances with outcomes.
 
-    Raises:
-        LGMMLError: no documents, shapes that do not fit.
-
     >>> found = reliability(torch.tensor([0.1, 0.3, 0.5, 0.9]), torch.tensor([False, False, True, True]), groups=2)
     >>> found.shares, round(found.error, 4), round(found.brier, 4)
     ((0.0, 1.0), 0.25, 0.09)
     """
-    check_positive("groups", groups)
     check_positive("documents", len(chances))
     check_shape("outcomes", outcomes, (len(chances),))
-    chances, came_true = chances.double(), outcomes.double()
-    group = torch.searchsorted(chances.sort().values, chances) * groups // len(chances)
-    counts = torch.bincount(group)
-    means = []
-    for values in (chances, came_true):
-        sums = torch.zeros(len(counts), dtype=torch.float64).index_add(0, group, values)
-        means.append(tuple((sums / counts)[counts > 0].tolist()))
-    brier = float((chances - came_true).square().mean())
-    return Reliability(means[0], means[1], tuple(counts[counts > 0].tolist()), brier)
+    both = torch.stack([chances.double(), outcomes.double()], 1)
+    group = torch.searchsorted(both[:, 0].sort().values, both[:, 0].contiguous()) * groups // len(both)
+    _, group, counts = torch.unique(group, return_inverse=True, return_counts=True)
+    means = torch.zeros(len(counts), 2, dtype=torch.float64).index_add(0, group, both) / counts[:, None]
+    error = float((means.diff(dim=1).abs()[:, 0] * counts).sum() / len(both))
+    mean_chances, shares = map(tuple, means.T.tolist())
+    return Reliability(mean_chances, shares, tuple(counts.tolist()), error, float(both.diff(dim=1).square().mean()))

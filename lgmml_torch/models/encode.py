@@ -264,12 +264,7 @@ def encode_splits(
 
 
 def check_same_table(names: tuple[str, ...] | None, table: Mapping[str, Any] | None, data: RankingData) -> None:
-    """Require the features of the training lists in their order, and the same rule for missing values.
-
-    Raises:
-        LGMMLError: features in another order, which would be scored as if they were the others.
-        DataError: missing values that were filled by another rule.
-    """
+    """Refuse features in another order than the training lists', and missing values filled by another rule."""
     if None not in (names, data.feature_names) and names != data.feature_names:
         raise LGMMLError(
             f"`data` must have the features the model was trained on, in their order ({_some(names)}), "

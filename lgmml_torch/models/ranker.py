@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from lgmml_torch.models.trees import TreeBase
 
 _SHORT = 2048  # documents that are scored by the frozen form: of more, starting operations is a small part of the work
-
 _SCORING = ("preprocess", "metrics", "phi", "kernel", "base")  # arguments of a model that scores are made of
 _OTHER_PARTS = ("qids", "feature_names", "encoder", "table")
 
@@ -97,12 +96,9 @@ class LGMML(nn.Module):
         return self.metrics.scales.device
 
     def replace(self, **changes: Any) -> LGMML:
-        """A model with other parts, which shares all parts that are not named; `about` is not kept.
+        """A model with other parts, named as arguments of `LGMML`, which shares all others; `about` is not kept.
 
         The map to chances of grades is kept unless a part that scores are made of is exchanged.
-
-        Args:
-            changes: arguments of `LGMML` by name.
         """
         parts = {name: getattr(self, name) for name in (*_SCORING, *_OTHER_PARTS)}
         if not changes.keys() & set(_SCORING):
@@ -283,24 +279,16 @@ class LGMML(nn.Module):
         return found
 
     def calibrate(self, data: RankingData) -> None:
-        """Fit the map to chances of grades to lists not trained on, as training does with its validation lists.
-
-        Raises:
-            DataError: labels or scores that no map can be fitted to, see `fit_grade_map`.
-        """
+        """Fit the map to chances of grades to lists not trained on, as training does with its validation lists."""
         self.grade_map = fit_grade_map(self.score(data), data.labels)
 
     @property
     def calibrated(self) -> GradeMap:
-        """The map from scores to chances of grades.
-
-        Raises:
-            LGMMLError: the model has none.
-        """
+        """The map from scores to chances of grades; a model without one refuses, and says how to get one."""
         if self.grade_map is None:
             raise LGMMLError(
                 "the model has no map from scores to chances: train it with validation queries whose labels are "
-                "grades, or give `LGMML.calibrate` labelled lists that it was not trained on"
+                "grades that rise with its scores, or give `LGMML.calibrate` labelled lists that it was not trained on"
             )
         return self.grade_map
 
@@ -392,10 +380,9 @@ class LGMML(nn.Module):
         }
         if self.feature_names is not None:
             spec["feature_names"] = list(self.feature_names)
-        if self.encoder is not None:
-            spec["categories"] = self.encoder.spec()
-        if self.base is not None:
-            spec["base"] = self.base.spec()
+        for name, part in (("categories", self.encoder), ("base", self.base)):
+            if part is not None:
+                spec[name] = part.spec()
         if self.table is not None:
             spec["table"] = dict(self.table)
         if self.grade_map is not None:
@@ -413,7 +400,9 @@ class LGMML(nn.Module):
         if spec.get("categories") is not None:
             parts["encoder"] = CategoryEncoder.from_spec(spec["categories"])
         if spec.get("base") is not None:
-            parts["base"] = _read_base(spec["base"])
+            from lgmml_torch.models.trees import TreeBase  # models without one do not need it
+
+            parts["base"] = TreeBase.from_spec(spec["base"])
         if spec.get("grade_map") is not None:
             parts["grade_map"] = GradeMap.from_spec(spec["grade_map"])
         metrics, phi = LocalMetrics.from_spec(spec["metrics"]), Phi.from_spec(spec["phi"])
@@ -448,9 +437,3 @@ class LGMML(nn.Module):
             raise CheckpointError(f"{path} is damaged: its description does not fit ({reason})") from error
         model.metrics.train_metrics_(False)  # a checkpoint may be from the middle of training
         return model.eval()
-
-
-def _read_base(spec: dict[str, Any]) -> TreeBase:
-    from lgmml_torch.models.trees import TreeBase  # models without one do not need it
-
-    return TreeBase.from_spec(spec)

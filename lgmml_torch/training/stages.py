@@ -7,7 +7,6 @@ cache. `rehearse` checks a recipe before any time is spent on it.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from lgmml_torch.checks import ConfigError, DataError
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.distributed import all_qids, gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
-from lgmml_torch.functional.calibration import MOST_DOCUMENTS, fit_grade_map
+from lgmml_torch.functional.calibration import fit_grade_map
 from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.ranking.measures import Measure, mean_measure
 from lgmml_torch.inputs import warn_if_steep
@@ -38,14 +37,8 @@ from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 from lgmml_torch.training.batches import RankingDataModule, loader_failures_in_a_sentence
-from lgmml_torch.training.callbacks import (
-    KeepCheckpoints,
-    LogModel,
-    quiet_lightning,
-)
-from lgmml_torch.training.module import (
-    LGMMLModule,
-)
+from lgmml_torch.training.callbacks import KeepCheckpoints, LogModel, quiet_lightning
+from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.preprocessed import (
     Views,
     compute_distances,
@@ -170,8 +163,7 @@ class Trained:
             return
         scores, labels = self.score("valid"), valid.labels
         if valid.shared_lists is not None:
-            every = math.ceil(int(valid.all_sizes.sum()) / MOST_DOCUMENTS)
-            parts = distributed.all_gather((scores[::every], labels[::every]))
+            parts = distributed.all_gather((scores, labels))
             scores, labels = map(torch.cat, zip(*parts, strict=True))
         try:
             self.model.grade_map = fit_grade_map(scores, labels)

@@ -107,7 +107,7 @@ class TestFit:
             ([], [], "`labels` must have 2 to 32 different values, got 0"),
             (list(range(40)), list(range(40)), "`labels` must have 2 to 32 different values, got 40"),
             ([3.0, 3.0, 3.0], [0.0, 1.0, 0.0], "`scores` must differ between documents, got equal ones"),
-            ([1.0, 2.0, 3.0], [1.0, 1.0, 0.0], "`scores` must rise with the labels, got scores that do not"),
+            ([1.0, 2.0, 3.0], [1.0, 1.0, 0.0], "`scores` must rise with the labels over all queries, got scores"),
         ],
     )
     def test_what_no_map_fits_is_refused(self, scores: list[float], labels: list[float], message: str) -> None:
@@ -178,9 +178,9 @@ class TestMap:
         [
             ((0.0, 1.0), 0.0, 0.0, (0.0,), "`slope` must be positive, got 0"),
             ((0.0, 1.0), 0.0, math.nan, (0.0,), "`slope` must be"),
-            ((0.0, 1.0), 0.0, 1.0, (), "`cuts` must be one less"),
-            ((0.0,), 0.0, 1.0, (), "`cuts` must be one less"),
-            ((0.0, 1.0), math.inf, 1.0, (0.0,), "all finite"),
+            ((0.0, 1.0), 0.0, 1.0, (), "`grades` must rise and `cuts` fall, one less"),
+            ((0.0,), 0.0, 1.0, (), "`grades` must rise and `cuts` fall, one less"),
+            ((0.0, 1.0), math.inf, 1.0, (0.0,), "`grades` must rise and `cuts` fall"),
             ((1.0, 0.0), 0.0, 1.0, (0.0,), "`grades` must rise and `cuts` fall"),
             ((0.0, 1.0, 2.0), 0.0, 1.0, (0.0, 0.0), "`grades` must rise and `cuts` fall"),
         ],

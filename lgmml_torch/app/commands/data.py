@@ -212,9 +212,8 @@ class _Work:
 
     def mark(self, shard: Shard) -> bytes:
         """What the scores of a shard are made from."""
-        facts = {"model": self.model, "shard": shard.sha256, "version": __version__}
-        for option in ("policy", "known_queries", "calibrated"):
-            facts[option] = getattr(self.args, option)
+        facts = {"model": self.model, "shard": shard.sha256, "policy": self.args.policy, "version": __version__}
+        facts |= {"known_queries": self.args.known_queries, "calibrated": self.args.calibrated}
         return json.dumps(facts).encode()
 
     def is_done(self, shard: Shard) -> bool:

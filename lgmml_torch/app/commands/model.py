@@ -125,7 +125,6 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         "mean Φ": float(f"{float(phi.mean()):.6g}"),
         "share of Φ that is zero": round(float((phi == 0).double().mean()), 4),
         "precision": str(model.dtype).removeprefix("torch."),
-        "chances of grades": _grades(model),
     }
     if base is not None:
         facts["adds to"] = f"a {base.title} model of {len(base.content) / 1024:.1f} KiB"
@@ -156,13 +155,6 @@ def _categories(model: LGMML) -> str | None:
                 encoding = "a column each"
             texts.append(f"{name} ({len(known)} words, {encoding})")
     return ", ".join(texts)
-
-
-def _grades(model: LGMML) -> str:
-    """The grades that the model has chances for."""
-    if model.grade_map is None:
-        return "none: trained without validation grades"
-    return ", ".join(map("{:g}".format, model.grade_map.grades))
 
 
 def _provenance(about: dict[str, Any]) -> dict[str, Any]:

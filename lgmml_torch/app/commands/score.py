@@ -78,10 +78,7 @@ def score_batches(model: LGMML, lists: DataSource, args: Namespace) -> Iterator[
     """Each batch with its scores, in the order of its rows in the file."""
     for batch in lists.batches(args.batch_documents):
         scores = model.score_in_caller_order(
-            batch.data,
-            known_queries=args.known_queries,
-            policy=args.policy,
-            documents_at_once=args.batch_documents,
+            batch.data, known_queries=args.known_queries, policy=args.policy, documents_at_once=args.batch_documents
         )
         if args.calibrated:
             scores = model.calibrated.at_least(scores).numpy()
