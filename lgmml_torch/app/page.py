@@ -388,7 +388,8 @@ def _reliability(data: PageData) -> Markup | None:
     found, title = data.reliability, "Chance to be relevant, and how often it came true"
     if found is None:
         return None
-    lines = {"documents": list(map(Point, found.chances, found.shares)), "exact": [Point(0, 0), Point(1, 1)]}
+    top = max(*found.chances, *found.shares)
+    lines = {"documents": list(map(Point, found.chances, found.shares)), "exact": [Point(0, 0), Point(top, top)]}
     chart = line_chart(lines, x="chance of a label of at least 1", y="share of documents with one", title=title)
     note = (
         f"A dot is a group of about {max(found.documents):,} documents; on the line, their chances are exact. "

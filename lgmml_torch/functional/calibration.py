@@ -16,7 +16,6 @@ from lgmml_torch.checks import DataError, LGMMLError, check_finite, check_positi
 
 _MOST_GRADES = 32  # different labels; of more, each is too rare to have a chance of its own
 _MOST_DOCUMENTS = 1 << 18  # that a map is fitted to: more do not change four numbers
-_Scores = Tensor | ArrayLike  # (N,)
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class GradeMap:
         """The map that ``dataclasses.asdict`` describes."""
         return cls(tuple(spec["grades"]), spec["centre"], spec["slope"], tuple(spec["cuts"]))
 
-    def at_least(self, scores: _Scores, threshold: float = 1.0) -> Tensor:  # (N,)
+    def at_least(self, scores: ArrayLike, threshold: float = 1.0) -> Tensor:  # (N,)
         """The chance that the label is at least ``threshold``, which by default makes a document relevant.
 
         Raises:
@@ -67,17 +66,17 @@ class GradeMap:
             raise LGMMLError(f"`threshold` must part the grades {list(self.grades)}, got {threshold:g}")
         return self._above(scores, self.cuts[grade - 1 : grade])[:, 0]
 
-    def chances(self, scores: _Scores) -> Tensor:  # (N, G)
+    def chances(self, scores: ArrayLike) -> Tensor:  # (N, G)
         """The chance of each grade."""
         above = self._above(scores, self.cuts)
         return (nn.functional.pad(above, (1, 0), value=1.0) - nn.functional.pad(above, (0, 1))).clamp_min(0)
 
-    def expected(self, scores: _Scores) -> Tensor:  # (N,)
+    def expected(self, scores: ArrayLike) -> Tensor:  # (N,)
         """The mean label of documents of these scores."""
         steps = torch.tensor(self.grades, dtype=torch.float64).diff()
         return self.grades[0] + (self._above(scores, self.cuts) * steps).sum(1)
 
-    def _above(self, scores: _Scores, cuts: Sequence[float]) -> Tensor:  # (N, T)
+    def _above(self, scores: ArrayLike, cuts: Sequence[float]) -> Tensor:  # (N, T)
         """The chance to lie above each cut: equal for equal scores, and never falling, whatever the rounding."""
         levels, place = torch.unique(torch.as_tensor(scores).double().cpu(), return_inverse=True)  # levels rise
         logits = self.slope * (levels[:, None] - self.centre) + torch.tensor(cuts, dtype=torch.float64)
