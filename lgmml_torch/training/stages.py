@@ -19,7 +19,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import ConfigError, DataError
+from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.distributed import all_qids, gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
@@ -167,7 +167,7 @@ class Trained:
             scores, labels = map(torch.cat, zip(*parts, strict=True))
         try:
             self.model.grade_map = fit_grade_map(scores, labels)
-        except DataError as error:
+        except LGMMLError as error:
             log.info("no chances of grades, by the validation queries: %s", error)
 
     @property
