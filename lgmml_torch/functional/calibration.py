@@ -22,7 +22,7 @@ _MOST_DOCUMENTS = 1 << 18  # that a map is fitted to: more do not change four nu
 class GradeMap:
     r"""The chance of each grade of a document, from its score :math:`s`.
 
-    .. math:: P(y \ge g_t \mid s) = 1 / (1 + e^{-a (s - c) - b_t}), \qquad a > 0, \quad b_1 > b_2 > \dots
+    .. math:: P(y \ge g_t \mid s) = 1 / (1 + e^{-a (s - c) - b_t}), \qquad a > 0, \quad b_1 > b_2 > \ldots
 
     So a higher score never has a lower chance, and lists keep their order. Chances within 1e-16 of 1 are equal.
 
