@@ -388,7 +388,7 @@ def _reliability(data: PageData) -> Markup | None:
     found, title = data.reliability, "Chance to be relevant, and how often it came true"
     if found is None:
         return None
-    top = max(*found.chances, *found.shares)
+    top = math.ceil(100 * max(*found.chances, *found.shares)) / 100  # a round number to read at the axis
     lines = {"documents": list(map(Point, found.chances, found.shares)), "exact": [Point(0, 0), Point(top, top)]}
     chart = line_chart(lines, x="chance of a label of at least 1", y="share of documents with one", title=title)
     note = (
