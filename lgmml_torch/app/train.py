@@ -104,6 +104,7 @@ def train(
         return None
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
+        trained.calibrate(prepared.splits["valid"])  # scores are others now
     evaluations = evaluate_model(cfg, trained, prepared, base)
     if not first:
         return None

@@ -19,10 +19,11 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import ConfigError
+from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.distributed import all_qids, gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
+from lgmml_torch.functional.calibration import fit_grade_map
 from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.ranking.measures import Measure, mean_measure
 from lgmml_torch.inputs import warn_if_steep
@@ -36,14 +37,8 @@ from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 from lgmml_torch.training.batches import RankingDataModule, loader_failures_in_a_sentence
-from lgmml_torch.training.callbacks import (
-    KeepCheckpoints,
-    LogModel,
-    quiet_lightning,
-)
-from lgmml_torch.training.module import (
-    LGMMLModule,
-)
+from lgmml_torch.training.callbacks import KeepCheckpoints, LogModel, quiet_lightning
+from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.preprocessed import (
     Views,
     compute_distances,
@@ -159,6 +154,21 @@ class Trained:
         if model.base is None:
             return scores
         return model.base.add_to(scores, data)
+
+    def calibrate(self, valid: RankingData | None) -> None:
+        """Fit the model's map from scores to chances of grades to the validation lists; where none fits, log why."""
+        self.model.grade_map = None
+        if valid is None:
+            log.info("no chances of grades: there are no validation queries to fit them to")
+            return
+        scores, labels = self.score("valid"), valid.labels
+        if valid.shared_lists is not None:
+            parts = distributed.all_gather((scores, labels))
+            scores, labels = map(torch.cat, zip(*parts, strict=True))
+        try:
+            self.model.grade_map = fit_grade_map(scores, labels)
+        except LGMMLError as error:
+            log.info("no chances of grades, by the validation queries: %s", error)
 
     @property
     def position_bias(self) -> dict[int, float] | None:
@@ -342,6 +352,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
     trained = Trained(module, keeper, lightning, moved)
     if module.model.phi.policy == AUTO:
         module.model.phi.policy = _best_policy(trained, splits.get("valid"), measure)
+    trained.calibrate(splits.get("valid"))
     kept = keeper.best_epoch if keep == "best" else lightning.current_epoch
     for callback in around.callbacks:
         if isinstance(callback, LogModel):

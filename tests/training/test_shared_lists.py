@@ -113,6 +113,7 @@ def run(kind: str, owners: dict[str, list[int]], home: str | None = None, epochs
         "lightning": float(trained.trainer.callback_metrics["test/ndcg@10"]),
         "curve": list(trained.keeper.curve.values()),
         "best": trained.keeper.best_epoch,
+        "map": trained.model.spec().get("grade_map"),  # none where scores do not rise with these few labels
     }
 
 
@@ -133,6 +134,10 @@ def agree(found: list[dict[str, Any]], alone: dict[str, Any]) -> None:
         assert each["lightning"] == pytest.approx(alone["lightning"], abs=1e-6)
         assert each["curve"] == pytest.approx(alone["curve"], abs=1e-6)
         assert each["best"] == alone["best"]
+        assert each["map"] == found[0]["map"]
+        assert (each["map"] is None) == (alone["map"] is None)
+        for name, numbers in (each["map"] or {}).items():
+            assert numbers == pytest.approx(alone["map"][name], rel=1e-3, abs=1e-3)
         scores[each["rows"]] = each["scores"]
     torch.testing.assert_close(scores, alone["scores"], **CLOSE)
 
@@ -147,6 +152,7 @@ def test_so_they_do_with_weights_for_each_query() -> None:
     together = in_processes(2, run_each, ROWS, {})
     for kind in ROWS:
         agree([each[kind] for each in together], alone[kind])
+        assert alone[kind]["map"] is not None
         assert together[0][kind]["qids"] == alone[kind]["qids"] == list(whole_splits()["train"].qids)
 
 
