@@ -22,6 +22,7 @@ from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.estimator_inputs import (
     ACCELERATORS,
     Rows,
+    check_names,
     check_parameters,
     find_queries,
     held_out,
@@ -45,18 +46,6 @@ if TYPE_CHECKING:
     from lgmml_torch.training.stages import Prepared, Trained
 
 log = logging.getLogger(__name__)
-
-
-def _check_names(got: Sequence[str] | None, fitted: Sequence[str] | None, what: str) -> None:
-    """Require the columns of `fit`, in their order, where both have names."""
-    if got is None or fitted is None or list(got) == list(fitted):
-        return
-    new = [name for name in got if name not in fitted]
-    gone = [name for name in fitted if name not in got]
-    how = "the same names in another order"
-    if new or gone:
-        how = f"unknown {new[:3]}, missing {gone[:3]}"
-    raise DataError(f"`{what}` must have the columns it had in `fit`, got {how}")
 
 
 @contextmanager
@@ -205,6 +194,9 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         policy: what new queries get; the default of ``phi`` when None.
         epochs: of sampled WARP, 10 when None; 0 keeps the bank's own Φ₀. Of trained metrics, by the budget when None.
         learning_rate: of plain SGD on Φ, .001 when None; of trained metrics, .002.
+        loss: what is minimised: a name such as ``"spearman"``, or, for sampled and trained metrics, a function
+            ``(scores, labels, offsets) -> (Q,)`` of tensors, differentiable in the scores. ``"warp"`` when None, of
+            trained metrics ``"softmax"``.
         margin: ζ.
         measure: what decides on validation queries when to stop and which epoch is kept, and what `score` gives: a name
             such as ``"ndcg@10"``, or a function ``(scores, labels, offsets) -> (Q,)`` of tensors with NaN for a query
@@ -260,6 +252,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         policy: str | None = None,
         epochs: int | None = None,
         learning_rate: float | None = None,
+        loss: Any = None,
         margin: float = 0.1,
         measure: Any = "ndcg@10",
         batch_size: int = 32,
@@ -286,6 +279,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         self.policy = policy
         self.epochs = epochs
         self.learning_rate = learning_rate
+        self.loss = loss
         self.margin = margin
         self.measure = measure
         self.batch_size = batch_size
@@ -344,7 +338,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             train, valid = held_out(data, self.validation_fraction, seed)
         else:
             train, valid = data, self._data(judged, **reading)
-            _check_names(feature_names(judged.X), feature_names(rows.X), "eval_set")
+            check_names(feature_names(judged.X), feature_names(rows.X), "eval_set")
             if valid.num_features != data.num_features:
                 got = valid.num_features
                 raise DataError(f"`eval_set` must have {data.num_features} features as `X`, got {got}")
@@ -439,7 +433,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     def _features(self, rows: Rows) -> RankingData:
         """Data for the fitted model."""
         rows = find_queries(rows)
-        _check_names(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
+        check_names(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
         known = self.model_.reading
         data = self._data(rows, categories=known["categories"], missing=known["missing"])
         if data.num_features != self.n_features_in_:

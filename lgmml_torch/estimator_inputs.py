@@ -22,6 +22,7 @@ from lgmml_torch.checks import (
     LGMMLError,
     Rule,
     check_all,
+    check_choice,
     check_positive,
     check_seed,
     check_unit_interval,
@@ -41,6 +42,7 @@ from lgmml_torch.models.phi import PHIS, POLICIES
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
+from lgmml_torch.training.losses import LOSSES, build_loss
 
 if TYPE_CHECKING:
     from lgmml_torch.models.ranker import LGMML
@@ -78,6 +80,18 @@ def find_queries(rows: Rows, *, name: str = "X") -> Rows:
             f"{_QID!r} of a frame do as well"
         )
     return rows
+
+
+def check_names(got: Sequence[str] | None, fitted: Sequence[str] | None, what: str) -> None:
+    """Require the columns of `fit`, in their order, where both have names."""
+    if got is None or fitted is None or list(got) == list(fitted):
+        return
+    new = [name for name in got if name not in fitted]
+    gone = [name for name in fitted if name not in got]
+    how = "the same names in another order"
+    if new or gone:
+        how = f"unknown {new[:3]}, missing {gone[:3]}"
+    raise DataError(f"`{what}` must have the columns it had in `fit`, got {how}")
 
 
 def score_one_list(model: LGMML | None, rows: Rows, dtype: torch.dtype) -> NDArray[Any] | None:  # (N,)
@@ -254,6 +268,13 @@ def _measure_or_function(name: str, value: Any) -> None:
         raise LGMMLError(f"`{name}` must be {rule}, got {shortened(value)}") from error
 
 
+def _loss_or_function(name: str, value: Any) -> None:
+    """A loss by name, or a function ``(scores, labels, offsets) -> (Q,)``."""
+    if isinstance(value, str):
+        check_choice(name, value, LOSSES)
+    build_loss(value)
+
+
 PARAMETERS: dict[str, Rule] = {
     "bank": one_of(_BANK_CHOICES),
     "rounds": optional(counts_from_zero),
@@ -268,6 +289,7 @@ PARAMETERS: dict[str, Rule] = {
     "phi": one_of(PHIS),
     "epochs": optional(counts_from_zero),
     "learning_rate": optional(check_positive),
+    "loss": optional(_loss_or_function),
     "margin": check_positive,
     "measure": _measure_or_function,
     "batch_size": check_whole,

@@ -2,22 +2,23 @@
 
 A loss gets a batch and a function that scores documents of it, and answers with a total to be differentiated. Which
 documents it scores, and which of the scores carry gradients, the loss decides; how scores depend on Φ, or on metrics
-that are trained, is autograd's. A new loss is a class with the four members of `Loss`, named in `LOSSES`, and a file in
-``conf/loss/``.
+that are trained, is autograd's. A function of whole lists is a loss by `ListLoss`. Any other new loss is a class with
+the four members of `Loss`, named in `LOSSES`, and a file in ``conf/loss/``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, Protocol
+from functools import lru_cache, partial
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, check_choice, check_positive, check_whole
-from lgmml_torch.functional.losses import lambda_gradients, softmax_loss
+from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole, shortened
+from lgmml_torch.functional.losses import label_difference_loss, lambda_gradients, softmax_loss, spearman_loss
+from lgmml_torch.functional.ranking.measures import Function, one_per_query
 from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
 
 
@@ -93,9 +94,13 @@ class LossValue:
 class Loss(Protocol):
     """What the module needs of a loss."""
 
-    name: ClassVar[str]
     draws: ClassVar[bool]
     """Whether batches must come with drawn negatives."""
+
+    @property
+    def name(self) -> str:
+        """What logs and descriptions call it."""
+        ...
 
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
         """The loss of a batch."""
@@ -222,21 +227,72 @@ class LambdaRank(_Named):
         return LossValue(-(gradients * weights * scores).sum() / batch.whole.lists, 1)
 
 
-LOSSES: dict[str, type[Any]] = {loss.name: loss for loss in (Warp, Softmax, LambdaRank)}
+_LIST_FUNCTIONS: dict[str, Function] = {"spearman": spearman_loss, "label_differences": label_difference_loss}
 
 
-def build_loss(spec: Mapping[str, Any]) -> Loss:
-    """The loss that `Loss.spec` describes.
+@dataclass(frozen=True)
+class ListLoss:
+    """A function ``(scores, labels, offsets) -> (Q,)`` of whole lists, differentiable in the scores; their mean.
+
+    Attributes:
+        name: a built-in one, or the dotted name of the function, which is all that `spec` holds of it.
+        function: where it is not built in.
+    """
+
+    draws: ClassVar[bool] = False
+    name: str
+    function: Function | None = field(default=None, repr=False)
+
+    def spec(self) -> dict[str, Any]:
+        """The name."""
+        return {"name": self.name}
+
+    def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
+        """One term for each list.
+
+        Raises:
+            ConfigError: the function is not known, or gives something else than a differentiable value for each list.
+        """
+        function = self.function or _LIST_FUNCTIONS.get(self.name)
+        if function is None:
+            raise ConfigError(
+                f"the loss {self.name!r} is a function of yours, of which a checkpoint keeps the name only: pass it "
+                "again, e.g. LGMMLModule.load_from_checkpoint(file, loss=my_function)"
+            )
+        scores = score(None)
+        if not len(batch.lists):  # which a function need not be ready for
+            return LossValue(scores.sum(), 1)
+        what = f"the loss {self.name!r}"
+        values = one_per_query(what, function(scores, batch.labels, batch.list_offsets), batch.list_offsets)
+        if scores.requires_grad and not values.requires_grad:
+            raise ConfigError(f"{what} must be differentiable in the scores, got values without gradients")
+        return LossValue((values * batch.list_weights).sum() / batch.whole.lists, 1)
+
+
+LOSSES: dict[str, Callable[..., Any]] = {loss.name: loss for loss in (Warp, Softmax, LambdaRank)}
+LOSSES |= {name: partial(ListLoss, name) for name in _LIST_FUNCTIONS}
+
+
+def build_loss(given: Loss | Function | Mapping[str, Any] | str) -> Loss:
+    """A loss as it is, by its name, by its `Loss.spec`, or of a function, see `ListLoss`.
 
     Raises:
-        LGMMLError: an unknown name, with a suggestion.
+        LGMMLError: an unknown name, with a suggestion, or no loss at all.
         ConfigError: settings the loss does not take.
 
-    >>> build_loss({"name": "warp", "margin": 0.5})
-    Warp(margin=0.5)
+    >>> build_loss({"name": "warp", "margin": 0.5}), build_loss(spearman_loss)
+    (Warp(margin=0.5), ListLoss(name='lgmml_torch.functional.losses.spearman_loss'))
     """
-    settings = dict(spec)
-    name = settings.pop("name", None)
+    if hasattr(given, "spec"):
+        return cast("Loss", given)
+    if callable(given) and hasattr(given, "__qualname__"):
+        return ListLoss(f"{given.__module__}.{given.__qualname__}", given)
+    if not isinstance(given, Mapping | str):
+        raise LGMMLError(f"`loss` must be a name or a function with a name, got {shortened(given)}")
+    settings = {"name": given} if isinstance(given, str) else dict(given)
+    name = str(settings.pop("name", None))
+    if "." in name:
+        return ListLoss(name)
     check_choice("loss", name, LOSSES)
     try:
         loss: Loss = LOSSES[name](**settings)

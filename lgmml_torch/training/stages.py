@@ -41,6 +41,8 @@ from lgmml_torch.training.callbacks import (
     LogModel,
     quiet_lightning,
 )
+from lgmml_torch.training.defaults import check_loss
+from lgmml_torch.training.losses import ListLoss
 from lgmml_torch.training.module import (
     LGMMLModule,
 )
@@ -191,6 +193,7 @@ def prepare(
     `SAMPLE_VALUES` values. The sample does not depend on shards or the number of processes.
     """
     rehearse(recipe)
+    check_loss(recipe.builder.kind, recipe.phi.loss)
     labels = splits["train"].labels
     if len(labels):
         warn_if_steep(float(labels.max()))
@@ -389,6 +392,8 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
     model, settings = prepared.model(recipe.make_phi), recipe.phi
     train, bias = prepared.splits["train"], prepared.bank.position_bias
     count = num_positions(train) if bias is None else len(bias)
+    if train.document_weights is not None and isinstance(settings.loss, ListLoss):
+        raise ConfigError(f"the loss {settings.loss.name!r} is a function without weights of documents, got some")
     add_inputs(prepared, model, cache, settings.distances)
     module = LGMMLModule(
         model.spec(),
