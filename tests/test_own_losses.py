@@ -32,7 +32,7 @@ def scores_of(loss: Any, **more: Any) -> Any:
     return LGMMLRanker(**{**TINY, "loss": loss, **more}).fit(X, y, qid=qid).predict(X, qid=qid)
 
 
-def test_a_function_trains_as_the_built_in_build_loss_the_same_formula() -> None:
+def test_a_function_trains_as_the_built_in_loss_of_the_same_formula() -> None:
     def listwise(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
         return softmax_loss(scores, labels, offsets)
 
