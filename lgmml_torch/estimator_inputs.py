@@ -22,7 +22,6 @@ from lgmml_torch.checks import (
     LGMMLError,
     Rule,
     check_all,
-    check_choice,
     check_positive,
     check_seed,
     check_unit_interval,
@@ -42,7 +41,7 @@ from lgmml_torch.models.phi import PHIS, POLICIES
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
-from lgmml_torch.training.losses import LOSSES, build_loss
+from lgmml_torch.training.losses import build_loss
 
 if TYPE_CHECKING:
     from lgmml_torch.models.ranker import LGMML
@@ -268,13 +267,6 @@ def _measure_or_function(name: str, value: Any) -> None:
         raise LGMMLError(f"`{name}` must be {rule}, got {shortened(value)}") from error
 
 
-def _loss_or_function(name: str, value: Any) -> None:
-    """A loss by name, or a function ``(scores, labels, offsets) -> (Q,)``."""
-    if isinstance(value, str):
-        check_choice(name, value, LOSSES)
-    build_loss(value)
-
-
 PARAMETERS: dict[str, Rule] = {
     "bank": one_of(_BANK_CHOICES),
     "rounds": optional(counts_from_zero),
@@ -289,7 +281,7 @@ PARAMETERS: dict[str, Rule] = {
     "phi": one_of(PHIS),
     "epochs": optional(counts_from_zero),
     "learning_rate": optional(check_positive),
-    "loss": optional(_loss_or_function),
+    "loss": optional(lambda name, value: build_loss(value)),
     "margin": check_positive,
     "measure": _measure_or_function,
     "batch_size": check_whole,

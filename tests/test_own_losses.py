@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def test_a_function_trains_as_the_built_in_loss_of_the_same_formula() -> None:
 
     expected = scores_of("softmax")
     assert (scores_of(listwise) == expected).all()
+    assert (scores_of(partial(softmax_loss, weights=None)) == expected).all()
     assert (scores_of(None) == expected).all()  # what trained metrics get anyway
 
 
@@ -71,7 +73,7 @@ def test_built_in_losses_of_lists_learn(name: str) -> None:
         (lambda s, y, o: s, r"the loss '.*<lambda>' must give a tensor of shape \(\d+,\), got \(\d+,\)"),
         (lambda s, y, o: 1.0, r"the loss '.*<lambda>' must give a tensor of shape \(\d+,\), got float"),
         (lambda s, y, o: segment_sum(s.detach(), o), "must be differentiable in the scores, got values without grad"),
-        (3, "`loss` must be a name or a function with a name, got 3"),
+        (3, "`loss` must be one of 'warp', .*got 3"),
         ("spaerman", "did you mean 'spearman'"),
         (OWN, f"`loss` must be one of 'warp', .*got '{OWN}'"),  # from Python a function is passed as it is
     ],

@@ -43,7 +43,7 @@ from lgmml_torch.training.defaults import (
     check_effect,
     choose_defaults,
 )
-from lgmml_torch.training.losses import LOSSES, ListLoss, Loss
+from lgmml_torch.training.losses import ListLoss, Loss
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings, check_precision, rehearse
 
@@ -149,11 +149,7 @@ def find_measure(setting: str, name: str) -> Measure:
 
 
 def _find_function(setting: str, name: str, what: str) -> Function:
-    """A function ``(scores, labels, offsets) -> (Q,)`` by its dotted name, under the rule of `check_targets`.
-
-    Raises:
-        ConfigError: there is none of that name, or its code does not belong here.
-    """
+    """A function ``(scores, labels, offsets) -> (Q,)`` by its dotted name, under the rule of `check_targets`."""
     _check_name(setting, name)
     try:
         found: Function = get_object(name)
@@ -168,7 +164,7 @@ def _build_loss(cfg: DictConfig) -> Loss:
     """The configured loss; a function is looked up by its dotted name, see `_find_function`."""
     with named(cfg, "loss"):
         loss: Loss = build(cfg.loss)
-    if isinstance(loss, ListLoss) and loss.name not in LOSSES:
+    if isinstance(loss, ListLoss) and loss.function is None:
         return ListLoss(loss.name, _find_function("loss", loss.name, "loss"))
     return loss
 
@@ -230,15 +226,15 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
     if asked is None:
         return cfg
     given = asked_settings(asked)
-    loss = str(build(cfg.loss).name)
+    loss: Loss = build(cfg.loss)
     kind = metrics_kind(cfg)
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
         if kind:
-            check_effect(given, kind, loss)
+            check_effect(given, kind, loss.name)
         return _with_reason(cfg, "as configured")
     if given.get("local_metrics", kind) not in BANKS:
-        check_effect(given, kind, loss)
+        check_effect(given, kind, loss.name)
         return _with_reason(cfg, f"as configured (local_metrics={given['local_metrics']})")
     if "local_metrics" in given or "experiment" in given:
         given["bank"] = kind

@@ -67,7 +67,10 @@ def spelt_out(words: Sequence[str]) -> list[str]:
     found = []
     for word in words:
         own = re.fullmatch(r"loss=(\w+(?:\.\w+)+)", word)
-        found += [word] if own is None else ["loss=function", f"loss.name={own[1]}"]
+        if own is not None:
+            found += ["loss=function", f"loss.name={own[1]}"]
+        else:
+            found.append(word)
     return found
 
 

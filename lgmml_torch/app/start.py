@@ -200,21 +200,14 @@ def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | Non
             if "=" in word and not word.startswith("-"):
                 last = number
         words.insert(last, f"resume={hydra_value(checkpoint)}")
-    start = Path(program).name
+    start, interpreter = Path(program).name, "python"
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started it
+        interpreter = f"torchrun --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     if words[:1] == ["train"]:
         start = "lgmml"
     elif program.endswith(".py"):
-        start = f"{_interpreter()} {shlex.quote(program)}"
+        start = f"{interpreter} {shlex.quote(program)}"
     return " ".join([start, *map(shlex.quote, words)])
-
-
-def _interpreter() -> str:
-    """What a script was started with: Python, or torchrun and its number of processes, on one machine."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return "python"
-    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-        return "torchrun …"
-    return f"torchrun --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
 
 
 def say_goodbye(stop: Interrupted, checkpoint: Path | None = None) -> int:

@@ -194,8 +194,8 @@ def spearman_loss(
 
     .. math:: \ell_q = \sum_{i \in q} (\tilde r_i - r_i)^2 / \big(2 \sum_{i \in q} (r_i - \bar r)^2\big)
 
-    Limiting cases: for scores far apart and labels that differ it is 1 - ρ, from 0 for the best order to 2 for the
-    worst; lists of one document or one label have a loss of 0. A list of n documents takes n² numbers.
+    Limiting cases: 1 - ρ for scores far apart and labels that differ; 0 for lists of one document or one label. A list
+    of n documents takes n² numbers.
 
     >>> spearman_loss(torch.tensor([90.0, 50.0, 10.0, 1.0]), torch.tensor([2, 0, 1, 1]), torch.tensor([0, 3, 4]))
     tensor([0.5000, 0.0000])

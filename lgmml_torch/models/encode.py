@@ -139,23 +139,15 @@ class CategoryEncoder:
         return data.replace(features=self.numbers(data.features, held), feature_names=self.columns, categories=None)
 
     def recoded(self, data: RankingData) -> RankingData:
-        """The same lists with the codes of this encoder's vocabularies.
-
-        Raises:
-            DataError: other features than those of the training lists.
-        """
+        """The same lists with the codes of this encoder's vocabularies; lists of other features are refused."""
         if data.feature_names != self.names or category_columns(data.categories) != category_columns(self.categories):
             asked, got = ", ".join(self.vocabularies), data.feature_names
             raise DataError(f"the lists must have the features {list(self.names)}, with categories {asked}, got {got}")
         features = recoded(data.features, data.categories, self.categories)
         return data.replace(features=features, categories=self.categories)
 
-    def numbers(
-        self,
-        features: Tensor,  # (N, D) with codes, −1 for other words
-        held: Mapping[int, Tensor] | None = None,  # (N,) by column, instead of the mean labels
-    ) -> Tensor:  # (N, D')
-        """The columns that come out."""
+    def numbers(self, features: Tensor, held: Mapping[int, Tensor] | None = None) -> Tensor:
+        """The columns that come out of raw features with codes; ``held`` stands for mean labels, by column."""
         parts: list[Tensor] = []
         for column, step in enumerate(self.steps):
             values = features[:, column]

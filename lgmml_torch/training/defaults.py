@@ -218,7 +218,9 @@ def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, sta
     bank = asked.get("bank", "auto")
     why = "asked for"
     if bank == "auto":
-        _check_bank_named(asked, needed=start is None)
+        for name, setting in SETTINGS.items():
+            if start is None and setting.named and name in asked:
+                raise ConfigError(_bank_needed(name))
         bank, why = _bank_for(sizes, start)
     loss = build_loss(asked.get("loss", _USUAL_LOSSES[bank]))
     check_loss(bank, loss, why)
@@ -227,11 +229,7 @@ def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, sta
 
 
 def check_loss(bank: str, loss: Loss, why: str = "asked for") -> None:
-    """Refuse a function as the loss of boosted metrics, which are chosen by LambdaRank's gradients and curvature.
-
-    Raises:
-        ConfigError: what to do.
-    """
+    """Refuse a function as the loss of boosted metrics, which are chosen by LambdaRank's gradients and curvature."""
     if bank == "boosted" and isinstance(loss, ListLoss):
         raise ConfigError(
             f"`loss` must not be a function for boosted metrics ({why}), which need its curvature, too, got "
@@ -300,12 +298,6 @@ def check_effect(asked: Collection[str], bank: str, loss: str, why: str = "asked
             )
 
 
-def _check_bank_named(asked: Collection[str], *, needed: bool) -> None:
-    for name, setting in SETTINGS.items():
-        if needed and setting.named and name in asked:
-            raise ConfigError(_bank_needed(name))
-
-
 def _bank_needed(name: str) -> str:
     """The sentence that refuses a setting of one kind of metrics where none is named."""
     return f"{_spelt(name)} belongs to one kind of metrics, so name it: {_choices(SETTINGS[name].banks)}"
@@ -372,11 +364,14 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
 def _builder(params: Mapping[str, Any], chosen: Defaults) -> BankBuilder:
     """The builder of the metrics, with the settings that were asked for or chosen."""
     options = {"kernel": params["kernel"]} | (params["bank_options"] or {})
-    count, rounds = params["num_metrics"], params["rounds"]
+    count = params["num_metrics"]
     if chosen.bank == "trained":
         return TrainedBuilder.of(**{"num_metrics": count or chosen.num_metrics, "rank": chosen.rank, **options})
     if chosen.bank == "boosted":
-        return BoostedBuilder.of(rounds=chosen.rounds if rounds is None else rounds, **options)
+        rounds = params["rounds"]
+        if rounds is None:
+            rounds = chosen.rounds
+        return BoostedBuilder.of(rounds=rounds, **options)
     if count is not None:
         options = {"num_metrics": count, **options}
     return SampledBuilder.of(**options)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole, shortened
+from lgmml_torch.checks import ConfigError, check_choice, check_positive, check_whole
 from lgmml_torch.functional.losses import label_difference_loss, lambda_gradients, softmax_loss, spearman_loss
 from lgmml_torch.functional.ranking.measures import Function, one_per_query
 from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
@@ -100,15 +100,12 @@ class Loss(Protocol):
     @property
     def name(self) -> str:
         """What logs and descriptions call it."""
-        ...
 
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
         """The loss of a batch."""
-        ...
 
     def spec(self) -> dict[str, Any]:
         """Name and settings as primitives, from which `build_loss` makes the loss again."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -227,16 +224,13 @@ class LambdaRank(_Named):
         return LossValue(-(gradients * weights * scores).sum() / batch.whole.lists, 1)
 
 
-_LIST_FUNCTIONS: dict[str, Function] = {"spearman": spearman_loss, "label_differences": label_difference_loss}
-
-
 @dataclass(frozen=True)
 class ListLoss:
     """A function ``(scores, labels, offsets) -> (Q,)`` of whole lists, differentiable in the scores; their mean.
 
     Attributes:
         name: a built-in one, or the dotted name of the function, which is all that `spec` holds of it.
-        function: where it is not built in.
+        function: None where only its name is known.
     """
 
     draws: ClassVar[bool] = False
@@ -248,13 +242,8 @@ class ListLoss:
         return {"name": self.name}
 
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
-        """One term for each list.
-
-        Raises:
-            ConfigError: the function is not known, or gives something else than a differentiable value for each list.
-        """
-        function = self.function or _LIST_FUNCTIONS.get(self.name)
-        if function is None:
+        """One term for each list; refused where the function is not known, or gives no differentiable values."""
+        if self.function is None:
             raise ConfigError(
                 f"the loss {self.name!r} is a function of yours, of which a checkpoint keeps the name only: pass it "
                 "again, e.g. LGMMLModule.load_from_checkpoint(file, loss=my_function)"
@@ -263,21 +252,22 @@ class ListLoss:
         if not len(batch.lists):  # which a function need not be ready for
             return LossValue(scores.sum(), 1)
         what = f"the loss {self.name!r}"
-        values = one_per_query(what, function(scores, batch.labels, batch.list_offsets), batch.list_offsets)
+        values = one_per_query(what, self.function(scores, batch.labels, batch.list_offsets), batch.list_offsets)
         if scores.requires_grad and not values.requires_grad:
             raise ConfigError(f"{what} must be differentiable in the scores, got values without gradients")
         return LossValue((values * batch.list_weights).sum() / batch.whole.lists, 1)
 
 
 LOSSES: dict[str, Callable[..., Any]] = {loss.name: loss for loss in (Warp, Softmax, LambdaRank)}
-LOSSES |= {name: partial(ListLoss, name) for name in _LIST_FUNCTIONS}
+LOSSES["spearman"] = partial(ListLoss, "spearman", spearman_loss)
+LOSSES["label_differences"] = partial(ListLoss, "label_differences", label_difference_loss)
 
 
 def build_loss(given: Loss | Function | Mapping[str, Any] | str) -> Loss:
     """A loss as it is, by its name, by its `Loss.spec`, or of a function, see `ListLoss`.
 
     Raises:
-        LGMMLError: an unknown name, with a suggestion, or no loss at all.
+        LGMMLError: an unknown name, with a suggestion.
         ConfigError: settings the loss does not take.
 
     >>> build_loss({"name": "warp", "margin": 0.5}), build_loss(spearman_loss)
@@ -285,14 +275,15 @@ def build_loss(given: Loss | Function | Mapping[str, Any] | str) -> Loss:
     """
     if hasattr(given, "spec"):
         return cast("Loss", given)
-    if callable(given) and hasattr(given, "__qualname__"):
-        return ListLoss(f"{given.__module__}.{given.__qualname__}", given)
-    if not isinstance(given, Mapping | str):
-        raise LGMMLError(f"`loss` must be a name or a function with a name, got {shortened(given)}")
-    settings = {"name": given} if isinstance(given, str) else dict(given)
-    name = str(settings.pop("name", None))
-    if "." in name:
-        return ListLoss(name)
+    if callable(given):
+        name = getattr(given, "__qualname__", type(given).__qualname__)
+        return ListLoss(f"{given.__module__}.{name}", given)
+    settings: dict[str, Any] = {"name": given}
+    if isinstance(given, Mapping):
+        settings = dict(given)
+        if "." in str(settings.get("name")):
+            return ListLoss(settings["name"])
+    name = settings.pop("name", None)
     check_choice("loss", name, LOSSES)
     try:
         loss: Loss = LOSSES[name](**settings)

@@ -14,7 +14,6 @@ from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.training.losses import (
     LOSSES,
     LambdaRank,
-    ListLoss,
     Loss,
     LossValue,
     Softmax,
@@ -195,7 +194,7 @@ class TestSettings:
         }
 
     @pytest.mark.parametrize(
-        "loss", [Warp(0.5), Softmax(0.25), LambdaRank(2.0, 5), ListLoss("spearman")], ids=lambda loss: loss.name
+        "loss", [Warp(0.5), Softmax(0.25), LambdaRank(2.0, 5), build_loss("spearman")], ids=lambda loss: loss.name
     )
     def test_a_description_makes_the_loss_again(self, loss: Loss) -> None:
         assert build_loss(loss.spec()) == loss

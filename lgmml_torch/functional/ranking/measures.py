@@ -102,16 +102,8 @@ class Measure:
         return f"{self.name} (own): {lines[0]}"
 
 
-def one_per_query(
-    what: str,
-    found: Any,
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q,)
-    """What a function of a user gave, if it has one value for each query.
-
-    Raises:
-        LGMMLError: it has not.
-    """
+def one_per_query(what: str, found: Any, offsets: Tensor) -> Tensor:  # (Q,)
+    """What a function of a user gave; refused unless it has one value for each query."""
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     want = (len(offsets) - 1,)
     if not isinstance(found, Tensor) or shape != want:
