@@ -123,6 +123,8 @@ class TestByDottedName:
         resumed = run(tmp_path / "resumed", *words, "trainer.max_epochs=3", last)
         assert torch.equal(resumed.model.phi.table.weight, whole.model.phi.table.weight)
         assert OWN in (tmp_path / "whole" / "report.md").read_text()
+        with pytest.raises(ConfigError, match=f"`loss` must be '{OWN}', as of the run that is resumed, got 'warp'"):
+            run(tmp_path / "other", *SAMPLED, "logger=none", "trainer.max_epochs=3", last)
 
     def test_trained_metrics_train_by_it(self, tmp_path: Path) -> None:
         by_name = run(tmp_path / "name", *TRAINED, "loss=spearman", "logger=none")
@@ -144,6 +146,10 @@ def test_a_checkpoint_keeps_the_name_and_asks_for_the_function(tmp_path: Path) -
     again.attach("train", trained.module.data_of("train"), trained.module.inputs_of("train"))
     with pytest.raises(ConfigError, match=r"<locals>.local' is a function of yours, .*pass it again"):
         again.batch_loss(batch)
+    with pytest.raises(ConfigError, match=r"`loss` must be '.*<locals>.local', as of the run that is resumed, got"):
+        tiny.train(tmp_path, mode="shared", epochs=2, resume=True)
+    resumed = tiny.train(tmp_path, mode="shared", loss=build_loss(local), epochs=2, resume=True)
+    assert sorted(resumed.keeper.curve) == [0, 1, 2]
     given = LGMMLModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True, loss=local)
     given.attach("train", trained.module.data_of("train"), trained.module.inputs_of("train"))
     assert torch.isfinite(given.batch_loss(batch).total)

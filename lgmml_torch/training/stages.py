@@ -55,7 +55,7 @@ from lgmml_torch.training.preprocessed import (
     select_features,
 )
 from lgmml_torch.training.recipe import MakePhi, Recipe, TrainerSettings, rehearse
-from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_start, take_kept
+from lgmml_torch.training.resume import Start, Unfinished, bring_best, check_same_loss, keep_start, take_kept
 
 log = logging.getLogger(__name__)
 
@@ -317,6 +317,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
     log.info("%s", _describe(module, recipe))
     start = _trained_tensors(module)
     if around.resume is not None:
+        check_same_loss(around.resume, settings.loss.name)
         bring_best(around.resume, keeper.best_file)
     with quiet_lightning(), loader_failures_in_a_sentence():
         lightning = around.make_trainer(keeper, validated="valid" in splits)
