@@ -151,7 +151,7 @@ def check_flag(name: str, value: bool) -> None:
         raise LGMMLError(f"`{name}` must be true or false, got {shortened(value)}")
 
 
-def check_each(name: str, values: Any, check: Callable[[str, Any], None]) -> None:
+def check_each(name: str, values: Any, check: Callable[[str, Any], object]) -> None:
     """Require a list, or the like, whose members pass a check each.
 
     >>> check_each("sizes", [1, 0], check_whole)
@@ -293,7 +293,7 @@ def check_offsets(offsets: Tensor, total: int, *, name: str = "offsets") -> None
         raise LGMMLError(f"`{name}` must end at the number of rows, {total}, got {int(offsets[-1])}")
 
 
-Rule = Callable[[str, Any], None]
+Rule = Callable[[str, Any], object]
 """Called with a name and a value; raises `LGMMLError`."""
 
 

@@ -162,6 +162,8 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         policy: what new queries get; the default of ``phi`` when None.
         epochs: of sampled WARP, 10 when None; 0 keeps the bank's own Φ₀. Of trained metrics, by the budget when None.
         learning_rate: of plain SGD on Φ, .001 when None; of trained metrics, .002.
+        loss: a name such as ``"spearman"``, or, for sampled and trained metrics, a differentiable function ``(scores,
+            labels, offsets) -> (Q,)`` of tensors; ``"warp"``, or ``"softmax"`` for trained metrics, when None.
         margin: ζ.
         measure: what decides on validation queries when to stop and which epoch is kept, and what `score` gives: a name
             such as ``"ndcg@10"``, or a function ``(scores, labels, offsets) -> (Q,)`` of tensors with NaN for a query
@@ -219,6 +221,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         policy: str | None = None,
         epochs: int | None = None,
         learning_rate: float | None = None,
+        loss: Any = None,
         margin: float = 0.1,
         measure: Any = "ndcg@10",
         batch_size: int = 32,
@@ -245,6 +248,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         self.policy = policy
         self.epochs = epochs
         self.learning_rate = learning_rate
+        self.loss = loss
         self.margin = margin
         self.measure = measure
         self.batch_size = batch_size

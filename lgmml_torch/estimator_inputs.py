@@ -43,6 +43,7 @@ from lgmml_torch.models.phi import PHIS, POLICIES
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max, segment_min
+from lgmml_torch.training.losses import build_loss
 
 if TYPE_CHECKING:
     from lgmml_torch.models.ranker import LGMML
@@ -282,6 +283,7 @@ PARAMETERS: dict[str, Rule] = {
     "phi": one_of(PHIS),
     "epochs": optional(counts_from_zero),
     "learning_rate": optional(check_positive),
+    "loss": optional(lambda name, value: build_loss(value)),
     "margin": check_positive,
     "measure": _measure_or_function,
     "batch_size": check_whole,

@@ -76,11 +76,15 @@ def forked(main: Callable[[], None], *words: object, count: int = 1) -> Ended:
         processes = [context.Process(target=_program, args=(rank, *arguments)) for rank in range(count)]
         for process in processes:
             process.start()
-        while running := [process for process in processes if process.exitcode is None]:
-            wait([process.sentinel for process in running])
-            if any(process.exitcode for process in processes):
-                for process in running:
-                    process.kill()
+        try:
+            while running := [process for process in processes if process.exitcode is None]:
+                wait([process.sentinel for process in running])
+                if any(process.exitcode for process in processes):
+                    for process in running:
+                        process.kill()
+        finally:  # a test that took too long leaves nobody behind
+            for process in processes:
+                process.kill()
         log.seek(0)
         said = log.read().decode(errors="replace")
     return Ended(next((int(process.exitcode or 0) for process in processes if process.exitcode), 0), said)

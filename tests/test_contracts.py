@@ -262,7 +262,7 @@ class TestLossSeam:
         assert sorted(trained.keeper.curve) == [0, 1, 2]
         assert bool((trained.model.phi.table.weight >= 0).all())
 
-    @pytest.mark.parametrize("name", ["warp", "softmax", "lambdarank"])
+    @pytest.mark.parametrize("name", ["warp", "softmax", "lambdarank", "spearman", "label_differences"])
     def test_gradients_agree_with_finite_differences(self, name: str) -> None:
         data = tiny.splits(torch.float64)[0]
         loss = build_loss({"name": name})

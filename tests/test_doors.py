@@ -14,6 +14,7 @@ from lgmml_torch.app.compose import settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.estimator import LGMMLRanker, asked_params
+from lgmml_torch.functional.losses import spearman_loss
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.steps import Norm2
 from lgmml_torch.ragged import RankingData
@@ -54,6 +55,12 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"learning_rate": 0.01}, ["optimizer.lr=0.01"]),
     ({"margin": 0.7}, ["loss.margin=0.7"]),
     ({"bank": "trained", "margin": 0.7}, ["local_metrics=trained", "loss.margin=0.7"]),
+    ({"loss": "spearman"}, ["loss=spearman"]),
+    ({"bank": "trained", "loss": spearman_loss},
+     ["local_metrics=trained", "loss=lgmml_torch.functional.losses.spearman_loss"]),
+    ({"bank": "sampled", "loss": "label_differences"}, ["local_metrics=sampled", "loss=label_differences"]),
+    ({"bank": "trained", "loss": "warp", "margin": 0.7, "max_draws": 3},
+     ["local_metrics=trained", "loss=warp", "loss.margin=0.7", "loader.max_draws=3"]),
     ({"measure": "map"}, ["measure=map"]),
     ({"batch_size": 7}, ["loader.batch_size=7"]),
     ({"max_draws": 3}, ["loader.max_draws=3"]),

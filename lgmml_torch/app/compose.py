@@ -26,7 +26,7 @@ from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import BankBuilder, as_builder
-from lgmml_torch.functional.ranking.measures import Measure, measures_of
+from lgmml_torch.functional.ranking.measures import Function, Measure, measures_of
 from lgmml_torch.functional.ranking.presets import PRESETS
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import POLICIES
@@ -43,6 +43,7 @@ from lgmml_torch.training.defaults import (
     check_effect,
     choose_defaults,
 )
+from lgmml_torch.training.losses import ListLoss, Loss
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings, check_precision, rehearse
 
@@ -134,7 +135,7 @@ def _check_name(setting: str, name: str, allowed: Sequence[str] | None = None) -
 
 
 def find_measure(setting: str, name: str) -> Measure:
-    """A built-in measure by its name, or a function by its dotted name, under the rule of `check_targets`.
+    """A built-in measure by its name, or a function by its dotted name, see `_find_function`.
 
     Raises:
         LGMMLError: there is none of that name, or its code does not belong here.
@@ -144,14 +145,28 @@ def find_measure(setting: str, name: str) -> Measure:
             return Measure.of(name)
         except LGMMLError as error:
             raise ConfigError(str(error).replace("`metrics`", f"`{setting}`")) from error
+    return Measure(name, _find_function(setting, name, "measure"))
+
+
+def _find_function(setting: str, name: str, what: str) -> Function:
+    """A function ``(scores, labels, offsets) -> (Q,)`` by its dotted name, under the rule of `check_targets`."""
     _check_name(setting, name)
     try:
-        found = get_object(name)
+        found: Function = get_object(name)
     except (ImportError, ValueError, HydraException) as error:
-        raise ConfigError(f"`{setting}` must name a measure, got {name!r}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"`{setting}` must name a {what}, got {name!r}: {' '.join(str(error).split())}") from error
     if not callable(found):
         raise ConfigError(f"`{setting}` must name a function, got {name!r}, which is none")
-    return Measure(name, found)
+    return found
+
+
+def _build_loss(cfg: DictConfig) -> Loss:
+    """The configured loss; a function is looked up by its dotted name, see `_find_function`."""
+    with named(cfg, "loss"):
+        loss: Loss = build(cfg.loss)
+    if isinstance(loss, ListLoss) and loss.function is None:
+        return ListLoss(loss.name, _find_function("loss", loss.name, "loss"))
+    return loss
 
 
 def asked_measures(cfg: DictConfig) -> tuple[Measure, ...]:
@@ -211,15 +226,15 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
     if asked is None:
         return cfg
     given = asked_settings(asked)
-    loss = str(build(cfg.loss).name)
+    loss: Loss = build(cfg.loss)
     kind = metrics_kind(cfg)
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
         if kind:
-            check_effect(given, kind, loss)
+            check_effect(given, kind, loss.name)
         return _with_reason(cfg, "as configured")
     if given.get("local_metrics", kind) not in BANKS:
-        check_effect(given, kind, loss)
+        check_effect(given, kind, loss.name)
         return _with_reason(cfg, f"as configured (local_metrics={given['local_metrics']})")
     if "local_metrics" in given or "experiment" in given:
         given["bank"] = kind
@@ -302,14 +317,12 @@ def recipe_of(cfg: DictConfig) -> Recipe:
         check_choice("preset", cfg.evaluation.preset, PRESETS)
     with named(cfg, "step_size"):
         rule = build(cfg.step_size)
-    with named(cfg, "loss"):
-        loss = build(cfg.loss)
     recipe = Recipe(
         preprocess=functools.partial(build, cfg.preprocess),
         fit_bank=_builder(cfg),
         make_phi=build(cfg.phi),
         phi=PhiSettings(
-            loss=loss,
+            loss=_build_loss(cfg),
             loader=OmegaConf.to_container(cfg.loader, resolve=True),  # type: ignore[arg-type]
             optimizer=build(cfg.optimizer),
             step_size=rule,

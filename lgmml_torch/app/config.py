@@ -53,9 +53,25 @@ def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: P
         folder = config_dir()
     with initialize_config_dir(str(folder), version_base="1.3"):
         try:
-            return compose(name, overrides=list(overrides))
+            return compose(name, overrides=spelt_out(overrides))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_one_sentence(error, overrides, name, folder)) from error
+
+
+def spelt_out(words: Sequence[str]) -> list[str]:
+    """The words with a loss that is the dotted name of a function as Hydra knows it: a part and its setting.
+
+    >>> spelt_out(["seed=1", "loss=shop.losses.spread"])
+    ['seed=1', 'loss=function', 'loss.name=shop.losses.spread']
+    """
+    found = []
+    for word in words:
+        own = re.fullmatch(r"loss=(\w+(?:\.\w+)+)", word)
+        if own is not None:
+            found += ["loss=function", f"loss.name={own[1]}"]
+        else:
+            found.append(word)
+    return found
 
 
 def _explained_settings() -> str:

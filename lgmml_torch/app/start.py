@@ -78,9 +78,10 @@ def _train(watch: Watch, command: list[str]) -> None:
     import hydra
 
     logging.raiseExceptions = False  # a log file on a full disk is no reason for a traceback with every line
-    from lgmml_torch.app.config import check_command
+    from lgmml_torch.app.config import check_command, spelt_out
     from lgmml_torch.checks import ConfigError
 
+    sys.argv[1:] = spelt_out(sys.argv[1:])
     try:
         check_command(sys.argv[1:])
         if "RANK" in os.environ:  # torchrun or Ray has started several processes
@@ -199,11 +200,13 @@ def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | Non
             if "=" in word and not word.startswith("-"):
                 last = number
         words.insert(last, f"resume={hydra_value(checkpoint)}")
-    start = Path(program).name
+    start, interpreter = Path(program).name, "python"
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started it
+        interpreter = f"torchrun --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     if words[:1] == ["train"]:
         start = "lgmml"
     elif program.endswith(".py"):
-        start = f"python {shlex.quote(program)}"
+        start = f"{interpreter} {shlex.quote(program)}"
     return " ".join([start, *map(shlex.quote, words)])
 
 

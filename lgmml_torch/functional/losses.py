@@ -1,4 +1,4 @@
-"""Losses of ranked lists beside WARP: LambdaRank's gradients and Hessians, and the listwise softmax.
+"""Losses of ranked lists beside WARP: LambdaRank's gradients and Hessians, the listwise softmax, and losses of ranks.
 
 A LambdaRank pair is two documents of one query with different labels, at least one of them among the ``truncation``
 best by score. Sorted by score, every such pair joins a row to one of the first ``truncation`` rows of its list, so all
@@ -14,7 +14,15 @@ from lgmml_torch.checks import check_offsets, check_positive, check_shape
 from lgmml_torch.distributed import all_gather
 from lgmml_torch.functional.ranking.sorting import log_discounts
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import argsort_segments, positions, row_slices, segment_ids, segment_max, segment_sum
+from lgmml_torch.segments import (
+    argsort_segments,
+    centre_segments,
+    positions,
+    row_slices,
+    segment_ids,
+    segment_max,
+    segment_sum,
+)
 
 _CHUNK_PAIRS = 65_536  # pairs in memory at a time: each float32 temporary fits in a core's second-level cache
 
@@ -172,6 +180,59 @@ def softmax_loss(
     sums = segment_sum((scores - highest).exp(), offsets)
     log_sums = sums.log()[ids] + highest
     return segment_sum(targets * (log_sums - scores), offsets)
+
+
+def spearman_loss(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (Q,)
+    r"""Distance of soft ranks by score from ranks by label: one minus a soft Spearman correlation ρ.
+
+    With the soft rank :math:`\tilde r_i = \tfrac12 + \sum_{j \in q} 1 / (1 + e^{f_i - f_j})`, and :math:`r_i` the rank
+    by label, the mean rank for equal labels,
+
+    .. math:: \ell_q = \sum_{i \in q} (\tilde r_i - r_i)^2 / \big(2 \sum_{i \in q} (r_i - \bar r)^2\big)
+
+    Limiting cases: 1 - ρ for scores far apart and labels that differ; 0 for lists of one document or one label. A list
+    of n documents takes n² numbers.
+
+    >>> spearman_loss(torch.tensor([90.0, 50.0, 10.0, 1.0]), torch.tensor([2, 0, 1, 1]), torch.tensor([0, 3, 4]))
+    tensor([0.5000, 0.0000])
+    """
+    check_shape("labels", labels, scores.shape)
+    check_offsets(offsets, len(scores))
+    labels, sizes = labels.to(scores.dtype), offsets.diff().tolist()
+    values = [scores.new_zeros(0)]
+    for f, y in zip(torch.split(scores, sizes), torch.split(labels, sizes), strict=True):
+        soft = (f - f[:, None]).sigmoid().sum(dim=1)  # both ranks without the half, which cancels
+        ranks = torch.heaviside(y - y[:, None], y.new_tensor(0.5)).sum(dim=1)
+        spread = 2 * (ranks - ranks.mean()).square().sum()
+        gap = (soft - ranks).square().sum()
+        values.append(torch.where(spread > 0, gap / spread.clamp_min(1e-12), 0.0)[None])
+    return torch.cat(values)
+
+
+def label_difference_loss(
+    scores: Tensor,  # (N,)
+    labels: Tensor,  # (N,)
+    offsets: Tensor,  # (Q+1,)
+) -> Tensor:  # (Q,)
+    r"""Squared error of score differences as estimates of label differences, the mean over all pairs of a list.
+
+    .. math:: \ell_q = \frac{2}{n (n - 1)} \sum_{i < j} ((f_i - f_j) - (y_i - y_j))^2
+              = \frac{2}{n - 1} \sum_i (e_i - \bar e)^2, \qquad e_i = f_i - y_i
+
+    The second form needs no pairs. Limiting cases: 0 where scores are the labels up to a shift, and for lists of one
+    document; in lists of one label it pulls the scores together.
+
+    >>> label_difference_loss(torch.tensor([0.0, -1.0, 5.0]), torch.tensor([2, 0, 1]), torch.tensor([0, 2, 3]))
+    tensor([1., 0.])
+    """
+    check_shape("labels", labels, scores.shape)
+    check_offsets(offsets, len(scores))
+    errors = centre_segments(scores - labels.to(scores.dtype), offsets)
+    return 2 * segment_sum(errors.square(), offsets) / (offsets.diff() - 1).clamp_min(1)
 
 
 def num_positions(data: RankingData) -> int:

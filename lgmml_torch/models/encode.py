@@ -123,42 +123,44 @@ class CategoryEncoder:
         Raises:
             DataError: other features than those of the training lists, or mostly unknown words.
         """
-        found = self._agreed(data)
+        found = self.recoded(data)
         if data.categories != self.categories:  # else their reader knew the words
             check_words(unknown_words(found.features, self.categories, self.names), data.num_documents)
-        return self._built(found, {})
+        return found.replace(features=self.numbers(found.features), feature_names=self.columns, categories=None)
 
     def encode_training(self, train: RankingData) -> RankingData:
         """The training lists: the mean labels of each query's words are those of other queries."""
-        data = self._agreed(train)
+        data = self.recoded(train)
         held: dict[int, Tensor] = {}
         for column, step in enumerate(self.steps):
             if isinstance(step, MeanLabel):
                 codes, count = data.features[:, column].long(), len(step.means)
                 held[column] = out_of_fold(codes, data, count, self.settings)
-        return self._built(data, held)
+        return data.replace(features=self.numbers(data.features, held), feature_names=self.columns, categories=None)
 
-    def _agreed(self, data: RankingData) -> RankingData:
+    def recoded(self, data: RankingData) -> RankingData:
+        """The same lists with the codes of this encoder's vocabularies; lists of other features are refused."""
         if data.feature_names != self.names or category_columns(data.categories) != category_columns(self.categories):
             asked, got = ", ".join(self.vocabularies), data.feature_names
             raise DataError(f"the lists must have the features {list(self.names)}, with categories {asked}, got {got}")
         features = recoded(data.features, data.categories, self.categories)
         return data.replace(features=features, categories=self.categories)
 
-    def _built(self, data: RankingData, held: Mapping[int, Tensor]) -> RankingData:
+    def numbers(self, features: Tensor, held: Mapping[int, Tensor] | None = None) -> Tensor:
+        """The columns that come out of raw features with codes; ``held`` stands for mean labels, by column."""
         parts: list[Tensor] = []
         for column, step in enumerate(self.steps):
-            values = data.features[:, column]
+            values = features[:, column]
             if isinstance(step, OneHot):
                 wanted = torch.tensor(step.codes, dtype=values.dtype, device=values.device)
                 parts.append((values[:, None] == wanted).to(values.dtype))
             elif isinstance(step, MeanLabel):
                 table = torch.tensor([*step.means, step.prior], dtype=values.dtype, device=values.device)
                 found = table[values.long()]  # −1, an unknown word, is the last entry
-                parts.append(held.get(column, found).to(values)[:, None])
+                parts.append((held or {}).get(column, found).to(values)[:, None])
             else:
                 parts.append(values[:, None])
-        return data.replace(features=torch.cat(parts, dim=1), feature_names=self.columns, categories=None)
+        return torch.cat(parts, dim=1)
 
     def spec(self) -> dict[str, Any]:
         """All of it in primitives."""

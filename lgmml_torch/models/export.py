@@ -40,6 +40,9 @@ def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | Non
     any length, or with ``batch`` many lists, one after the other, and a second input ``offsets (lists + 1,)`` of
     int64: list q is rows ``offsets[q]:offsets[q + 1]``. Scores agree with `LGMML.score` to rounding.
 
+    A category is a feature like any other, whose values are the places of its words, from 0, in the vocabulary that the
+    file's metadata holds for it under ``categories`` (JSON, by name); -1 is a missing word or any other one.
+
     Args:
         model: float32 or float64; features have its dtype.
         path: of the file, written atomically.
@@ -48,7 +51,7 @@ def export_onnx(model: LGMML, path: str | os.PathLike[str], *, policy: str | Non
 
     Raises:
         MissingDependencyError: ``onnx`` or ``onnxscript`` is not installed.
-        LGMMLError: an unknown policy, a model that adds to trees or has categories, or one too large for one file.
+        LGMMLError: an unknown policy, a model that adds to trees, or one too large for one file.
     """
     scorer, inputs, shapes = _to_export(model, policy, batch)
     for package in ("onnx", "onnxscript"):
@@ -123,6 +126,8 @@ def compare_exported(
     """
     run, engine = _open_exported(Path(path))
     features = data.features.to(model.dtype)
+    if model.encoder is not None:
+        features = model.encoder.recoded(data).features.to(model.dtype)
     if batch:
         found = run(features, data.offsets)
     else:
@@ -156,12 +161,6 @@ def _to_export(
     model: LGMML, policy: str | None, batch: bool
 ) -> tuple[ListScorer, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
     """What computes, inputs to trace it with, and which of their sizes are free."""
-    if model.encoder is not None:
-        names = ", ".join(model.encoder.vocabularies)
-        raise LGMMLError(
-            f"`model` must take numbers only to be exported, got one with categories in {names}; "
-            "`model.replace(encoder=None)` takes the columns of `model.encoded(data)`"
-        )
     if model.base is not None:
         raise LGMMLError(
             f"`model` must not add to a {model.base.title} model to be exported; `model.base = None` leaves ours alone"
@@ -169,7 +168,7 @@ def _to_export(
     name = policy or model.phi.policy
     check_choice("policy", name, POLICIES[model.phi.mode])
     scorer = ListScorer(deepcopy(model).cpu(), name).eval().requires_grad_(False)
-    features = torch.zeros(7, model.num_features, dtype=model.dtype)
+    features = torch.zeros(7, model.reading["num_features"], dtype=model.dtype)
     documents = {0: torch.export.Dim("documents", min=1)}
     if not batch:
         return scorer, (features,), (documents,)
@@ -178,10 +177,12 @@ def _to_export(
 
 def _facts(model: LGMML, scorer: ListScorer) -> dict[str, str]:
     """What the file says of itself."""
-    facts = {"format": FORMAT, "version": str(VERSION), "num_features": str(model.num_features)}
+    known = model.reading
+    facts = {"format": FORMAT, "version": str(VERSION), "num_features": str(known["num_features"])}
     facts["policy"] = scorer.policy
-    if model.feature_names is not None:
-        facts["feature_names"] = json.dumps(model.feature_names)
+    for name in ("feature_names", "categories"):
+        if known[name]:
+            facts[name] = json.dumps(known[name])
     return facts
 
 
@@ -209,6 +210,8 @@ class ListScorer(nn.Module):
         if offsets is None:
             total = torch.scalar_tensor(features.shape[0], dtype=torch.long)
             offsets = torch.stack([torch.zeros_like(total), total])
+        if self.model.encoder is not None:
+            features = self.model.encoder.numbers(features)
         prepared = self.model.preprocess(features, offsets)
         blocks = self.model.metrics.iter_blocks()
         parts = []

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from lgmml_torch.checks import ConfigError, LGMMLError, did_you_mean
+from lgmml_torch.fitting.bank import BankBuilder
 from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.fitting.sampled import SampledBuilder
 from lgmml_torch.fitting.trained import TrainedBuilder
@@ -27,7 +28,7 @@ from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import all_views, build_preprocess, list_rank_features
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import OneCycle
-from lgmml_torch.training.losses import Softmax, Warp
+from lgmml_torch.training.losses import ListLoss, Loss, Warp, build_loss
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.recipe import CHOOSING_BANKS, PhiSettings, Recipe
 
@@ -204,7 +205,7 @@ def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, sta
 
     Args:
         sizes: of the training data.
-        asked: the settings the user gave, by their names in `LGMMLRanker` and `SETTINGS`, and ``loss``.
+        asked: the settings the user gave, by their names in `LGMMLRanker` and `SETTINGS`.
         start: the kind of metrics of an earlier model to go on from.
 
     Raises:
@@ -217,10 +218,23 @@ def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, sta
     bank = asked.get("bank", "auto")
     why = "asked for"
     if bank == "auto":
-        _check_bank_named(asked, needed=start is None)
+        for name, setting in SETTINGS.items():
+            if start is None and setting.named and name in asked:
+                raise ConfigError(_bank_needed(name))
         bank, why = _bank_for(sizes, start)
-    check_effect(asked, bank, asked.get("loss", _USUAL_LOSSES[bank]), why)
+    loss = build_loss(asked.get("loss", _USUAL_LOSSES[bank]))
+    check_loss(bank, loss, why)
+    check_effect(asked, bank, loss.name, why)
     return _sized(sizes, bank, asked, why)
+
+
+def check_loss(bank: str, loss: Loss, why: str = "asked for") -> None:
+    """Refuse a function as the loss of boosted metrics, which are chosen by LambdaRank's gradients and curvature."""
+    if bank == "boosted" and isinstance(loss, ListLoss):
+        raise ConfigError(
+            f"`loss` must not be a function for boosted metrics ({why}), which need its curvature, too, got "
+            f"{loss.name!r}; name other metrics: {_choices(('trained', 'sampled'))}"
+        )
 
 
 def _bank_for(sizes: Sizes, start: str | None) -> tuple[str, str]:
@@ -278,20 +292,10 @@ def check_effect(asked: Collection[str], bank: str, loss: str, why: str = "asked
                 f"{_choices(setting.banks)}"
             )
         if setting.losses and loss not in setting.losses:
-            banks = []
-            for other, usual in _USUAL_LOSSES.items():
-                if usual in setting.losses:
-                    banks.append(other)
             raise ConfigError(
                 f"{_spelt(name)} has no effect with the loss {loss} of {bank} metrics ({why}); leave it out, or name "
-                f"other metrics: {_choices(banks)}"
+                f"another loss: {', or '.join(setting.losses)}"
             )
-
-
-def _check_bank_named(asked: Collection[str], *, needed: bool) -> None:
-    for name, setting in SETTINGS.items():
-        if needed and setting.named and name in asked:
-            raise ConfigError(_bank_needed(name))
 
 
 def _bank_needed(name: str) -> str:
@@ -335,53 +339,42 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         preprocess = partial(all_views, max_columns=chosen.max_columns)
     if params["preprocess"] is not None:
         preprocess = partial(_new_preprocess, params["preprocess"])
-    options = {"kernel": params["kernel"]} | (params["bank_options"] or {})
     sparse = params["phi"] == "per_query" and chosen.bank != "trained"  # AdamW takes no sparse gradients
+    loss = build_loss(params["loss"] or _USUAL_LOSSES[chosen.bank])
     loader = {"batch_size": params["batch_size"]}
-    common = {
-        "make_phi": partial(Phi, policy=params["policy"], sparse=sparse, **PHIS[params["phi"]]),
-        "seed": seed,
-        "categories": CategorySettings(params["max_one_hot"]),
-        **{name: params[name] for name in ("measure", "features")},
-    }
+    if loss.draws:
+        loss, loader["max_draws"] = Warp(params["margin"]), params["max_draws"]
+    phi = PhiSettings(loss, loader, partial(torch.optim.SGD, lr=params["learning_rate"] or _WARP_RATE))
     if chosen.bank == "trained":
-        shape = {"num_metrics": params["num_metrics"] or chosen.num_metrics, "rank": chosen.rank}
         rate = params["learning_rate"] or _TRAINED_RATE
-        return Recipe(
-            preprocess=preprocess,
-            fit_bank=TrainedBuilder.of(**{**shape, **options}),
-            phi=PhiSettings(
-                loss=Softmax(),
-                loader=loader,
-                optimizer=partial(torch.optim.AdamW, lr=rate, weight_decay=_WEIGHT_DECAY),
-                step_size=OneCycle(),
-                dropout=chosen.dropout,
-            ),
-            **common,
-        )
+        adam = partial(torch.optim.AdamW, lr=rate, weight_decay=_WEIGHT_DECAY)
+        phi = PhiSettings(loss, loader, adam, OneCycle(), chosen.dropout)
     return Recipe(
         preprocess=preprocess,
-        fit_bank=_closed_form_builder(params, chosen, options),
-        phi=PhiSettings(
-            loss=Warp(params["margin"]),
-            loader={**loader, "max_draws": params["max_draws"]},
-            optimizer=partial(torch.optim.SGD, lr=params["learning_rate"] or _WARP_RATE),
-        ),
-        **common,
+        fit_bank=_builder(params, chosen),
+        make_phi=partial(Phi, policy=params["policy"], sparse=sparse, **PHIS[params["phi"]]),
+        phi=phi,
+        seed=seed,
+        categories=CategorySettings(params["max_one_hot"]),
+        measure=params["measure"],
+        features=params["features"],
     )
 
 
-def _closed_form_builder(
-    params: Mapping[str, Any], chosen: Defaults, options: Mapping[str, Any]
-) -> BoostedBuilder | SampledBuilder:
+def _builder(params: Mapping[str, Any], chosen: Defaults) -> BankBuilder:
+    """The builder of the metrics, with the settings that were asked for or chosen."""
+    options = {"kernel": params["kernel"]} | (params["bank_options"] or {})
+    count = params["num_metrics"]
+    if chosen.bank == "trained":
+        return TrainedBuilder.of(**{"num_metrics": count or chosen.num_metrics, "rank": chosen.rank, **options})
     if chosen.bank == "boosted":
         rounds = params["rounds"]
         if rounds is None:
             rounds = chosen.rounds
         return BoostedBuilder.of(rounds=rounds, **options)
-    if params["num_metrics"] is None:
-        return SampledBuilder.of(**options)
-    return SampledBuilder.of(num_metrics=params["num_metrics"], **options)
+    if count is not None:
+        options = {"num_metrics": count, **options}
+    return SampledBuilder.of(**options)
 
 
 def _new_preprocess(given: Preprocess | Mapping[str, Any]) -> Preprocess:

@@ -2,22 +2,23 @@
 
 A loss gets a batch and a function that scores documents of it, and answers with a total to be differentiated. Which
 documents it scores, and which of the scores carry gradients, the loss decides; how scores depend on Φ, or on metrics
-that are trained, is autograd's. A new loss is a class with the four members of `Loss`, named in `LOSSES`, and a file in
-``conf/loss/``.
+that are trained, is autograd's. A function of whole lists is a loss by `ListLoss`. Any other new loss is a class with
+the four members of `Loss`, named in `LOSSES`, and a file in ``conf/loss/``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, Protocol
+from functools import lru_cache, partial
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, check_choice, check_positive, check_whole
-from lgmml_torch.functional.losses import lambda_gradients, softmax_loss
+from lgmml_torch.functional.losses import label_difference_loss, lambda_gradients, softmax_loss, spearman_loss
+from lgmml_torch.functional.ranking.measures import Function, one_per_query
 from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
 
 
@@ -93,17 +94,18 @@ class LossValue:
 class Loss(Protocol):
     """What the module needs of a loss."""
 
-    name: ClassVar[str]
     draws: ClassVar[bool]
     """Whether batches must come with drawn negatives."""
 
+    @property
+    def name(self) -> str:
+        """What logs and descriptions call it."""
+
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
         """The loss of a batch."""
-        ...
 
     def spec(self) -> dict[str, Any]:
         """Name and settings as primitives, from which `build_loss` makes the loss again."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -222,20 +224,65 @@ class LambdaRank(_Named):
         return LossValue(-(gradients * weights * scores).sum() / batch.whole.lists, 1)
 
 
-LOSSES: dict[str, type[Any]] = {loss.name: loss for loss in (Warp, Softmax, LambdaRank)}
+@dataclass(frozen=True)
+class ListLoss:
+    """A function ``(scores, labels, offsets) -> (Q,)`` of whole lists, differentiable in the scores; their mean.
+
+    Attributes:
+        name: a built-in one, or the dotted name of the function, which is all that `spec` holds of it.
+        function: None where only its name is known.
+    """
+
+    draws: ClassVar[bool] = False
+    name: str
+    function: Function | None = field(default=None, repr=False)
+
+    def spec(self) -> dict[str, Any]:
+        """The name."""
+        return {"name": self.name}
+
+    def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
+        """One term for each list; refused where the function is not known, or gives no differentiable values."""
+        if self.function is None:
+            raise ConfigError(
+                f"the loss {self.name!r} is a function of yours, of which a checkpoint keeps the name only: pass it "
+                "again, e.g. LGMMLModule.load_from_checkpoint(file, loss=my_function)"
+            )
+        scores = score(None)
+        if not len(batch.lists):  # which a function need not be ready for
+            return LossValue(scores.sum(), 1)
+        what = f"the loss {self.name!r}"
+        values = one_per_query(what, self.function(scores, batch.labels, batch.list_offsets), batch.list_offsets)
+        if scores.requires_grad and not values.requires_grad:
+            raise ConfigError(f"{what} must be differentiable in the scores, got values without gradients")
+        return LossValue((values * batch.list_weights).sum() / batch.whole.lists, 1)
 
 
-def build_loss(spec: Mapping[str, Any]) -> Loss:
-    """The loss that `Loss.spec` describes.
+LOSSES: dict[str, Callable[..., Any]] = {loss.name: loss for loss in (Warp, Softmax, LambdaRank)}
+LOSSES["spearman"] = partial(ListLoss, "spearman", spearman_loss)
+LOSSES["label_differences"] = partial(ListLoss, "label_differences", label_difference_loss)
+
+
+def build_loss(given: Loss | Function | Mapping[str, Any] | str) -> Loss:
+    """A loss as it is, by its name, by its `Loss.spec`, or of a function, see `ListLoss`.
 
     Raises:
         LGMMLError: an unknown name, with a suggestion.
         ConfigError: settings the loss does not take.
 
-    >>> build_loss({"name": "warp", "margin": 0.5})
-    Warp(margin=0.5)
+    >>> build_loss({"name": "warp", "margin": 0.5}), build_loss(spearman_loss)
+    (Warp(margin=0.5), ListLoss(name='lgmml_torch.functional.losses.spearman_loss'))
     """
-    settings = dict(spec)
+    if hasattr(given, "spec"):
+        return cast("Loss", given)
+    if callable(given):
+        name = getattr(given, "__qualname__", type(given).__qualname__)
+        return ListLoss(f"{given.__module__}.{name}", given)
+    settings: dict[str, Any] = {"name": given}
+    if isinstance(given, Mapping):
+        settings = dict(given)
+        if "." in str(settings.get("name")):
+            return ListLoss(settings["name"])
     name = settings.pop("name", None)
     check_choice("loss", name, LOSSES)
     try:

@@ -16,7 +16,7 @@ from lgmml_torch.checks import DivergedError, LGMMLError, check_number, check_po
 from lgmml_torch.distributed import query_numbers
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.losses import bias_of
-from lgmml_torch.functional.ranking.measures import Measure
+from lgmml_torch.functional.ranking.measures import Function, Measure
 from lgmml_torch.functional.ranking.presets import REPORTED
 from lgmml_torch.functional.score import kernel, score, tie_equal_rows
 from lgmml_torch.models.ranker import LGMML
@@ -81,7 +81,7 @@ class LGMMLModule(pl.LightningModule):
     Args:
         model_spec: from `LGMML.spec`; builds the model again in ``load_from_checkpoint``.
         model: the model itself, when there is one already.
-        loss: what is minimised, or its `Loss.spec`; sampled WARP when None.
+        loss: what is minimised, see `build_loss`; sampled WARP when None.
         deviation_penalty: weight of ½‖deviation‖² per tuple (or list), for a shared Φ with deviations.
         optimizer: called with the parameters; `DEFAULT_OPTIMIZER` when None.
         step_size: how the optimizer's learning rate rises and falls; constant when None.
@@ -100,7 +100,7 @@ class LGMMLModule(pl.LightningModule):
         model_spec: dict[str, Any],
         model: LGMML | None = None,
         *,
-        loss: Loss | Mapping[str, Any] | None = None,
+        loss: Loss | Function | Mapping[str, Any] | None = None,
         deviation_penalty: float = 0.0,
         optimizer: OptimizerFactory | None = None,
         step_size: StepSize | None = None,
@@ -112,7 +112,7 @@ class LGMMLModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         check_positive("deviation_penalty", deviation_penalty, zero=True)
-        self.loss = _loss_of(loss)
+        self.loss = build_loss(loss or Warp())
         settings = {"loss": self.loss.spec(), "deviation_penalty": deviation_penalty, "preset": preset}
         if num_positions:
             settings["num_positions"] = num_positions
@@ -407,14 +407,6 @@ class LGMMLModule(pl.LightningModule):
             )
             self._placed[name] = placed
         return placed
-
-
-def _loss_of(loss: Loss | Mapping[str, Any] | None) -> Loss:
-    if loss is None:
-        return Warp()
-    if isinstance(loss, Mapping):
-        return build_loss(loss)
-    return loss
 
 
 def make_optimizer(

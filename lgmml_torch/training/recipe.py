@@ -47,7 +47,7 @@ class PhiSettings:
     """How Φ is trained.
 
     Attributes:
-        loss: what is minimised.
+        loss: what is minimised, see `build_loss`.
         loader: settings of `RankingDataModule`.
         optimizer: see `LGMMLModule`.
         step_size: see `LGMMLModule`.

@@ -105,6 +105,13 @@ class Start:
         return dict(splits)
 
 
+def check_same_loss(resume: Path, name: str) -> None:
+    """Refuse to resume with another loss than that of the checkpoint, which keeps only the names of functions."""
+    earlier = load_checkpoint(resume)["hyper_parameters"].get("loss", {}).get("name", name)
+    if earlier != name:
+        raise ConfigError(f"`loss` must be {earlier!r}, as of the run that is resumed, got {name!r}")
+
+
 def bring_best(resume: Path, best_file: Path) -> None:
     """Copy the best checkpoint so far to the folder of the resumed run, which may never beat it."""
     if not resume.is_file():

@@ -38,6 +38,8 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 from lgmml_torch.training.batches import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.callbacks import KeepCheckpoints, LogModel, quiet_lightning
+from lgmml_torch.training.defaults import check_loss
+from lgmml_torch.training.losses import ListLoss
 from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.preprocessed import (
     Views,
@@ -48,7 +50,7 @@ from lgmml_torch.training.preprocessed import (
     select_features,
 )
 from lgmml_torch.training.recipe import MakePhi, Recipe, TrainerSettings, rehearse
-from lgmml_torch.training.resume import Start, Unfinished, bring_best, keep_start, take_kept
+from lgmml_torch.training.resume import Start, Unfinished, bring_best, check_same_loss, keep_start, take_kept
 
 log = logging.getLogger(__name__)
 
@@ -201,6 +203,7 @@ def prepare(
     `SAMPLE_VALUES` values. The sample does not depend on shards or the number of processes.
     """
     rehearse(recipe)
+    check_loss(recipe.builder.kind, recipe.phi.loss)
     labels = splits["train"].labels
     if len(labels):
         warn_if_steep(float(labels.max()))
@@ -320,14 +323,8 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
     """Train Φ in Lightning; the result has the weights that validation kept."""
     module = make_module(prepared, recipe, around.cache)
     splits, settings = prepared.splits, recipe.phi
-    data_module = RankingDataModule(
-        splits["train"],
-        splits.get("valid"),
-        splits.get("test"),
-        seed=recipe.seed,
-        draws=settings.loss.draws,
-        **settings.loader,
-    )
+    parts = (splits["train"], splits.get("valid"), splits.get("test"))
+    data_module = RankingDataModule(*parts, seed=recipe.seed, draws=settings.loss.draws, **settings.loader)
     measure = Measure.of(recipe.measure)
     monitor = f"val/{measure.name}"
     keeper = KeepCheckpoints(around.folder, monitor=monitor, every_n_steps=around.every_n_steps, seed=recipe.seed)
@@ -335,6 +332,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
     log.info("%s", _describe(module, recipe))
     start = _trained_tensors(module)
     if around.resume is not None:
+        check_same_loss(around.resume, settings.loss.name)
         bring_best(around.resume, keeper.best_file)
     with quiet_lightning(), loader_failures_in_a_sentence():
         lightning = around.make_trainer(keeper, validated="valid" in splits)
@@ -411,6 +409,8 @@ def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) 
     model, settings = prepared.model(recipe.make_phi), recipe.phi
     train, bias = prepared.splits["train"], prepared.bank.position_bias
     count = num_positions(train) if bias is None else len(bias)
+    if train.document_weights is not None and isinstance(settings.loss, ListLoss):
+        raise ConfigError(f"the loss {settings.loss.name!r} is a function without weights of documents, got some")
     add_inputs(prepared, model, cache, settings.distances)
     module = LGMMLModule(
         model.spec(),

@@ -13,6 +13,7 @@ from lgmml_torch.data.write import save_letor
 from lgmml_torch.models.export import Parity
 from lgmml_torch.models.ranker import LGMML
 from tests.doors import small_data, small_model
+from tests.models.test_encode import lists, words_model
 
 
 @pytest.fixture
@@ -35,6 +36,14 @@ def test_the_file_is_compared_with_the_model(
     run = torch.export.load(file).module()
     found = torch.cat([run(rows) for rows in data.features.split(data.sizes.tolist())])
     torch.testing.assert_close(found, LGMML.load(model_file).score(data), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_with_categories_is_compared_on_random_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words_model(lists()).save(tmp_path / "words.safetensors")
+    assert cli.main(["export", str(tmp_path / "words.safetensors"), str(tmp_path / "words.pt2")]) == 0
+    assert "compared with the model on 8 lists, 1,446 documents: largest difference" in capsys.readouterr().out
 
 
 def test_a_file_that_gives_other_scores_is_not_kept(

@@ -14,7 +14,7 @@ import torch
 
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.ray import RayLauncher
-from lgmml_torch.app.start import main
+from lgmml_torch.app.start import config_dir, main
 from lgmml_torch.app.train import build, resolve_resume, train
 from lgmml_torch.checks import LGMMLError, MissingDependencyError
 from lgmml_torch.data.generated import letor_like
@@ -30,6 +30,8 @@ SETTINGS = (
     "trainer.max_epochs=2", "loader.num_workers=0", "loader.batch_size=6", "logger=none", "callbacks=paper",
     "threads=1", "name=several",
 )  # fmt: skip
+GENERATED = ("data=generated_small", "data.num_queries=20")
+CALLBACKS = sorted(path.stem for path in (config_dir() / "callbacks").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def test_torchrun_gives_the_model_of_one_process_and_resumes(
 def test_the_installed_command_starts_further_processes(tmp_path: Path) -> None:
     script = tmp_path / "lgmml"  # as pip writes it
     script.write_text("import sys\nfrom lgmml_torch.app.cli import main\nsys.exit(main())\n")
-    small = ("data=generated_small", "data.num_queries=20", *SETTINGS[1:], "trainer=ddp_cpu", "paths.cache_dir=cache")
+    small = (*GENERATED, *SETTINGS[1:], "trainer=ddp_cpu", "paths.cache_dir=cache")
     run = started(tmp_path, str(script), "train", *small)
     said = run.communicate()[1]
     assert run.returncode == 0, said
@@ -101,14 +103,47 @@ def ray() -> Iterator[Any]:
         found.shutdown()
 
 
-@pytest.mark.xdist_group("ray")
-@pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Ray's own
-def test_ray_gives_the_model_of_one_process(ray: Any, alone: tuple[Path, tuple[str, ...]], tmp_path: Path) -> None:
-    folder, settings = alone
-    build(load_config(["launcher=ray"]).launcher)(settings, tmp_path / "run")
-    assert_same_model(tmp_path / "run", folder)
-    assert not (tmp_path / "run" / "ray").exists()
+def by_torchrun() -> None:
+    """``train.py`` in a process that torchrun has started."""
+    os.environ |= {"RANK": os.environ["LOCAL_RANK"], "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    main()
+
+
+def sweep(settings: tuple[str, ...], folder: object) -> list[str]:
+    """The settings with every choice of callbacks, one after the other in the same processes."""
+    kept = [word for word in settings if not word.startswith("callbacks=")]
+    return ["-m", *kept, f"callbacks={','.join(CALLBACKS)}", f"hydra.sweep.dir={folder}"]
+
+
+class TestEveryChoiceOfCallbacks:
+    """The model of one process; with `quiet`, Lightning's bar on the first process once waited for ever."""
+
+    @pytest.mark.timeout(120)
+    def test_with_torchrun(self, alone: tuple[Path, tuple[str, ...]], tmp_path: Path) -> None:
+        folder, settings = alone
+        ended = forked(by_torchrun, *sweep(settings, tmp_path / "sweep"), count=2)
+        assert ended.code == 0, ended.said
+        for number in range(len(CALLBACKS)):
+            assert_same_model(tmp_path / "sweep" / str(number), folder)
+
+    @pytest.mark.timeout(120)
+    def test_with_processes_that_lightning_starts(self, tmp_path: Path) -> None:
+        settings = (*GENERATED, *SETTINGS[1:], "trainer=ddp_cpu", "paths.cache_dir=false")
+        ended = forked(main, *sweep(settings, tmp_path / "sweep"), count=2)
+        assert ended.code == 0, ended.said
+        for number in range(1, len(CALLBACKS)):
+            assert_same_model(tmp_path / "sweep" / str(number), tmp_path / "sweep" / "0")
+
+    @pytest.mark.xdist_group("ray")
+    @pytest.mark.timeout(300)
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Ray's own
+    def test_on_ray(self, ray: Any, alone: tuple[Path, tuple[str, ...]], tmp_path: Path) -> None:
+        folder, settings = alone
+        launcher = build(load_config(["launcher=ray"]).launcher)
+        launcher(sweep(settings, "${hydra.run.dir}"), tmp_path / "run")  # which the launcher passes on
+        for number in range(len(CALLBACKS)):
+            assert_same_model(tmp_path / "run" / str(number), folder)
+        assert not (tmp_path / "run" / "ray").exists()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from lgmml_torch.app.start import Interrupted, Watch
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import load_checkpoint, read_model
 from lgmml_torch.training.module import LGMMLModule
+from tests.processes import forked
 
 SMALL = [
     "data.num_queries=24", "data.num_features=6", "local_metrics.rounds=4", "loader.batch_size=3", "threads=1",
@@ -140,6 +141,28 @@ def test_a_run_stopped_in_an_epoch_goes_on_to_the_same_model(
     assert run(monkeypatch, *advice, "hydra.run.dir=second") == 0
     assert run(monkeypatch, *words, "hydra.run.dir=whole") == 0
     assert content("second") == content("whole")
+
+
+def stopped_in_an_epoch() -> None:
+    """``train.py`` in a process that torchrun has started; torchrun passes the signal on to all of them."""
+    rank = {"RANK": os.environ["LOCAL_RANK"], "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {**rank, "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+    sys.argv[0] = "train.py"
+    LGMMLModule.training_step = before(LGMMLModule.training_step, signal.SIGTERM, call=8)  # type: ignore[method-assign]
+    try:
+        start.main()
+    except SystemExit as end:
+        sys.stderr.write(f"exit code {end.code}\n")
+
+
+@pytest.mark.timeout(120)
+def test_several_processes_end_with_one_sentence() -> None:
+    words = [*SMALL, "hydra.run.dir=first"]
+    said = forked(stopped_in_an_epoch, *words, count=2).said.splitlines()
+    command = f"torchrun --nproc-per-node 2 train.py {' '.join(words)} resume=first/checkpoints/last.ckpt"
+    goodbye = f"stopped by SIGTERM; what was trained is kept, go on with: {command}"
+    assert sorted(said) == ["exit code 143", "exit code 143", goodbye]
+    assert load_checkpoint("first/checkpoints/last.ckpt")["global_step"] == 8
 
 
 def test_a_second_signal_does_not_wait() -> None:

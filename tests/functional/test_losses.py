@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.losses import lambda_gradients
+from lgmml_torch.functional.losses import label_difference_loss, lambda_gradients, spearman_loss
 from lgmml_torch.segments import offsets_from_sizes, segment_sum
 from tests.reference import lambdarank as naive
+from tests.reference import list_losses
 
 
 def lists(seed: int, sizes: list[int], *, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -81,3 +84,54 @@ def test_errors_name_the_argument() -> None:
         lambda_gradients(*ok, sigma=-1.0)
     with pytest.raises(LGMMLError, match="`floor` must be at least 0, got -1"):
         lambda_gradients(*ok, floor=-1.0)
+
+
+LIST_LOSSES = [(spearman_loss, list_losses.spearman), (label_difference_loss, list_losses.label_differences)]
+
+
+@pytest.mark.parametrize(("loss", "reference"), LIST_LOSSES)
+class TestLossesOfLists:
+    """Spearman's and that of label differences, beside loops over pairs."""
+
+    def test_agrees_with_loops_over_pairs(self, loss: Any, reference: Any) -> None:
+        for ties in [False, True]:
+            scores, labels, offsets = lists(3, [5, 1, 0, 40, 2, 6], ties=ties)
+            labels[-6:] = 2.0  # a list of one label
+            bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+            want = [reference(scores[a:b].tolist(), labels[a:b].tolist()) for a, b in bounds]
+            torch.testing.assert_close(loss(scores, labels, offsets), torch.tensor(want, dtype=torch.float64))
+
+    def test_gradients_agree_with_finite_differences(self, loss: Any, reference: Any) -> None:
+        for ties in [False, True]:
+            scores, labels, offsets = lists(5, [6, 1, 0, 9, 4], ties=ties)
+            labels[-4:] = 1.0
+            assert torch.autograd.gradcheck(lambda f, y=labels, o=offsets: loss(f, y, o), scores.requires_grad_())
+
+    def test_what_has_nothing_to_tell_apart_is_zero(self, loss: Any, reference: Any) -> None:
+        scores = torch.tensor([1.0, 5.0, 5.0], requires_grad=True)
+        found = loss(scores, torch.tensor([3, 1, 1]), torch.tensor([0, 1, 1, 3]))  # one document, none, one label
+        assert found.tolist() == [0.0, 0.0, 0.0]
+        (gradient,) = torch.autograd.grad(found.sum(), scores)
+        assert gradient.tolist() == [0.0, 0.0, 0.0]
+        assert loss(torch.zeros(0), torch.zeros(0), torch.tensor([0])).shape == (0,)
+
+    def test_a_shift_of_a_list_changes_nothing(self, loss: Any, reference: Any) -> None:
+        scores, labels, offsets = lists(7, [8, 5])
+        shift = torch.tensor([3.0, -1.0], dtype=torch.float64).repeat_interleave(torch.tensor([8, 5]))
+        torch.testing.assert_close(loss(scores + shift, labels, offsets), loss(scores, labels, offsets))
+
+    def test_errors_name_the_argument(self, loss: Any, reference: Any) -> None:
+        with pytest.raises(LGMMLError, match=r"`labels` must have shape \(2,\), got \(3,\)"):
+            loss(torch.zeros(2), torch.zeros(3), torch.tensor([0, 2]))
+
+
+def test_spearman_loss_is_one_minus_the_correlation_of_scores_far_apart() -> None:
+    """ρ = 1 − 6 Σ d² / (n (n² − 1)) where nothing is tied."""
+    g = torch.Generator().manual_seed(2)
+    labels = torch.arange(7, dtype=torch.float64)
+    for scores in (labels, -labels, labels[torch.randperm(7, generator=g)]):
+        rho = 1 - 6 * float((scores.argsort().argsort() - labels).square().sum()) / (7 * 48)
+        if torch.equal(scores, -labels):
+            assert rho == pytest.approx(-1)
+        found = spearman_loss(1000 * scores, labels, torch.tensor([0, 7]))
+        assert float(found) == pytest.approx(1 - rho)

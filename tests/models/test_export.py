@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from lgmml_torch import checks
-from lgmml_torch.checks import LGMMLError, MissingDependencyError
+from lgmml_torch.checks import DataWarning, LGMMLError, MissingDependencyError
 from lgmml_torch.models.export import ListScorer, compare_exported, export_onnx, export_program
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import POLICIES, Phi
@@ -30,8 +31,8 @@ from lgmml_torch.models.preprocess.steps import (
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from tests.doors import plain_chain, small_data, small_model
+from tests.models.test_encode import BRANDS, COLOURS, NAMES, words_model
 from tests.models.test_encode import lists as word_lists
-from tests.models.test_encode import words_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
 WAYS = [(mode, policy) for mode, policies in POLICIES.items() for policy in policies]
@@ -197,11 +198,34 @@ def test_models_too_large_for_one_file_are_refused(tmp_path: Path, monkeypatch: 
         export_onnx(model, tmp_path / "model.onnx")
 
 
+@pytest.mark.parametrize(
+    "write", [export_program, pytest.param(export_onnx, marks=pytest.mark.slow)], ids=["program", "onnx"]
+)
+def test_categories_are_places_in_the_vocabularies_of_the_file(write, tmp_path: Path) -> None:
+    """Colours without white, so that a word of the vocabulary is unknown to the model; -1 is a word of none."""
+    model, new = words_model(word_lists()), word_lists(seed=1)
+    assert model.encoder is not None
+    file = write(model, tmp_path / f"model{'.onnx' if write is export_onnx else '.pt2'}", batch=True)
+    assert (new.features[:, [0, 2]] == -1).any()
+    found = compare_exported(file, model, new, batch=True)
+    assert found.largest < 1e-5 < found.size
+    # The same words as codes of other vocabularies.
+    backwards = tuple(None if words is None else tuple(reversed(words)) for words in new.categories or ())
+    features = new.features.clone()
+    for column in (0, 2):
+        codes = new.features[:, column]
+        features[:, column] = torch.where(codes < 0, codes, len(backwards[column] or ()) - 1 - codes)
+    with pytest.warns(DataWarning, match="words that are missing or that training never saw"):
+        again = compare_exported(file, model, new.replace(features=features, categories=backwards), batch=True)
+    assert again == found
+    if write is export_onnx:
+        facts = onnxruntime.InferenceSession(file).get_modelmeta().custom_metadata_map
+        assert json.loads(facts["categories"]) == {"colour": list(COLOURS), "brand": list(BRANDS)}
+        assert (json.loads(facts["feature_names"]), facts["num_features"]) == (list(NAMES), "3")
+
+
 @pytest.mark.parametrize("write", [export_onnx, export_program])
-def test_words_and_unknown_policies_are_refused(write, tmp_path: Path) -> None:
-    model = words_model(word_lists())
-    with pytest.raises(LGMMLError, match="must take numbers only to be exported, got one with categories in colour, b"):
-        write(model, tmp_path / "m")
+def test_unknown_policies_are_refused(write, tmp_path: Path) -> None:
     with pytest.raises(LGMMLError, match="`policy` must be one of 'shared', 'ones', got 'mean'"):
         write(small_model(), tmp_path / "m", policy="mean")
 

@@ -189,9 +189,13 @@ class TestSettings:
             "warp": True,
             "softmax": False,
             "lambdarank": False,
+            "spearman": False,
+            "label_differences": False,
         }
 
-    @pytest.mark.parametrize("loss", [Warp(0.5), Softmax(0.25), LambdaRank(2.0, 5)], ids=lambda loss: loss.name)
+    @pytest.mark.parametrize(
+        "loss", [Warp(0.5), Softmax(0.25), LambdaRank(2.0, 5), build_loss("spearman")], ids=lambda loss: loss.name
+    )
     def test_a_description_makes_the_loss_again(self, loss: Loss) -> None:
         assert build_loss(loss.spec()) == loss
 

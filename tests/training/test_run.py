@@ -180,7 +180,7 @@ def test_a_refusal_names_the_setting_and_the_metrics_it_belongs_to() -> None:
         check_effect(["margin"], "trained", "softmax")
     assert str(refused.value) == (
         "`margin` (loss.margin) has no effect with the loss softmax of trained metrics (asked for); leave it out, or "
-        "name other metrics: bank='boosted' (local_metrics=boosted), or bank='sampled' (local_metrics=sampled)"
+        "name another loss: warp"
     )
     with pytest.raises(ConfigError, match=r"^`budget` has no effect on sampled metrics"):
         check_effect(["budget"], "sampled", "warp")

@@ -243,11 +243,16 @@ def _lists(args: Namespace, model: LGMML) -> RankingData:
     if args.data is not None:
         with open_data(args, model) as source:
             return source.read()
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(sum(_LENGTHS), model.num_features, generator=generator)
-    return RankingData.from_arrays(
-        features, torch.zeros(len(features)), group=_LENGTHS, feature_names=model.feature_names
-    )
+    generator, known = torch.Generator().manual_seed(0), model.reading
+    features = torch.randn(sum(_LENGTHS), known["num_features"], generator=generator)
+    names = known["feature_names"]
+    for name, words in known["categories"].items():
+        codes = torch.randint(-1, len(words), (len(features),), generator=generator)
+        features[:, names.index(name)] = codes.to(features)
+    data = RankingData.from_arrays(features, torch.zeros(len(features)), group=_LENGTHS, feature_names=names)
+    if model.encoder is None:
+        return data
+    return data.replace(categories=model.encoder.categories)
 
 
 def add_merge_options(parser: ArgumentParser) -> None:

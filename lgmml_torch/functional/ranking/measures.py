@@ -87,11 +87,7 @@ class Measure:
         assert self.function is not None
         if len(offsets) == 1:  # no lists, which a function need not be ready for
             return scores.new_empty(0, dtype=torch.float64)
-        found: Any = self.function(scores, labels, offsets)
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        want = (len(offsets) - 1,)
-        if not isinstance(found, Tensor) or shape != want:
-            raise LGMMLError(f"the measure {self.name!r} must give a tensor of shape {want}, got {shape}")
+        found = one_per_query(f"the measure {self.name!r}", self.function(scores, labels, offsets), offsets)
         if bool(found.isinf().any()):
             raise LGMMLError(f"the measure {self.name!r} must give finite numbers or NaN, got an infinite one")
         return found.detach().to(device=scores.device, dtype=torch.float64)
@@ -104,6 +100,15 @@ class Measure:
         if not lines:
             lines = ["a function without a docstring"]
         return f"{self.name} (own): {lines[0]}"
+
+
+def one_per_query(what: str, found: Any, offsets: Tensor) -> Tensor:  # (Q,)
+    """What a function of a user gave; refused unless it has one value for each query."""
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    want = (len(offsets) - 1,)
+    if not isinstance(found, Tensor) or shape != want:
+        raise LGMMLError(f"{what} must give a tensor of shape {want}, got {shape}")
+    return found
 
 
 def measures_of(given: str | Function | Iterable[str | Function | Measure]) -> list[Measure]:
