@@ -123,7 +123,7 @@ class Recipe:
     def builder_arguments(self, start: Bank | None = None) -> dict[str, Any]:
         """What the builder shall know beside the data."""
         arguments: dict[str, Any] = {}
-        if self.own_measure is not None and self.builder.takes_measure:
+        if self.builder.takes_measure:
             arguments["measure"] = self.own_measure
         if start is not None:
             arguments["start"] = start

@@ -172,9 +172,11 @@ def test_lines_of_the_log(found: Prepared, tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.INFO, logger="lgmml_torch.training.callbacks"):
         for done in range(1, 26):
             log_rounds(done, SimpleNamespace(total=25, valid_ndcg=0.5, best=3))
+        log_rounds(1, SimpleNamespace(total=2, valid_ndcg=0.5))
         trained = tiny.train(tmp_path, found=found, epochs=1, callbacks=(LogEpochs(),))
     rounds = [f"local metrics: {done} of 25, valid_ndcg 0.5000" for done in (*range(2, 25, 2), 25)]
     said = [record.message for record in caplog.records if record.name == "lgmml_torch.training.callbacks"]
+    rounds.append("local metrics: 1 of 2, valid_ndcg 0.5000")
     assert said == [*rounds, f"epoch 1 of 1, validation NDCG@10 {trained.keeper.curve[1]:.4f}"]
 
 
