@@ -34,6 +34,8 @@ from tests.doors import FEATURES, save_lightgbm, small_model
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
+REFUSED = ("lgmml", "train", "experiment=trained", "loss.margin=0.7")  # a line of the README that shows a refusal
+
 
 @dataclass(frozen=True)
 class Command:

@@ -20,6 +20,7 @@ from lgmml_torch.app.config import check_command
 from lgmml_torch.functional.ranking.presets import PRESETS
 from tests.documented import (
     FENCE,
+    REFUSED,
     ROOT,
     Command,
     blocks,
@@ -154,6 +155,7 @@ def test_commands_are_accepted() -> None:
             assert importlib.util.find_spec(module) is not None, module
         for line in re.findall(r"`(?:python train\.py|lgmml train) ([^`…]*)`", text):
             composed.add(overrides(line.split()))
+    composed.remove(overrides(REFUSED))
     for words in sorted(composed):
         check_command(words)
 
