@@ -41,8 +41,10 @@ def test_pythons_are_the_same_everywhere() -> None:
 def test_the_workflow_calls_what_is_there() -> None:
     called = [step["run"].split()[1] for step in JOB["steps"] if step.get("run", "").startswith("make ")]
     assert called == ["setup", "lint", "test", "docs", "build"]
-    assert set(called) <= make_targets()
-    for step in JOB["steps"]:
+    newest = [step["run"] for step in WORKFLOW["jobs"]["newest"]["steps"] if "run" in step]
+    assert newest == ["make test-newest"]
+    assert {*called, "test-newest"} <= make_targets()
+    for step in [*JOB["steps"], *WORKFLOW["jobs"]["newest"]["steps"]]:
         assert "uses" not in step or re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", step["uses"]), step
 
 
