@@ -59,7 +59,7 @@ test-fast: $(STAMP) ## run the tests that take seconds
 # Only torch has its tested version: without one, pip would take a build with CUDA (gigabytes) over the one at hand.
 NEWEST ?= .newest
 
-test-newest: ## run the same tests with the newest packages that pip gives, in an environment of its own ($(NEWEST))
+test-newest: ## run the fast tests with the newest packages that pip gives, in an environment of its own (.newest)
 	@test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager $$(grep '^torch==' constraints.txt) -e '.[dev]'
 	$(TEST_ENV) $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
