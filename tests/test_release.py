@@ -33,7 +33,8 @@ def test_the_version_stands_in_one_place() -> None:
 def test_pythons_are_the_same_everywhere() -> None:
     classified = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
     assert classified == JOB["strategy"]["matrix"]["python"]
-    assert PROJECT["project"]["requires-python"] == f">={classified[0]}"
+    beyond = int(classified[-1].removeprefix("3.")) + 1
+    assert PROJECT["project"]["requires-python"] == f">={classified[0]},<3.{beyond}"
     page = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
     assert all(version in page for version in classified)
 

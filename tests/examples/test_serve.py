@@ -59,7 +59,8 @@ def post(address: str, content: Any) -> tuple[int, dict[str, Any]]:
         with urllib.request.urlopen(urllib.request.Request(f"{address}/rank", body), timeout=60) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+        with error:
+            return error.code, json.loads(error.read())
 
 
 def test_scores_and_order_are_the_models(address: str, model: LGMML) -> None:
