@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +22,18 @@ from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.estimator_inputs import (
     ACCELERATORS,
     Rows,
+    check_columns,
     check_parameters,
     find_queries,
     held_out,
     query_weights,
     score_one_list,
+    surroundings,
     validation_rows,
     weighed,
 )
 from lgmml_torch.fitting.bank import Bank
+from lgmml_torch.functional.calibration import GradeMap
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.inputs import feature_names
 from lgmml_torch.models.encode import OneHot
@@ -45,47 +48,6 @@ if TYPE_CHECKING:
     from lgmml_torch.training.stages import Prepared, Trained
 
 log = logging.getLogger(__name__)
-
-
-def _check_names(got: Sequence[str] | None, fitted: Sequence[str] | None, what: str) -> None:
-    """Require the columns of `fit`, in their order, where both have names."""
-    if got is None or fitted is None or list(got) == list(fitted):
-        return
-    new = [name for name in got if name not in fitted]
-    gone = [name for name in fitted if name not in got]
-    how = "the same names in another order"
-    if new or gone:
-        how = f"unknown {new[:3]}, missing {gone[:3]}"
-    raise DataError(f"`{what}` must have the columns it had in `fit`, got {how}")
-
-
-@contextmanager
-def _surroundings(threads: int | None, verbose: int) -> Iterator[None]:
-    """Temporarily set the number of threads and the log level.
-
-    Messages go where the program's own logging sends them, or to standard error where it has no handler.
-    """
-    talkers = list(map(logging.getLogger, ("lgmml_torch", "pytorch_lightning", "lightning")))
-    levels = [talker.level for talker in talkers]
-    before = torch.get_num_threads()
-    wanted, handler = logging.WARNING, None
-    if verbose:
-        wanted = logging.INFO
-    for talker in talkers:
-        talker.setLevel(wanted)
-    if verbose and not talkers[0].hasHandlers():
-        handler = logging.StreamHandler()
-        talkers[0].addHandler(handler)
-    try:
-        if threads is not None and threads > 0:
-            torch.set_num_threads(threads)
-        yield
-    finally:
-        torch.set_num_threads(before)
-        if handler is not None:
-            talkers[0].removeHandler(handler)
-        for talker, level in zip(talkers, levels, strict=True):
-            talker.setLevel(level)
 
 
 @contextmanager
@@ -119,19 +81,14 @@ def _started(init_model: Any) -> Start | None:
 def _prepared_from(start: Start | None, splits: Mapping[str, RankingData], recipe: Recipe, verbose: bool) -> Prepared:
     """Preprocessing and metrics: fitted, added to those of a start, or a start's own."""
     from lgmml_torch.training.callbacks import log_rounds
-    from lgmml_torch.training.stages import Prepared, check_positions, prepare
+    from lgmml_torch.training.stages import prepare, reuse
 
-    builder = recipe.builder
-    if start is None or builder.grows:
+    if start is None or recipe.builder.grows:
         told = None
         if verbose:
             told = log_rounds
         return prepare(splits, recipe, told, start=start)
-    splits = start.read(splits, recipe.categories)
-    check_positions(splits["train"], builder.trains_metrics)
-    return Prepared(
-        start.preprocess, replace(start.bank, trained=builder.trains_metrics), splits, encoder=start.encoder
-    )
+    return reuse(start, splits, recipe)
 
 
 def asked_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,6 +185,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         validation_curve_: ``measure`` on validation by epoch, epoch 0 being the untrained Φ; empty without validation.
         best_epoch_: the epoch whose Φ was kept.
         position_bias_: what being shown at each position added to a score in training; None without positions.
+        classes_: the grades that `predict_proba` has columns for: the labels of the validation queries.
         feature_importances_: a share of each feature, adding up to 1, by the structure of the model.
 
     >>> X = np.linspace(0, 1, 60)[:, None] ** [1, 2]
@@ -240,6 +198,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     # What scikit-learn's metadata routing passes on without being asked.
     __metadata_request__fit: ClassVar[dict[str, bool]] = {"qid": True}
     __metadata_request__predict: ClassVar[dict[str, bool]] = {"qid": True}
+    __metadata_request__predict_proba: ClassVar[dict[str, bool]] = {"qid": True}
     __metadata_request__score: ClassVar[dict[str, bool]] = {"qid": True}
 
     def __init__(
@@ -344,7 +303,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             train, valid = held_out(data, self.validation_fraction, seed)
         else:
             train, valid = data, self._data(judged, **reading)
-            _check_names(feature_names(judged.X), feature_names(rows.X), "eval_set")
+            check_columns(feature_names(judged.X), feature_names(rows.X), "eval_set")
             if valid.num_features != data.num_features:
                 got = valid.num_features
                 raise DataError(f"`eval_set` must have {data.num_features} features as `X`, got {got}")
@@ -353,7 +312,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         splits = {"train": train}
         if valid is not None:
             splits["valid"] = valid
-        with _surroundings(self.n_jobs, self.verbose):
+        with surroundings(self.n_jobs, self.verbose):
             trained, bank = _fit_model(splits, self.get_params(deep=False), seed, start)
         return self._keep(trained, bank, rows.X, data.num_features)
 
@@ -387,6 +346,32 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             unlabelled = np.zeros(X.shape[0] if hasattr(X, "shape") else len(X), np.float32)
             scores = self.model_.score_in_caller_order(self._features(rows._replace(y=unlabelled)))
         return scores
+
+    @property
+    def predict_proba(self) -> Callable[..., NDArray[np.float64]]:
+        """``predict_proba(X, qid=…)``: ``(N, G)`` chances of the grades ``classes_``, by the order of the rows.
+
+        They mean the same in every list, and there are none without validation queries that have grades.
+        """
+        grade_map = self._grade_map()
+        return lambda X, *, qid=None, group=None: grade_map.chances(self.predict(X, qid=qid, group=group)).numpy()
+
+    def expected_label(self, X: Any, *, qid: Any = None, group: Any = None) -> NDArray[np.float64]:
+        """The mean label of documents of such a score, one per row, from the chances of `predict_proba`."""
+        return self._grade_map().expected(self.predict(X, qid=qid, group=group)).numpy()
+
+    @property
+    def classes_(self) -> NDArray[np.float64]:  # (G,)
+        """The grades."""
+        return np.array(self._grade_map().grades)
+
+    def _grade_map(self) -> GradeMap:
+        """As an attribute that is missing, for scikit-learn asks with ``hasattr``."""
+        check_is_fitted(self, "model_")
+        try:
+            return self.model_.calibrated
+        except LGMMLError as error:
+            raise AttributeError(str(error)) from error
 
     def score(self, X: Any, y: Any, *, qid: Any = None, group: Any = None, sample_weight: Any = None) -> float:
         """Mean of ``measure`` over the queries; NDCG@10 leaves those without a relevant document out.
@@ -439,7 +424,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     def _features(self, rows: Rows) -> RankingData:
         """Data for the fitted model."""
         rows = find_queries(rows)
-        _check_names(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
+        check_columns(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
         known = self.model_.reading
         data = self._data(rows, categories=known["categories"], missing=known["missing"])
         if data.num_features != self.n_features_in_:

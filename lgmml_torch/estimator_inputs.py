@@ -6,8 +6,10 @@ Queries come as `qid` (one id per row), as `group` (sizes of consecutive queries
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,6 +80,18 @@ def find_queries(rows: Rows, *, name: str = "X") -> Rows:
             f"{_QID!r} of a frame do as well"
         )
     return rows
+
+
+def check_columns(got: Sequence[str] | None, fitted: Sequence[str] | None, what: str) -> None:
+    """Require the columns of `fit`, in their order, where both have names."""
+    if got is None or fitted is None or list(got) == list(fitted):
+        return
+    new = [name for name in got if name not in fitted]
+    gone = [name for name in fitted if name not in got]
+    how = "the same names in another order"
+    if new or gone:
+        how = f"unknown {new[:3]}, missing {gone[:3]}"
+    raise DataError(f"`{what}` must have the columns it had in `fit`, got {how}")
 
 
 def score_one_list(model: LGMML | None, rows: Rows, dtype: torch.dtype) -> NDArray[Any] | None:  # (N,)
@@ -295,3 +309,32 @@ def check_parameters(params: Mapping[str, Any], *, grows: bool = False) -> None:
     budget_seconds(params["budget"])
     if params["validation_fraction"] == 1:
         raise LGMMLError("`validation_fraction` must leave queries to train on, got 1")
+
+
+@contextmanager
+def surroundings(threads: int | None, verbose: int) -> Iterator[None]:
+    """Temporarily set the number of threads and the log level.
+
+    Messages go where the program's own logging sends them, or to standard error where it has no handler.
+    """
+    talkers = list(map(logging.getLogger, ("lgmml_torch", "pytorch_lightning", "lightning")))
+    levels = [talker.level for talker in talkers]
+    before = torch.get_num_threads()
+    wanted, handler = logging.WARNING, None
+    if verbose:
+        wanted = logging.INFO
+    for talker in talkers:
+        talker.setLevel(wanted)
+    if verbose and not talkers[0].hasHandlers():
+        handler = logging.StreamHandler()
+        talkers[0].addHandler(handler)
+    try:
+        if threads is not None and threads > 0:
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
+        if handler is not None:
+            talkers[0].removeHandler(handler)
+        for talker, level in zip(talkers, levels, strict=True):
+            talker.setLevel(level)

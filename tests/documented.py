@@ -28,6 +28,7 @@ import torch
 from lgmml_torch.app import cli
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.write import save_letor
+from lgmml_torch.functional.calibration import GradeMap
 from lgmml_torch.ragged import RankingData
 from tests.doors import FEATURES, save_lightgbm, small_model
 
@@ -192,7 +193,9 @@ def provide(command: Command, folder: Path) -> None:
             file = folder / word
             if word.endswith((".safetensors", ".ckpt")):
                 mode = "per_query" if {"--policy", "--known-queries"} & set(command.words) else "shared"
-                small_model(mode=mode).save(file.with_suffix(".safetensors"))
+                model = small_model(mode=mode)
+                model.grade_map = GradeMap((0.0, 1.0), centre=0.0, slope=1.0, cuts=(0.0,))
+                model.save(file.with_suffix(".safetensors"))
                 file.with_suffix(".safetensors").rename(file)
             elif word.endswith(".parquet"):
                 options = dict(zip(command.words[3:], command.words[4:], strict=False))

@@ -34,7 +34,7 @@ from tests.documented import (
 PRINTED = ["../README.md", "tutorial.md"]  # tests/test_tutorial.py runs them as they stand
 PAGES = ["guide.md", "method.md", "metrics.md", "data.md", "shards.md", "configuration.md", "monitoring.md"]
 PAGES += ["report.md", "troubleshooting.md", "from_lightgbm.md", "serving.md", "clicks.md", "index.md", "releases.md"]
-PAGES += ["gallery.md", "metric_learning.md", "robust.md"]
+PAGES += ["gallery.md", "metric_learning.md", "robust.md", "calibration.md"]
 # Their Python needs a trained model.
 RESULTS = [
     "performance.md",

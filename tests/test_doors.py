@@ -146,6 +146,7 @@ def test_every_parameter_of_the_estimator_is_in_the_table() -> None:
         ),
         ({"max_draws": 3}, r"`max_draws` \(loader.max_draws\) has no effect with the loss softmax"),
         ({"num_metrics": 5}, r"`num_metrics` \(local_metrics.num_metrics\) belongs to one kind of metrics, so name it"),
+        ({"bank_options": {"lam": 0.5}}, r"`bank_options` \(local_metrics.\*\) belongs to one kind of metrics"),
     ],
 )
 def test_a_setting_without_effect_is_refused(params: dict[str, Any], sentence: str) -> None:

@@ -8,18 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lgmml_torch.app.charts import (
-    Bar,
-    Child,
-    Markup,
-    Point,
-    bar_chart,
-    figure,
-    histogram,
-    line_chart,
-    table,
-    tag,
-)
+from lgmml_torch.app.charts import Bar, Child, Markup, Point, bar_chart, figure, histogram, line_chart, table, tag
 from lgmml_torch.app.page_data import Document, Importances, PageData, Query
 from lgmml_torch.evaluation.evaluate import Paired
 from lgmml_torch.evaluation.tables import merge_definitions
@@ -242,7 +231,7 @@ def _queries_section(data: PageData) -> tuple[str, str, Markup]:
     return _section(
         "Queries",
         tag("p", data.sample, class_="note"),
-        tag("div", _distribution(data), _calibration(data), class_="charts"),
+        tag("div", _distribution(data), _calibration(data), _reliability(data), class_="charts"),
         note,
         tag("div", sides, class_="sides"),
     )
@@ -392,6 +381,22 @@ def _calibration(data: PageData) -> Markup:
     axes = {"x": "place of the score within its list, % (100: the top)", "y": "mean label", "title": title}
     chart = line_chart({"mean label": points}, **axes, also=[0.0])  # type: ignore[arg-type]
     note = "Each list is cut into ten parts by the rank of its scores; 95% intervals over queries. Good rankings rise."
+    return figure(title, chart, note)
+
+
+def _reliability(data: PageData) -> Markup | None:
+    found, title = data.reliability, "Chance to be relevant, and how often it came true"
+    if found is None:
+        return None
+    top = math.ceil(100 * max(*found.chances, *found.shares)) / 100  # a round number to read at the axis
+    lines = {"documents": list(map(Point, found.chances, found.shares)), "exact": [Point(0, 0), Point(top, top)]}
+    chart = line_chart(lines, x="chance of a label of at least 1", y="share of documents with one", title=title)
+    note = (
+        f"A dot is a group of about {max(found.documents):,} documents; on the line, their chances are exact. "
+        f"Expected calibration error {found.error:.4f}, Brier score {found.brier:.4f}. {data.sample}"
+    )
+    if data.split == "valid":
+        note += " The chances were fitted to these very queries."
     return figure(title, chart, note)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.evaluation.evaluate import Calibration, label_by_score
+from lgmml_torch.functional.calibration import Reliability, reliability
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
 from lgmml_torch.models.explain import document_label, explain_pairs, largest_parts
@@ -95,6 +96,7 @@ class PageData:
         pairs: shares of features and metrics in score differences; None where no list has two documents.
         metrics: of the metrics with the largest shares: number from 0, share, columns that count most.
         calibration: mean label by score.
+        reliability: chances to be relevant beside what the labels say; None for a model without chances.
         importances: made on request, else None.
     """
 
@@ -110,6 +112,7 @@ class PageData:
     pairs: Importance | None
     metrics: tuple[tuple[int, float, str], ...]
     calibration: Calibration
+    reliability: Reliability | None = None
     importances: Importances | None = None
 
 
@@ -159,8 +162,15 @@ def page_data(
         pairs=pairs,
         metrics=metrics,
         calibration=label_by_score(scores, lists, seed=seed),
+        reliability=_reliability(model, scores, lists.labels),
         importances=importances,
     )
+
+
+def _reliability(model: LGMML, scores: Tensor, labels: Tensor) -> Reliability | None:
+    if model.grade_map is None or not model.grade_map.grades[0] < 1 <= model.grade_map.grades[-1]:
+        return None
+    return reliability(model.grade_map.at_least(scores), labels >= 1)
 
 
 def _measure_of(names: Sequence[str]) -> str:

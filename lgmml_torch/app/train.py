@@ -57,7 +57,7 @@ from lgmml_torch.training.callbacks import StopAtStep, bank_curve
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.recipe import Recipe
 from lgmml_torch.training.resume import Start
-from lgmml_torch.training.stages import Prepared, Trained, check_positions, prepare, train_phi
+from lgmml_torch.training.stages import Prepared, Trained, prepare, reuse, train_phi
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ def train(
         return None
     if base is not None:
         add_base(trained.model, base, prepared.splits["valid"])
+        trained.calibrate(prepared.splits["valid"])  # scores are others now
     evaluations = evaluate_model(cfg, trained, prepared, base)
     if not first:
         return None
@@ -275,15 +276,12 @@ def _evaluate_ranker(cfg: DictConfig, ranker: Ranker, splits: Mapping[str, Ranki
 def _reuse(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe) -> Prepared:
     """Preprocessing, metrics and Φ₀ of an earlier run; metrics are trained only where the recipe trains its own."""
     trains = recipe.builder.trains_metrics
-    start = Start.of(LGMML.load(cfg.resume or cfg.warm_start), trained=trains)
-    splits = start.read(splits, recipe.categories)
-    check_positions(splits["train"], trains or bool(cfg.resume))
     if cfg.resume and trains != read_model(cfg.resume)[0]["metrics"].get("trained", False):
         was, way = "trained", "experiment=trained"
         if trains:
             was, way = "not trained", "local_metrics=boosted"
         raise ConfigError(f"`resume`: the metrics of {cfg.resume} were {was}; go on with the same settings, e.g. {way}")
-    return Prepared(start.preprocess, start.bank, splits, encoder=start.encoder)
+    return reuse(Start.of(LGMML.load(cfg.resume or cfg.warm_start)), splits, recipe, resumes=bool(cfg.resume))
 
 
 def search_recipes(cfg: DictConfig, recipe: Recipe, *, validated: bool) -> list[Recipe]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +23,10 @@ from lgmml_torch.functional.ranking.presets import REPORTED, Preset, describe, f
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.functional.significance import Comparison, Interval, bootstrap_interval, compare
 from lgmml_torch.models.explain import largest_parts
-from lgmml_torch.models.ranker import LGMML, plain_qid
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import plain_qid
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
-
-if TYPE_CHECKING:
-    pass
 
 OWN_PHI = "own Φ"  # the weights of training queries that have rows of their own
 

@@ -98,8 +98,8 @@ def high_thresholds(
     ends = offsets_from_sizes(segment_sum(new.long(), offsets))
     count = ends.diff() - 1  # the first distinct label of a query is its lowest, which is not positive
     none = len(distinct) - 1
-    low = torch.where(count > 0, ends[:-1] + 1 + (count - 1) // 2, none)
-    high = torch.where(count > 0, ends[:-1] + 1 + count // 2, none)
+    low = ends[:-1] + 1 + (count - 1) // 2
+    high = torch.where(count > 0, ends[:-1] + 1 + count // 2, none)  # infinity makes the sum infinite
     return (distinct[low] + distinct[high]) / 2
 
 

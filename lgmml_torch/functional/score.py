@@ -83,15 +83,7 @@ def score(
             f"`phi` must have shape ({len(offsets) - 1}, {width}), (1, {width}) or ({width},), got {tuple(phi.shape)}"
         )
     owner = None if len(rows) == 1 else segment_ids(offsets)
-    # Lists of one length, as triplets are, need no row of Φ for each document: a batched product does.
-    alike = 0
-    if owner is not None and num:
-        low, high = map(int, offsets.diff().aminmax())
-        if low == high:
-            alike = high
     step = max(1, chunk_entries // max(1, width))
-    if alike:
-        step = max(1, step // alike) * alike
     parts = []
     for start in range(0, num, step):
         kappa = values[start : start + step].to(phi.dtype)
@@ -99,9 +91,6 @@ def score(
             kappa = KERNELS[kernel](kappa)
         if owner is None:
             parts.append(-(kappa @ rows[0]))
-        elif alike:
-            own = rows[start // alike : (start + step) // alike, :, None]
-            parts.append(-torch.bmm(kappa.view(-1, alike, width), own).reshape(-1))
         else:
             parts.append(-torch.einsum("nk,nk->n", kappa, rows[owner[start : start + step]]))
     if not parts:
@@ -131,7 +120,7 @@ def tie_equal_rows(
         return scores
     ids, order = segment_ids(offsets), argsort_segments(scores, offsets)
     ordered = scores[order]
-    near = (ordered[1:] - ordered[:-1] <= rtol * ordered[1:].abs().maximum(ordered[:-1].abs())) & (ids[1:] == ids[:-1])
+    near = torch.isclose(ordered[1:], ordered[:-1], rtol=rtol, atol=0.0) & (ids.diff() == 0)
     pad = near.new_zeros(1)
     rows = order[torch.cat([near, pad]) | torch.cat([pad, near])].sort().values
     if not len(rows):

@@ -261,3 +261,24 @@ def encode_splits(
         if name != "train":
             encoded[name] = encoder.encode(part)
     return encoded, encoder
+
+
+def check_same_table(names: tuple[str, ...] | None, table: Mapping[str, Any] | None, data: RankingData) -> None:
+    """Refuse features in another order than the training lists', and missing values filled by another rule."""
+    if None not in (names, data.feature_names) and names != data.feature_names:
+        raise LGMMLError(
+            f"`data` must have the features the model was trained on, in their order ({_some(names)}), "
+            f"got {_some(data.feature_names)}"
+        )
+    rules = []
+    for each in (table, data.table):
+        rules.append((each or {}).get("missing", "error"))
+    if "error" not in rules and rules[0] != rules[1]:
+        raise DataError(f"`missing` must be {rules[0]!r}, as the model was trained, got {rules[1]!r}")
+
+
+def _some(names: tuple[str, ...] | None) -> str:
+    shown = list(names or ())
+    if len(shown) > 3:
+        shown[3:] = ["…"]
+    return ", ".join(shown)

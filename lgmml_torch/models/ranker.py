@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -11,16 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lgmml_torch.checks import CheckpointError, DataError, LGMMLError, check_choice, check_offsets, check_shape
+from lgmml_torch.checks import CheckpointError, LGMMLError, check_choice, check_offsets, check_shape
+from lgmml_torch.functional.calibration import GradeMap, fit_grade_map
 from lgmml_torch.functional.score import KERNELS, kernel, list_summary, tie_equal_rows
 from lgmml_torch.functional.score import score as score_kappa
-from lgmml_torch.models.encode import CategoryEncoder
+from lgmml_torch.models.encode import CategoryEncoder, check_same_table
 from lgmml_torch.models.frozen import FrozenScorer, KeptFrozen
 from lgmml_torch.models.local_metrics import LocalMetrics, tensor_state
 from lgmml_torch.models.phi import RULES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import build_preprocess
-from lgmml_torch.models.storage import read_model, write_model
+from lgmml_torch.models.storage import plain_qid, read_model, write_model
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from lgmml_torch.models.trees import TreeBase
 
 _SHORT = 2048  # documents that are scored by the frozen form: of more, starting operations is a small part of the work
+_SCORING = ("preprocess", "metrics", "phi", "kernel", "base")  # arguments of a model that scores are made of
+_OTHER_PARTS = ("qids", "feature_names", "encoder", "table")
 
 
 class LGMML(nn.Module):
@@ -44,6 +48,7 @@ class LGMML(nn.Module):
         encoder: what makes numbers of categories, where there are any; the raw features are then its columns.
         base: trees whose scores are added by `score`, with weights; training and `forward` do without them.
         table: how the training lists were read, see `RankingData`.
+        grade_map: from scores to chances of grades, where there is one.
 
     Attributes:
         about: what the model comes from, for readers of its file: primitives only, or None. See `app.report.about`.
@@ -61,6 +66,7 @@ class LGMML(nn.Module):
         encoder: CategoryEncoder | None = None,
         base: TreeBase | None = None,
         table: Mapping[str, Any] | None = None,
+        grade_map: GradeMap | None = None,
     ) -> None:
         super().__init__()
         check_choice("kernel", kernel, KERNELS)
@@ -74,7 +80,7 @@ class LGMML(nn.Module):
             )
         if encoder is not None and feature_names != encoder.columns:
             raise LGMMLError("`feature_names` must be the columns of the encoder, got others")
-        self.encoder, self.base, self.table = encoder, base, table
+        self.encoder, self.base, self.table, self.grade_map = encoder, base, table, grade_map
         self.about: dict[str, Any] | None = None
         self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
         self._frozen = KeptFrozen()
@@ -90,22 +96,13 @@ class LGMML(nn.Module):
         return self.metrics.scales.device
 
     def replace(self, **changes: Any) -> LGMML:
-        """A model with other parts, which shares all parts that are not named; `about` is not kept.
+        """A model with other parts, named as arguments of `LGMML`, which shares all others; `about` is not kept.
 
-        Args:
-            changes: arguments of `LGMML` by name.
+        The map to chances of grades is kept unless a part that scores are made of is exchanged.
         """
-        parts = {
-            "preprocess": self.preprocess,
-            "metrics": self.metrics,
-            "phi": self.phi,
-            "kernel": self.kernel,
-            "qids": self.qids,
-            "feature_names": self.feature_names,
-            "encoder": self.encoder,
-            "base": self.base,
-            "table": self.table,
-        }
+        parts = {name: getattr(self, name) for name in (*_SCORING, *_OTHER_PARTS)}
+        if not changes.keys() & set(_SCORING):
+            parts["grade_map"] = self.grade_map
         return LGMML(**{**parts, **changes})
 
     @property
@@ -202,8 +199,7 @@ class LGMML(nn.Module):
         data = self.encoded(data)
         check_shape("features", data.features, (None, self.num_features))
         check_offsets(data.offsets, data.num_documents)
-        self._check_names(data)
-        self._check_missing(data)
+        check_same_table(self.feature_names, self.table, data)
         rows = None
         if known_queries:
             rows = self.known_rows(data.qids).to(self.device)
@@ -282,22 +278,23 @@ class LGMML(nn.Module):
         found: NDArray[Any] = data.in_caller_order(self.score(data, **options)).numpy()
         return found
 
-    def _check_names(self, data: RankingData) -> None:
-        """Features in another order would be scored as if they were the others."""
-        names = (self.feature_names, data.feature_names)
-        if None not in names and names[0] != names[1]:
-            raise LGMMLError(
-                f"`data` must have the features the model was trained on, in their order ({_some(names[0])}), "
-                f"got {_some(names[1])}"
-            )
+    def calibrate(self, data: RankingData) -> None:
+        """Fit the map to chances of grades to lists not trained on, as training does with its validation lists."""
+        self.grade_map = fit_grade_map(self.score(data), data.labels)
 
-    def _check_missing(self, data: RankingData) -> None:
-        """Refuse missing values that were filled by another rule than those of the training lists."""
-        rules = []
-        for table in (self.table, data.table):
-            rules.append((table or {}).get("missing", "error"))
-        if "error" not in rules and rules[0] != rules[1]:
-            raise DataError(f"`missing` must be {rules[0]!r}, as the model was trained, got {rules[1]!r}")
+    @property
+    def calibrated(self) -> GradeMap:
+        """The map from scores to chances of grades; a model without one refuses, and says how to get one."""
+        if self.grade_map is None:
+            raise LGMMLError(
+                "the model has no map from scores to chances: train it with validation queries whose labels are "
+                "grades that rise with its scores, or give `LGMML.calibrate` labelled lists that it was not trained on"
+            )
+        return self.grade_map
+
+    def predict_proba(self, data: RankingData) -> Tensor:  # (N, G)
+        """The chance of each of ``calibrated.grades``, in the order of the rows of ``data``."""
+        return self.calibrated.chances(self.score(data))
 
     def _scores(
         self,
@@ -383,12 +380,13 @@ class LGMML(nn.Module):
         }
         if self.feature_names is not None:
             spec["feature_names"] = list(self.feature_names)
-        if self.encoder is not None:
-            spec["categories"] = self.encoder.spec()
-        if self.base is not None:
-            spec["base"] = self.base.spec()
+        for name, part in (("categories", self.encoder), ("base", self.base)):
+            if part is not None:
+                spec[name] = part.spec()
         if self.table is not None:
             spec["table"] = dict(self.table)
+        if self.grade_map is not None:
+            spec["grade_map"] = asdict(self.grade_map)
         if self.about is not None:
             spec["about"] = self.about
         return spec
@@ -402,7 +400,11 @@ class LGMML(nn.Module):
         if spec.get("categories") is not None:
             parts["encoder"] = CategoryEncoder.from_spec(spec["categories"])
         if spec.get("base") is not None:
-            parts["base"] = _read_base(spec["base"])
+            from lgmml_torch.models.trees import TreeBase  # models without one do not need it
+
+            parts["base"] = TreeBase.from_spec(spec["base"])
+        if spec.get("grade_map") is not None:
+            parts["grade_map"] = GradeMap.from_spec(spec["grade_map"])
         metrics, phi = LocalMetrics.from_spec(spec["metrics"]), Phi.from_spec(spec["phi"])
         model = cls(build_preprocess(spec["preprocess"]), metrics, phi, **parts)
         model.about = spec.get("about")
@@ -435,23 +437,3 @@ class LGMML(nn.Module):
             raise CheckpointError(f"{path} is damaged: its description does not fit ({reason})") from error
         model.metrics.train_metrics_(False)  # a checkpoint may be from the middle of training
         return model.eval()
-
-
-def _read_base(spec: dict[str, Any]) -> TreeBase:
-    from lgmml_torch.models.trees import TreeBase  # models without one do not need it
-
-    return TreeBase.from_spec(spec)
-
-
-def _some(names: tuple[str, ...] | None) -> str:
-    shown = list(names or ())
-    if len(shown) > 3:
-        shown[3:] = ["…"]
-    return ", ".join(shown)
-
-
-def plain_qid(qid: Hashable) -> int | float | str:
-    """The id of a query as JSON has it."""
-    if isinstance(qid, (int, float, str)):
-        return qid
-    return repr(qid)

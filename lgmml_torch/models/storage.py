@@ -16,7 +16,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -131,6 +131,13 @@ def check_header(file: Path | str, name: object, version: object) -> None:
         raise CheckpointError(f"{file} was not written by this package")
     if not re.fullmatch("[0-9]{1,9}", str(version)) or int(str(version)) > VERSION:
         raise CheckpointError(f"{file} has format version {str(version)[:20]}; this release reads up to {VERSION}")
+
+
+def plain_qid(qid: Hashable) -> int | float | str:
+    """The id of a query as JSON has it."""
+    if isinstance(qid, (int, float, str)):
+        return qid
+    return repr(qid)
 
 
 def tensors_digest(tensors: Iterable[Tensor]) -> str:

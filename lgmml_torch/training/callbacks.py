@@ -161,10 +161,8 @@ class KeepCheckpoints(Checkpoint):
         seed: of the run, which is resumed with the same one only.
     """
 
-    def __init__(
-        self, folder: str | Path, *, monitor: str = "val/ndcg@10", every_n_steps: int = 500, seed: int = 0
-    ) -> None:
-        self.best_file, self.last_file = Path(folder) / "best.ckpt", Path(folder) / "last.ckpt"
+    def __init__(self, folder: Path, *, monitor: str, every_n_steps: int, seed: int) -> None:
+        self.best_file, self.last_file = folder / "best.ckpt", folder / "last.ckpt"
         self.monitor, self.every_n_steps, self.seed = monitor, every_n_steps, seed
         self.best, self.best_epoch = -math.inf, -1
         self.curve: dict[int, float] = {}

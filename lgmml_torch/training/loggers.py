@@ -123,8 +123,7 @@ class MLflow(MLFlowLogger):
     def __init__(self, *, tracking_uri: str | None = None, store: str = "outputs/mlflow", **settings: Any) -> None:
         require("mlflow", "for logger=mlflow", "mlflow")
         if tracking_uri is None:
-            folder = Path(store).resolve()
-            folder.mkdir(parents=True, exist_ok=True)
+            folder = Path(store).resolve()  # MLflow makes it
             tracking_uri = f"sqlite:///{folder}/runs.db"
             settings["artifact_location"] = (folder / "files").as_uri()
         super().__init__(tracking_uri=tracking_uri, **settings)

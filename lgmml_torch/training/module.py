@@ -271,7 +271,7 @@ class LGMMLModule(pl.LightningModule):
         self.log("train/gradient_norm", self._gradient_norm(), on_step=True, on_epoch=False)
         self._moved = None
         gradient = self.model.phi.table.weight.grad
-        remembers = any(group.get("momentum") or group.get("weight_decay") for group in optimizer.param_groups)
+        remembers = optimizer.param_groups[0].get("momentum")
         if gradient is not None and gradient.is_sparse and not remembers:  # accumulated, and of all processes
             self._moved = gradient.coalesce().indices()[0]
 

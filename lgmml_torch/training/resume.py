@@ -54,13 +54,13 @@ class Start:
     based: bool
 
     @classmethod
-    def of(cls, model: LGMML, *, trained: bool = False) -> Start:
-        """The parts of a model; with ``trained``, its metrics are trained further."""
+    def of(cls, model: LGMML) -> Start:
+        """The parts of a model."""
         rows = model.phi.table.weight.detach()
         phi = rows.mean(0)
         if not len(rows):  # as in some checkpoints of release 0.2
             phi = rows.new_ones(rows.shape[1])
-        bank = Bank(deepcopy(model.metrics), model.kernel, phi, trained=trained)
+        bank = Bank(deepcopy(model.metrics), model.kernel, phi)
         shared = model.phi.mode == "shared" and not model.phi.deviations
         return cls(deepcopy(model.preprocess), bank, model.encoder, model.feature_names, shared, model.base is not None)
 

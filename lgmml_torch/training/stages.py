@@ -19,10 +19,11 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import ConfigError
+from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.distributed import all_qids, gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
+from lgmml_torch.functional.calibration import fit_grade_map
 from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.ranking.measures import Measure, mean_measure
 from lgmml_torch.inputs import warn_if_steep
@@ -36,14 +37,8 @@ from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 from lgmml_torch.training.batches import RankingDataModule, loader_failures_in_a_sentence
-from lgmml_torch.training.callbacks import (
-    KeepCheckpoints,
-    LogModel,
-    quiet_lightning,
-)
-from lgmml_torch.training.module import (
-    LGMMLModule,
-)
+from lgmml_torch.training.callbacks import KeepCheckpoints, LogModel, quiet_lightning
+from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.preprocessed import (
     Views,
     compute_distances,
@@ -160,6 +155,21 @@ class Trained:
             return scores
         return model.base.add_to(scores, data)
 
+    def calibrate(self, valid: RankingData | None) -> None:
+        """Fit the model's map from scores to chances of grades to the validation lists; where none fits, log why."""
+        self.model.grade_map = None
+        if valid is None:
+            log.info("no chances of grades: there are no validation queries to fit them to")
+            return
+        scores, labels = self.score("valid"), valid.labels
+        if valid.shared_lists is not None:
+            parts = distributed.all_gather((scores, labels))
+            scores, labels = map(torch.cat, zip(*parts, strict=True))
+        try:
+            self.model.grade_map = fit_grade_map(scores, labels)
+        except LGMMLError as error:
+            log.info("no chances of grades, by the validation queries: %s", error)
+
     @property
     def position_bias(self) -> dict[int, float] | None:
         """The bias of each position in training; None without positions."""
@@ -202,7 +212,7 @@ def prepare(
         splits, encoder = start.read(splits, recipe.categories), start.encoder
         preprocess, earlier = start.preprocess, start.bank
     train = splits["train"]
-    check_positions(train, recipe.builder.takes_positions or recipe.builder.trains_metrics)
+    _check_positions(train, recipe.builder.takes_positions or recipe.builder.trains_metrics)
     shown, reason = sample_of(train, recipe.seed, unfinished), ""
     if start is None and recipe.chooses_features:
         preprocess, reason = _without_noise(preprocess, shown)
@@ -243,7 +253,18 @@ def _without_noise(preprocess: Preprocess, shown: RankingData) -> tuple[Preproce
     return Chain([KeepColumns(choice.kept.tolist()), preprocess]), f"{choice.reason}: {listed}"
 
 
-def check_positions(train: RankingData, fitted: bool) -> None:
+def reuse(start: Start, splits: Mapping[str, RankingData], recipe: Recipe, *, resumes: bool = False) -> Prepared:
+    """A start's own preprocessing and metrics; they are trained further where the recipe trains its own.
+
+    A run that resumes may have fitted biases of positions before.
+    """
+    trains = recipe.builder.trains_metrics
+    splits = start.read(splits, recipe.categories)
+    _check_positions(splits["train"], trains or resumes)
+    return Prepared(start.preprocess, replace(start.bank, trained=trains), splits, encoder=start.encoder)
+
+
+def _check_positions(train: RankingData, fitted: bool) -> None:
     """Refuse positions of documents if no biases are fitted."""
     if train.positions is not None and not fitted:
         raise ConfigError("Position debiasing works only with boosted or trained metrics")
@@ -331,6 +352,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
     trained = Trained(module, keeper, lightning, moved)
     if module.model.phi.policy == AUTO:
         module.model.phi.policy = _best_policy(trained, splits.get("valid"), measure)
+    trained.calibrate(splits.get("valid"))
     kept = keeper.best_epoch if keep == "best" else lightning.current_epoch
     for callback in around.callbacks:
         if isinstance(callback, LogModel):

@@ -79,6 +79,13 @@ def test_the_file_holds_both_and_scores_their_sum(with_trees: RunResult, splits:
         assert torch.equal(model.score(data), with_trees.model.score(data))
 
 
+def test_chances_of_grades_are_those_of_the_sum(with_trees: RunResult, splits: dict[str, RankingData]) -> None:
+    """Fitted ones expect as much relevance as the validation lists have."""
+    model, valid = LGMML.load(with_trees.folder / "model.safetensors"), splits["valid"]
+    expected = model.calibrated.expected(model.score(valid)).mean()
+    torch.testing.assert_close(expected, valid.labels.double().mean(), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("name", ["valid"])
 def test_the_report_shows_all_three(name: str, with_trees: RunResult, splits: dict[str, RankingData]) -> None:
     model, data = with_trees.model, splits[name]

@@ -72,6 +72,14 @@ def test_a_run_leaves_everything_behind(default_run: RunResult) -> None:
         assert word in text
 
 
+def test_a_run_fits_chances_of_grades_to_its_validation_lists(default_run: RunResult) -> None:
+    model, valid = LGMML.load(default_run.folder / "model.safetensors"), default_run.splits["valid"]
+    expected = model.calibrated.expected(model.score(valid)).mean()
+    torch.testing.assert_close(expected, valid.labels.double().mean(), rtol=1e-5, atol=0)
+    page = (default_run.folder / "report.html").read_text()
+    assert "Chance to be relevant, and how often it came true" in page
+
+
 def test_what_to_compare_with_is_tried_before_the_fit(default_run: RunResult, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no model file at .*none\.safetensors"):
         run(tmp_path, *BOOSTED, f"reference={tmp_path / 'none.safetensors'}")
@@ -199,6 +207,7 @@ def test_training_without_validation_keeps_the_last_epoch(tmp_path: Path) -> Non
     result = train(cfg)
     assert result is not None
     assert result.best_epoch == 2
+    assert result.model.grade_map is None
     assert (
         "No validation queries: the weights of the last epoch (2) were kept"
         in (tmp_path / "run" / "report.md").read_text()

@@ -323,3 +323,10 @@ def test_thresholds_are_medians_of_distinct_positive_labels() -> None:
     labels = torch.tensor([float(y) for own in lists for y in own])
     offsets = offsets_from_sizes(torch.tensor([len(own) for own in lists]))
     assert high_thresholds(labels, offsets).tolist() == [3.0, 3.5, 2.0, math.inf, math.inf, math.inf]
+
+
+def test_more_regions_than_queries_are_one_of_each_query() -> None:
+    labels, offsets = torch.tensor([0.0, 1.0]).repeat(30), torch.arange(0, 61, 2)
+    for count in (30, 31, 40):
+        found = sample_regions(labels, offsets, count, generator=torch.Generator().manual_seed(count))
+        assert sorted(found.positives.tolist()) == list(range(1, 60, 2))

@@ -104,12 +104,12 @@ def test_list_summary_equals_the_loop() -> None:
 
 def test_nearest_mean_equals_the_loop() -> None:
     g = torch.Generator().manual_seed(4)
-    new, known, rows = torch.randn(3, 5, generator=g), torch.randn(8, 5, generator=g), torch.rand(8, 2, generator=g)
+    new, known, rows = torch.randn(40, 5, generator=g), torch.randn(30, 5, generator=g), torch.rand(30, 2, generator=g)
     spread = known.std(0, unbiased=False)
     expected = []
     for point in new:
         gaps = [float((((point - other) / spread) ** 2).sum()) for other in known]
-        nearest = sorted(range(8), key=gaps.__getitem__)[:3]
+        nearest = sorted(range(30), key=gaps.__getitem__)[:3]
         expected.append(rows[nearest].mean(0))
     assert torch.allclose(nearest_mean(new, known, rows, 3), torch.stack(expected))
 

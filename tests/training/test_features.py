@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,16 @@ def test_a_run_tells_what_was_set_aside(tmp_path: Path, caplog: pytest.LogCaptur
     for text in (caplog.text, (tmp_path / "run" / "report.md").read_text(), report["config"]["chosen"]):
         assert sentence in text
     assert f"noise {gone[0] - REAL}, noise {gone[1] - REAL}" in report["config"]["chosen"]
+
+
+def test_features_without_names_have_their_numbers() -> None:
+    """From 1, as in LETOR files."""
+    data = lists(queries=80).replace(feature_names=None)
+    prepared = prepare(
+        {"train": data}, Recipe(list_rank_features, BoostedBuilder.of(rounds=2), partial(Phi, mode="shared"))
+    )
+    gone = sorted(set(range(ALL)) - seen_features(prepared.model(Phi)))
+    assert prepared.set_aside.endswith(f": {', '.join(str(column + 1) for column in gone)}")
 
 
 def test_columns_must_be_there() -> None:

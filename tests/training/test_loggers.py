@@ -118,6 +118,7 @@ def test_a_full_disk_gives_one_warning_and_training_goes_on(tmp_path: Path, capl
             for step in range(1, 200):
                 board.log_metrics({"a": float(step)}, step=step)
             board.experiment.flush()
+            assert len(caplog.messages) == 1
             board.experiment.add_histogram("b", torch.arange(9.0), 0)
             board.log_hyperparams({"x": "y" * 5000}, {"z": 1.0})
             board.save()

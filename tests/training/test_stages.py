@@ -14,18 +14,22 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 
-from lgmml_torch.checks import CheckpointError, ConfigError, LGMMLError
-from lgmml_torch.functional.losses import softmax_loss
+from lgmml_torch.checks import CheckpointError, ConfigError, DataWarning, LGMMLError
+from lgmml_torch.fitting.boosted import BoostedBuilder
+from lgmml_torch.functional.losses import bias_of, softmax_loss
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import load_checkpoint, write_checkpoint
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.callbacks import Horizon, LogEpochs, Logistic, OneCycle, StopAtStep, log_rounds
+from lgmml_torch.training.losses import LossValue, Score, TrainingBatch
 from lgmml_torch.training.module import Dropout, LGMMLModule
 from lgmml_torch.training.preprocessed import Views
-from lgmml_torch.training.recipe import TrainerSettings
+from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import Prepared, make_module, prepare, train_phi
 from tests.training import tiny
@@ -208,6 +212,22 @@ class TestTrainedMetrics:
             with pytest.raises(LGMMLError, match=r"`dropout\.\w+` must be at least 0 and below 1"):
                 Dropout(**wrong)
 
+    def test_what_is_dropped_leaves_the_mean_of_a_score(self) -> None:
+        """What stays counts more: over many draws the mean is the score without dropping."""
+        dropping, plain = self.module(dropout=Dropout(0.0, 0.5)), self.module(dropout=Dropout())
+        batch = TrainingBatches(plain.data_of("train"), batch_size=9, draws=False)[0, 0]
+        scores: list[Tensor] = []
+
+        def keep(_: TrainingBatch, score: Score) -> LossValue:
+            scores.append(score(None).detach())
+            return LossValue(scores[-1].sum(), 1)
+
+        dropping.loss = plain.loss = keep  # type: ignore[assignment]
+        for index in range(300):
+            dropping.batch_loss(batch, index)
+        plain.batch_loss(batch)
+        assert float(torch.stack(scores[:-1]).mean() / scores[-1].mean()) == pytest.approx(1, abs=0.02)
+
     def test_features_made_for_a_batch_are_those_kept(self) -> None:
         module = self.module()
         data = module.data_of("train")
@@ -250,10 +270,67 @@ def test_positions_get_biases_that_scores_do_not_have(tmp_path: Path) -> None:
         prepare(splits, tiny.recipe())
 
 
+def test_biases_of_positions_are_those_of_the_kept_epoch(tmp_path: Path) -> None:
+    splits = dict(zip(("train", "valid"), tiny.splits(), strict=False))
+    for name, data in splits.items():
+        shown = torch.cat([torch.arange(int(size)) for size in data.sizes])
+        first = (shown < 2) == (name == "train")  # what is learned is wrong in validation: an early epoch is the best
+        splits[name] = data.replace(positions=shown, labels=first.float())
+    recipe = replace_phi()
+    around = TrainerSettings(tmp_path, {"max_epochs": 2, "accelerator": "cpu"})
+    trained = train_phi(prepare(splits, recipe), recipe, around)
+    best, last = (
+        load_checkpoint(tmp_path / name)["state_dict"]["position_bias"] for name in ("best.ckpt", "last.ckpt")
+    )
+    assert not torch.equal(best, last)
+    assert trained.module.position_bias is not None
+    assert torch.equal(trained.module.position_bias, best)
+
+
+def test_without_epochs_the_start_is_judged_with_the_biases_of_its_positions(tmp_path: Path) -> None:
+    splits = dict(zip(("train", "valid"), tiny.splits(), strict=False))
+    for name, data in splits.items():
+        shown = torch.cat([torch.arange(int(size)) for size in data.sizes])
+        splits[name] = data.replace(positions=shown, labels=(shown < 2).float())
+    recipe = Recipe(Standardize, BoostedBuilder.of(rounds=3), partial(Phi, mode="shared"))
+    made = prepare(splits, recipe)
+    trained = train_phi(made, recipe, TrainerSettings(tmp_path, {"max_epochs": 0, "accelerator": "cpu"}))
+    assert made.bank.position_bias is not None
+    valid, measure = splits["valid"], recipe.measure
+    assert valid.positions is not None
+    scores = trained.model.score(valid)
+    shown_scores = scores + bias_of(made.bank.position_bias, valid.positions).to(scores)
+    assert trained.keeper.best == pytest.approx(mean_measure(shown_scores, valid, measure))
+    assert trained.keeper.best != pytest.approx(mean_measure(scores, valid, measure))
+
+
+def test_the_log_says_what_is_trained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    boosted = Recipe(Standardize, BoostedBuilder.of(rounds=2), partial(Phi, mode="shared"))
+    parts = dict(zip(("train", "valid"), tiny.splits(), strict=False))
+    no_epochs = TrainerSettings(tmp_path, {"max_epochs": 0, "accelerator": "cpu"})
+    for recipe, said in (
+        (tiny.recipe(), "local metrics in closed form, kept as buffers; Φ: a 20 × 6 embedding"),
+        (tiny.recipe("trained"), "6 local metrics trained by gradient; Φ: a 1 × 6 embedding"),
+        (boosted, "local metrics in closed form, chosen by boosting, kept as buffers; Φ: a 1 × "),
+    ):
+        with caplog.at_level(logging.INFO):
+            train_phi(prepare(parts, recipe), recipe, no_epochs)
+        assert said in caplog.text
+        caplog.clear()
+
+
+def test_labels_of_a_steep_gain_are_warned_about() -> None:
+    data = tiny.splits()[0]
+    with pytest.warns(DataWarning, match="gain"):
+        prepare({"train": data.replace(labels=data.labels * 10)}, tiny.recipe("trained"))
+
+
 def test_a_start_must_suit(found: Prepared) -> None:
     data = found.splits["train"]
     start = Start.of(found.model(Phi))
     assert torch.equal(start.bank.phi, torch.ones(6))
+    without_rows = found.model(lambda queries, width, **init: Phi(0, width, mode="per_query"))
+    assert torch.equal(Start.of(without_rows).bank.phi, torch.ones(6))
     narrow = data.replace(features=data.features[:, :3])
     with pytest.raises(ConfigError, match="the model to start from has 8 features, the data has 3"):
         start.read({"train": narrow}, tiny.recipe().categories)

@@ -123,3 +123,9 @@ def test_a_builder_without_states_is_left_alone(tmp_path: Path) -> None:
     sampled = replace(tiny_recipe("shared"), fit_bank=SampledBuilder(num_metrics=3))
     fit(tmp_path, sampled)
     assert not list(tmp_path.iterdir())
+
+
+def test_states_are_written_some_seconds_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "STATE_SECONDS", 3600.0)
+    killed(tmp_path, recipe())
+    assert not list(tmp_path.iterdir())

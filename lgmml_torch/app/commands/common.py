@@ -101,6 +101,10 @@ def load_model(args: Namespace) -> LGMML:
         check_choice("policy", args.policy, POLICIES[model.phi.mode])
     if args.known_queries:
         model.known_rows(())
+    if vars(args).get("calibrated"):
+        if args.policy or args.known_queries:
+            raise LGMMLError("`calibrated` needs the model's own weights: no `policy` and no `known-queries`")
+        model.calibrated.at_least(())
     return model.to(device)
 
 

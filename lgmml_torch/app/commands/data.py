@@ -212,8 +212,9 @@ class _Work:
 
     def mark(self, shard: Shard) -> bytes:
         """What the scores of a shard are made from."""
-        facts = {"model": self.model, "shard": shard.sha256, "policy": self.args.policy}
-        return json.dumps({**facts, "known_queries": self.args.known_queries, "version": __version__}).encode()
+        facts = {"model": self.model, "shard": shard.sha256, "policy": self.args.policy, "version": __version__}
+        facts |= {"known_queries": self.args.known_queries, "calibrated": self.args.calibrated}
+        return json.dumps(facts).encode()
 
     def is_done(self, shard: Shard) -> bool:
         """Whether the scores of a shard are there, of this model and this shard."""

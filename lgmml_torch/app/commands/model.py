@@ -274,7 +274,12 @@ def _merge(args: Namespace) -> None:
     for model in models:
         scores.append(model.score(data, documents_at_once=args.batch_documents))
     weights = combination_weights(torch.stack(scores), data.labels, data.offsets, tie_order=data.order).tolist()
-    merge_models(models, weights).save(args.output)
+    merged = merge_models(models, weights)
+    try:
+        merged.calibrate(data)
+    except DataError as error:
+        sys.stdout.write(f"no chances of grades: {error}\n")
+    merged.save(args.output)
     for name, weight in zip(names, weights, strict=True):
         sys.stdout.write(f"{weight:10.6g}  {name}\n")
 

@@ -26,6 +26,7 @@ examples:
   lgmml score model.safetensors test.txt                         one score per row, in the file's order
   lgmml score model.safetensors test.csv.gz -o scores.npy        as a numpy array
   lgmml score last.ckpt test.txt -o test.run --format trec       a TREC run: qid Q0 docid rank score tag
+  lgmml score model.safetensors test.txt --calibrated            the chance that a document is relevant
   zcat big.gz | lgmml score model.safetensors - > scores.txt     in a pipe
   lgmml score model.safetensors shards --output scores --jobs 4  a file of scores for each shard; to go on after a
                                                                  stop, give the same command again
@@ -41,6 +42,8 @@ def add_score_options(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", default="-", metavar="FILE", help="where to (default: standard output)")
     help_ = "text: a score per line; npy: a numpy array; trec: a run (by default what the output's name says, or text)"
     parser.add_argument("--format", choices=("text", "npy", "trec"), help=help_)
+    help_ = "write the chance that a document is relevant, which means a label of at least 1, instead of its score"
+    parser.add_argument("--calibrated", action="store_true", help=help_)
     parser.add_argument("--tag", default="lgmml", help="last column of a TREC run (default: lgmml)")
     help_ = "processes, of one thread each, that score a folder of shards (default: 1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=help_)
@@ -75,11 +78,10 @@ def score_batches(model: LGMML, lists: DataSource, args: Namespace) -> Iterator[
     """Each batch with its scores, in the order of its rows in the file."""
     for batch in lists.batches(args.batch_documents):
         scores = model.score_in_caller_order(
-            batch.data,
-            known_queries=args.known_queries,
-            policy=args.policy,
-            documents_at_once=args.batch_documents,
+            batch.data, known_queries=args.known_queries, policy=args.policy, documents_at_once=args.batch_documents
         )
+        if args.calibrated:
+            scores = model.calibrated.at_least(scores).numpy()
         yield batch, scores
 
 
