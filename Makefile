@@ -17,7 +17,7 @@ LOCKS ?= locks
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train tensorboard test test-fast test-processors lint format docs build clean paper paper-full picture \
+.PHONY: help setup train tensorboard test test-fast test-newest test-processors lint format docs build clean paper paper-full picture \
 	crash mutants soak fuzz lock licences sbom audit
 
 help: ## show this help
@@ -55,6 +55,14 @@ test-processors: $(STAMP) ## run the numerical tests as three other processors w
 
 test-fast: $(STAMP) ## run the tests that take seconds
 	$(TEST_ENV) $(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
+
+# Only torch has its tested version: without one, pip would take a build with CUDA (gigabytes) over the one at hand.
+NEWEST ?= .newest
+
+test-newest: ## run the fast tests with the newest packages that pip gives, in an environment of its own (.newest)
+	@test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager $$(grep '^torch==' constraints.txt) -e '.[dev]'
+	$(TEST_ENV) $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
 
 mutants: $(STAMP) ## change the package in 200 places, one at a time; which changes does no test notice? (half an hour)
 	$(TEST_ENV) $(PY) -m tools.mutants --jobs 2

@@ -82,11 +82,11 @@ def write_bytes(path: str | os.PathLike[str], *parts: bytes | memoryview) -> Non
         stream.writelines(parts)
 
 
-def npy_bytes(array: NDArray[Any]) -> memoryview:
+def npy_bytes(array: NDArray[Any]) -> bytes:
     """The content of an ``.npy`` file; numpy's own writing to a file does not say why it stopped on a full disk."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
-    return buffer.getbuffer()
+    return buffer.getvalue()
 
 
 def scratch_array(shape: tuple[int, ...], dtype: Any, folder: Path | None = None) -> NDArray[Any]:

@@ -180,7 +180,9 @@ def _reached(record: Record, base: Record) -> str:
 def page(store: Store, before: str = "") -> str:
     """docs/starts.md; a table whose fits are not in the store is that of the page ``before``."""
     columns = ["", "NDCG@10 ± over seeds", "difference", "epoch that reaches the base's best, by seed", "CPU s"]
-    parts = ["# Starts, losses and parts of trained metrics", "Written by `python -m research.starts`.", *_rules()]
+    opening = "After this page you can judge which start, which loss and which parts trained metrics need."
+    written = "Written by `python -m research.starts`."
+    parts = ["# Starts, losses and parts of trained metrics", opening, written, *_rules()]
     for queries in SIZES:
         title = f"## Starts, {queries:,} training queries, {SEEDS} seeds"
         rows = compared(store, queries, START_SETTINGS, "random", SEEDS)

@@ -1,15 +1,19 @@
 """The commands of the documentation: found in its pages, made small, given the files they name, and run in one process.
 
-python -m tests.documented COMMANDS RESULTS: run a list of commands (JSON) in the working folder, one after the other.
+python -m tests.documented COMMANDS RESULTS: run a list (JSON) in the working folder, one after the other. A list of
+words is a command, a text is Python; all Python shares its names.
 """
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import re
 import runpy
 import shlex
+import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -30,6 +34,8 @@ from tests.doors import FEATURES, save_lightgbm, small_model
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+REFUSED = ("lgmml", "train", "experiment=trained", "loss.margin=0.7")  # a line of the README that shows a refusal
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ KINDS = {
     "module": ("python", "-m"),
     "lgmml": ("lgmml",),
     "make": ("make",),
+    "pip": ("pip", "install"),
     "export": ("export",),
 }
 
@@ -91,6 +98,26 @@ def parse(block: str) -> list[tuple[str, ...]]:
             else:
                 words.append(word)
     return found
+
+
+def steps(page: str) -> list[tuple[str, ...] | str]:
+    """The commands and the blocks of Python of a page, in their order."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found: list[tuple[str, ...] | str] = []
+    for label, body in FENCE.findall(text):
+        if label == "bash":
+            found += parse(body)
+        if label == "python":
+            found.append(body)
+    return found
+
+
+def table_lines(page: str, column: str) -> list[tuple[str, ...] | str]:
+    """What the last column of a table holds: commands, and lines of Python. The table is the one with this column."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    rows = text.partition(f"| {column} |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    lines = [re.findall(r"`([^`]+)` \|$", row)[0] for row in rows]
+    return [tuple(shlex.split(line)) if line.startswith("lgmml ") else line for line in lines]
 
 
 def commands(pages: list[str]) -> list[Command]:
@@ -248,14 +275,34 @@ def write_datasets(folder: Path) -> None:
         save_lightgbm(letor_like(15, FEATURES, num_documents=150, seed=seed), folder / "lgbm-rank" / f"rank.{part}")
 
 
-def run(words: list[str]) -> tuple[int, str]:
-    """One command in this process: its exit code and what it wrote."""
+def start_server(words: list[str]) -> None:
+    """Start a server, and wait until it answers; it ends with this process."""
+    server = subprocess.Popen([sys.executable, *words[1:]])
+    atexit.register(server.wait)
+    atexit.register(server.terminate)
+    while server.poll() is None:
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", int(words[-1]))) == 0:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"{shlex.join(words)} ended with {server.returncode}")
+
+
+def run(words: list[str] | str, names: dict[str, object]) -> tuple[int, str]:
+    """One command or block of Python in this process: its exit code and what it wrote."""
     told = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     code = 0
     with redirect_stdout(told), redirect_stderr(told):
         try:
-            if words[0] == "lgmml":
+            if isinstance(words, str):
+                exec(compile(words, "block", "exec"), names)
+            elif words[0] == "lgmml":
                 code = cli.main(words[1:])
+            elif words[2] == "examples.serve.server":
+                start_server(words)
+            elif words[1] == "-m":
+                sys.argv = [words[2], *words[3:]]
+                runpy.run_module(words[2], run_name="__main__")
             else:
                 sys.argv = [str(ROOT / "train.py"), *words[2:]]
                 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -271,9 +318,10 @@ def run(words: list[str]) -> tuple[int, str]:
 def main() -> None:
     todo, results = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     found = []
+    names: dict[str, object] = {}
     for words in todo:
         start = time.perf_counter()
-        code, told = run(words)
+        code, told = run(words, names)
         found.append({"code": code, "told": told[-4000:], "seconds": time.perf_counter() - start})
         results.write_text(json.dumps(found))
 

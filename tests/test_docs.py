@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from lgmml_torch.app.config import check_command
 from lgmml_torch.functional.ranking.presets import PRESETS
 from tests.documented import (
     FENCE,
+    REFUSED,
     ROOT,
     Command,
     blocks,
@@ -29,9 +31,10 @@ from tests.documented import (
     write_datasets,
 )
 
-PAGES = ["../README.md", "method.md", "metrics.md", "data.md", "shards.md", "configuration.md", "monitoring.md"]
+PRINTED = ["../README.md", "tutorial.md"]  # tests/test_tutorial.py runs them as they stand
+PAGES = ["guide.md", "method.md", "metrics.md", "data.md", "shards.md", "configuration.md", "monitoring.md"]
 PAGES += ["report.md", "troubleshooting.md", "from_lightgbm.md", "serving.md", "clicks.md", "index.md", "releases.md"]
-PAGES += ["gallery.md", "metric_learning.md"]
+PAGES += ["gallery.md", "metric_learning.md", "robust.md", "calibration.md"]
 # Their Python needs a trained model.
 RESULTS = [
     "performance.md",
@@ -46,7 +49,8 @@ RESULTS = [
     "commands.md",
     *(f"api/{page.name}" for page in sorted((ROOT / "docs" / "api").glob("*.md"))),
 ]
-COMMANDS = commands([*PAGES, *RESULTS])
+ALL = [*PRINTED, *PAGES, *RESULTS]
+COMMANDS = commands(ALL)
 
 SMALLER = {  # sizes in the blocks of Python
     "random((3_000, 6))": "random((600, 6))",
@@ -56,17 +60,17 @@ SMALLER = {  # sizes in the blocks of Python
 
 
 def runnable() -> list[Command]:
-    """The commands of the README and the first one of each other page, and what these need to run before them.
+    """The commands of the guide and the first one of each other page, and what these need to run before them.
 
     Exports take seconds and have tests of their own.
     """
     chosen: list[Command] = []
     for command in COMMANDS:
         pages = {other.page for other in chosen}
+        if command.page in PRINTED or command.kind not in ("train", "lgmml"):
+            continue
         makes = command.words[1] == "convert"  # later commands read the shards
-        if command.kind in ("train", "lgmml") and (
-            makes or command.page == "../README.md" or command.page not in pages
-        ):
+        if makes or command.page in ("guide.md", "index.md") or command.page not in pages:
             chosen.append(command)
     return chosen
 
@@ -86,7 +90,7 @@ def test_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_every_block_says_what_it_is() -> None:
     """A block without a language is one that no test looks at."""
-    for page in (*PAGES, *RESULTS):
+    for page in ALL:
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         shown = {"bash", "python", "math", "text", "yaml", "csv"}
         filled = {"{toctree}", "{api}", "{commands}"}  # by the site, which fails where it cannot
@@ -95,13 +99,28 @@ def test_every_block_says_what_it_is() -> None:
 
 
 def test_every_command_is_covered() -> None:
-    """Each is one of the kinds that the tests below accept and run; the README's are all there."""
+    """Each is one of the kinds that the tests below accept and run; those of the README and the guide are all there."""
     assert [str(command) for command in COMMANDS if command.kind is None] == []
-    readme = [command for command in COMMANDS if command.page == "../README.md"]
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^(?:python|lgmml|make|export|pip|git|cd) .*$", text, flags=re.MULTILINE)
-    assert len(readme) == len(lines) >= 13
-    assert {command.kind for command in readme} == {"train", "lgmml", "make", "export"}
+    for page, kinds in (("../README.md", {"pip", "lgmml", "make"}), ("guide.md", {"train", "lgmml", "export"})):
+        found = [command for command in COMMANDS if command.page == page]
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        lines = re.findall(r"^(?:python|lgmml|make|export|pip|git|cd) .*$", text, flags=re.MULTILINE)
+        assert len(found) == len(lines) >= 5, page
+        assert {command.kind for command in found} == kinds, page
+
+
+def test_every_page_opens_with_what_the_reader_can_do() -> None:
+    """In one sentence below the title; the page on the architecture is for contributors."""
+    for page in set(ALL) - {"../README.md", "architecture.md"}:
+        title, opening, _ = (ROOT / "docs" / page).read_text(encoding="utf-8").split("\n\n", 2)
+        assert title.startswith("# "), page
+        assert re.fullmatch(r"After (this page|these ten minutes) you can [^.]+\.", opening), (page, opening)
+
+
+def test_every_page_is_looked_at() -> None:
+    """By the tests of this module."""
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert pages == set(ALL) - {"../README.md"}
 
 
 def overrides(words: Sequence[str]) -> tuple[str, ...]:
@@ -119,12 +138,16 @@ def test_commands_are_accepted() -> None:
             assert set(words[1:]) <= make_targets(), command
         elif command.kind == "module":
             assert importlib.util.find_spec(words[2]) is not None, command
+        elif command.kind == "pip":
+            extras = set(re.findall(r"[\w-]+", words[-1]))
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            assert extras <= set(project["optional-dependencies"]), command
         elif command.kind == "export":
             assert words[1].partition("=")[0] in ("LGMML_DATA", "LGMML_CACHE"), command
         else:
             assert command.kind != "torchrun" or "train.py" in words, command
             composed.add(overrides(words))
-    for page in (*PAGES, *RESULTS):
+    for page in ALL:
         text = re.sub(FENCE, "", (ROOT / "docs" / page).read_text(encoding="utf-8"))
         for target in re.findall(r"`make ([\w-]+)[^`]*`", text):
             assert target in make_targets(), target
@@ -132,6 +155,7 @@ def test_commands_are_accepted() -> None:
             assert importlib.util.find_spec(module) is not None, module
         for line in re.findall(r"`(?:python train\.py|lgmml train) ([^`…]*)`", text):
             composed.add(overrides(line.split()))
+    composed.remove(overrides(REFUSED))
     for words in sorted(composed):
         check_command(words)
 
@@ -173,7 +197,7 @@ def test_commands_run(outcomes: dict[Command, dict[str, Any]]) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (*PAGES, *RESULTS):
+    for page in ALL:
         file = ROOT / "docs" / page
         text = re.sub(r"^```.*?^```$", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for target in re.findall(r"\]\(([^)]+)\)", text):

@@ -33,7 +33,8 @@ def test_the_version_stands_in_one_place() -> None:
 def test_pythons_are_the_same_everywhere() -> None:
     classified = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
     assert classified == JOB["strategy"]["matrix"]["python"]
-    assert PROJECT["project"]["requires-python"] == f">={classified[0]}"
+    beyond = int(classified[-1].removeprefix("3.")) + 1
+    assert PROJECT["project"]["requires-python"] == f">={classified[0]},<3.{beyond}"
     page = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
     assert all(version in page for version in classified)
 
@@ -41,8 +42,10 @@ def test_pythons_are_the_same_everywhere() -> None:
 def test_the_workflow_calls_what_is_there() -> None:
     called = [step["run"].split()[1] for step in JOB["steps"] if step.get("run", "").startswith("make ")]
     assert called == ["setup", "lint", "test", "docs", "build"]
-    assert set(called) <= make_targets()
-    for step in JOB["steps"]:
+    newest = [step["run"] for step in WORKFLOW["jobs"]["newest"]["steps"] if "run" in step]
+    assert newest == ["make test-newest"]
+    assert {*called, "test-newest"} <= make_targets()
+    for step in [*JOB["steps"], *WORKFLOW["jobs"]["newest"]["steps"]]:
         assert "uses" not in step or re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", step["uses"]), step
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from lgmml_torch import LGMML
 
 Run = Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]
 
@@ -21,7 +24,7 @@ class Scorer(NamedTuple):
         features: how many a document must have.
         names: of the features, where the model knows them.
         run: called with ``(N, D)`` documents of several lists and their ``(Q+1,)`` offsets, gives ``(N,)`` scores.
-        dtype: of the documents.
+        dtype: of the documents; object where words and empty cells are taken, too.
     """
 
     kind: str
@@ -51,6 +54,8 @@ def _own(file: Path) -> Scorer:
     model = LGMML.load(file)
     dtype = model.dtype
     names = model.feature_names
+    if names is not None and (model.encoder is not None or model.reading["missing"] != "error"):
+        return _raw(model)
 
     def run(features: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
         scores = None
@@ -65,6 +70,23 @@ def _own(file: Path) -> Scorer:
     return Scorer(
         "LGMML", model.num_features, None if names is None else list(names), run, str(dtype).removeprefix("torch.")
     )
+
+
+def _raw(model: LGMML) -> Scorer:
+    """A model that takes words, or has a rule for missing values: documents are read as the rows of a table."""
+    import pyarrow
+
+    from lgmml_torch import RankingData
+
+    names, rules = model.reading["feature_names"], {key: model.reading[key] for key in ("missing", "categories")}
+
+    def run(features: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
+        table = pyarrow.table({name: column.tolist() for name, column in zip(names, features.T, strict=True)})
+        labels = np.zeros(len(features), np.float32)
+        data = RankingData.from_arrays(table, labels, group=np.diff(offsets), dtype=model.dtype, **rules)
+        return model.score_in_caller_order(data)
+
+    return Scorer("LGMML", len(names), list(names), run, object)
 
 
 def _onnx(file: Path) -> Scorer:

@@ -1,8 +1,9 @@
 """A server that ranks lists: python -m examples.serve.server MODEL [--port 8000].
 
 POST /rank takes ``{"lists": [[[1.5, 0.2, …], …], …]}``, a list of lists of documents, each its features; with
-``"features": ["name", …]`` columns may stand in any order. It answers ``{"scores": [[…], …], "order": [[…], …]}``;
-``order`` holds the places of the documents, best first. GET / says what is served.
+``"features": ["name", …]`` columns may stand in any order. A model of words takes words; one with a rule for missing
+values takes null. It answers ``{"scores": [[…], …], "order": [[…], …]}``; ``order`` holds the places of the documents,
+best first. GET / says what is served.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def make_app(scorer: Scorer) -> FastAPI:
 def answer(scorer: Scorer, body: bytes) -> dict[str, Any]:
     """Scores and order of the lists of a request."""
     features, offsets = read_lists(scorer, body)
-    scores = scorer.run(features, offsets)
+    try:
+        scores = scorer.run(features, offsets)
+    except (ValueError, TypeError) as error:  # a word where a number must stand, an empty cell
+        raise RefusedError(422, str(error)) from error
     lists = [scores[start:stop] for start, stop in pairwise(offsets.tolist())]
     return {
         "scores": [one.tolist() for one in lists],
@@ -101,7 +105,7 @@ def read_lists(scorer: Scorer, body: bytes) -> tuple[NDArray[Any], NDArray[np.in
         raise RefusedError(422, f"every document must be a list of {width} numbers: {error}") from error
     if features.ndim != 2 or features.shape[1] != width:
         raise RefusedError(422, f"every document must be a list of {width} numbers, got shape {features.shape[1:]}")
-    if not np.isfinite(features).all():
+    if scorer.dtype is not object and not np.isfinite(features).all():
         row = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
         raise RefusedError(422, f"every feature must be finite, got another in document {row + 1} of the request")
     return features if order is None else np.ascontiguousarray(features[:, order]), offsets

@@ -334,14 +334,14 @@ def open_table(
     place = Path(path)
     if split is not None:
         drop = (*drop, split)
-    columns = Columns(qid, label, doc_id, tuple(drop), weight, position)
-    kind = options.get("kind")
+    columns, kind = Columns(qid, label, doc_id, tuple(drop), weight, position), options.get("kind")
+    reading = ReadOptions(columns=columns, categories=WordColumns.of(categories))
     files = [place]
     if place.is_dir():
         if parts := _parts(place):
             found = load_parts(parts, columns=columns, categories=categories, **options)
             for name, part in found.items():
-                found[name] = _with_extras(part, [parts[name]], columns, kind, needed=name == "train")
+                found[name] = _with_extras(part, [parts[name]], reading, kind, needed=name == "train")
             return found
         suffixes = _suffixes()
         files = [file for file in sorted(place.iterdir()) if Path(file.name.removesuffix(".gz")).suffix in suffixes]
@@ -350,9 +350,9 @@ def open_table(
     numbered = dict(zip(map(str, range(len(files))), files, strict=True))
     pieces = load_parts(numbered, columns=columns, categories=categories, same_words=False, **options)
     data = RankingData.merge(list(pieces.values())) if len(pieces) > 1 else pieces["0"]
-    data = _with_extras(data, files, columns, kind, needed=True)
+    data = _with_extras(data, files, reading, kind, needed=True)
     if split is not None:
-        words = _columns("split", files, split, columns, kind)
+        words = _columns("split", files, split, reading, kind)
         return _split_by_words(data, words, f"{place}: column {split!r}")
     found = _split_queries(data, fractions, seed=seed)
     for name, part in found.items():
@@ -362,12 +362,12 @@ def open_table(
 
 
 def _columns(
-    asked: str, files: Sequence[Path], name: str, columns: Columns, kind: str | None, *, needed: bool = True
+    asked: str, files: Sequence[Path], name: str, reading: ReadOptions, kind: str | None, *, needed: bool = True
 ) -> list[str]:
     """The text of a column, row by row, file after file; nothing of a file without it, where it is not needed."""
     words: list[str] = []
     for file in files:
-        with open_file(file, ReadOptions(columns=columns), kind=kind) as source:
+        with open_file(file, reading, kind=kind) as source:
             header = getattr(source, "header", None) or []
             if name in header:
                 words.extend(source.column(name))  # type: ignore[attr-defined]
@@ -378,13 +378,13 @@ def _columns(
 
 
 def _with_extras(
-    data: RankingData, files: Sequence[Path], columns: Columns, kind: str | None, *, needed: bool
+    data: RankingData, files: Sequence[Path], reading: ReadOptions, kind: str | None, *, needed: bool
 ) -> RankingData:
     """The lists with the weights and positions that columns of their files hold."""
-    for asked, name in (("weight", columns.weight), ("position", columns.position)):
+    for asked, name in (("weight", reading.columns.weight), ("position", reading.columns.position)):
         if name is None:
             continue
-        words = _columns(asked, files, name, columns, kind, needed=needed)
+        words = _columns(asked, files, name, reading, kind, needed=needed)
         if not words:
             continue
         values = _numbers(words, name)

@@ -53,7 +53,7 @@ def write_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) -
     """Write a training checkpoint, of tensors and primitives, atomically."""
     buffer = io.BytesIO()
     torch.save(dict(content), buffer)
-    write_bytes(path, buffer.getbuffer())
+    write_bytes(path, buffer.getvalue())
 
 
 def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -118,6 +118,8 @@ def read_outcome(folder: Path) -> dict[str, Any]:
 MAIN_CLAIM = "L-GMML as published ranks better than λ-MART"
 HEAD = """# Results: the paper's claims, checked
 
+After this page you can say which claims of the paper hold on the data at hand.
+
 Made by `python -m research.paper page size={size}` from the stored results of `make {target}`; not edited by
 hand. Every number stands with its metric's definition, the queries it counts and skips, the split and the seed, in the
 table it comes from. “Holds” and “does not hold” are decided by 95% intervals where the claim is about quality, by plain

@@ -151,6 +151,7 @@ def write_page(store: Store, *, root: Path) -> None:
     save_figure(picture(figures), root / "docs" / "images" / "quality-large.png", dpi=110)
     parts = [
         "# Many training queries",
+        "After this page you can judge how well the default ranks when there are 500 to 8,000 training queries.",
         "Written by `python -m research.quality.large`; figures in `research/results/quality-large.json`. NDCG@10 "
         "(gain 2^y − 1, discount 1/log2(i+1), ties in the order of the file) of test queries nobody trained on; ± is "
         "the standard deviation over seeds, brackets are 95% intervals over queries. CPU seconds of one thread, "

@@ -161,6 +161,8 @@ def _page(
     sets = list(plan.sets)
     parts = [
         "# How well unseen queries are ranked",
+        "After this page you can judge how well unseen queries are ranked on four small sets, beside LightGBM and "
+        "XGBoost.",
         f"Written by `python -m research.quality{' --quick' if plan.quick else ''}`; figures in "
         f"`research/results/{name}.json`, values of every query and seed in `{name}-per-query.npz` beside it. "
         "NDCG@10 (gain 2^y − 1, discount 1/log2(i+1), queries without a relevant document skipped, ties in the order "

@@ -363,6 +363,8 @@ def test_a_column_says_which_part(tmp_path: Path, ending: str) -> None:
     parts = open_table(path, split="part", **names)
     assert {name: part.qids for name, part in parts.items()} == {"train": ("a", "d"), "valid": ("b",), "test": ("c",)}
     assert parts["train"].feature_names == ("price",)
+    with_words = open_table(path, split="part", categories=["title"], **names | {"drop": []})
+    assert with_words["test"].feature_names == ("title", "price")
     with pytest.raises(DataError, match=r"(clicks|0)\.\w+(:1)?: .* must name a column 'parts'; did you mean 'part'\?"):
         open_table(path, split="parts", **names)
     with pytest.raises(DataError, match=r"clicks.*: column 'title' must say train, valid or test, got 'x' at row 1"):

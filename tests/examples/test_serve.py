@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import uvicorn
 
 from examples.serve import load, scorers
-from examples.serve.server import MOST_DOCUMENTS, make_app
+from examples.serve.server import MOST_DOCUMENTS, RefusedError, answer, make_app
+from lgmml_torch import LGMMLRanker
 from lgmml_torch.models.ranker import LGMML
 from tests.doors import FEATURES, small_data, small_model
 
@@ -57,7 +59,8 @@ def post(address: str, content: Any) -> tuple[int, dict[str, Any]]:
         with urllib.request.urlopen(urllib.request.Request(f"{address}/rank", body), timeout=60) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+        with error:
+            return error.code, json.loads(error.read())
 
 
 def test_scores_and_order_are_the_models(address: str, model: LGMML) -> None:
@@ -98,6 +101,23 @@ def test_nothing_is_lost_when_many_ask_at_once(address: str) -> None:
     args = Namespace(documents=[3, 20], requests=150, concurrency=30, seconds=60.0)
     rows = asyncio.run(load.measure(address, args))
     assert [row.split(" | ")[:4] for row in rows] == [["| LGMML", "3", "150", "0"], ["| LGMML", "20", "150", "0"]]
+
+
+@pytest.mark.filterwarnings("ignore:of . rows, some have words that are missing")
+def test_words_and_empty_cells_are_served_as_they_stand(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"colour": ["red", "blue", None] * 20, "price": [*range(59), None]}, dtype=object)
+    frame["price"] = frame["price"].astype(float)
+    qid = np.arange(60) // 6
+    ranker = LGMMLRanker(rounds=3, epochs=0, random_state=0, categories=["colour"], missing="query-mean")
+    ranker.fit(frame, np.arange(60) % 3, qid=qid)
+    ranker.model_.save(tmp_path / "words.safetensors")
+    scorer = scorers.open_scorer(tmp_path / "words.safetensors")
+    rows = [[["red", 1], ["blue", None]], [[None, 3.5]]]
+    found = answer(scorer, json.dumps({"lists": rows}).encode())
+    expected = ranker.predict(pd.DataFrame(rows[0] + rows[1], columns=["colour", "price"]), qid=[0, 0, 1])
+    np.testing.assert_allclose([*found["scores"][0], *found["scores"][1]], expected, rtol=1e-5)
+    with pytest.raises(RefusedError, match=r"price"):
+        answer(scorer, json.dumps({"lists": [[["red", "cheap"]]]}).encode())
 
 
 def test_trees_are_served_the_same_way(tmp_path: Path) -> None:
