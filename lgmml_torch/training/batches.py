@@ -366,10 +366,10 @@ def _try_handles(count: int) -> None:
 
 def _end_with_parent(_: int) -> None:
     """End a worker if its parent is killed: one that waits for room in its pipe would stay for ever."""
-    parent = multiprocessing.parent_process()
+    parent = os.getppid()  # from Python 3.14 on a server of forks, which ends with the program
 
     def watch() -> None:
-        while parent is None or os.getppid() == parent.pid:
+        while os.getppid() == parent:
             time.sleep(1.0)
         os._exit(1)
 

@@ -86,6 +86,13 @@ def test_a_time_buys_the_largest_budget_it_covers() -> None:
         assert bought(f"{budget.seconds_for(700_000, 1_000) + 1:.0f}s") == name
 
 
+def test_a_time_pays_for_the_ramps_of_features() -> None:
+    """Three views and up to six ramps of each of 100 features."""
+    needed, sizes = BUDGETS["thorough"].seconds_for(700_000, 900), Sizes(5_000, 700_000, 100)
+    bought = [choose_defaults(sizes, {"budget": f"{needed + extra:.0f}s"}).epochs for extra in (-60, 60)]
+    assert bought[0] < bought[1] == choose_defaults(sizes, {"budget": "thorough"}).epochs
+
+
 @pytest.mark.parametrize("budget", ["quick", "-5s", 60])
 def test_a_budget_that_is_none_is_refused(budget: Any) -> None:
     sentence = "`budget` must be fast, normal, thorough, or a time such as 60s or 10m, got"

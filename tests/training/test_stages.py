@@ -265,6 +265,7 @@ def test_positions_get_biases_that_scores_do_not_have(tmp_path: Path) -> None:
     trained = train_phi(prepared, recipe, TrainerSettings(tmp_path, {"max_epochs": 3, "accelerator": "cpu"}))
     bias = trained.position_bias
     assert bias is not None
+    assert not trained.model.metrics.trained
     assert min(bias[0], bias[1]) > max(value for place, value in bias.items() if 2 <= place < 6)
     again = trained.model.score(splits["valid"].replace(positions=None))
     assert torch.equal(again, trained.model.score(splits["valid"]))
