@@ -13,8 +13,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
-from io import BytesIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -45,33 +45,14 @@ _STEP = 8192  # documents decoded at a time, about
 NAMES = b"feature_names"  # in the metadata: a JSON list
 
 
-def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
-    """A Parquet file; row groups that hold nothing that is asked for are not decoded."""
-    require_arrow()
-    from pyarrow import parquet
-
-    name = _name(path)
-    with _readable(name, "Parquet"):
-        file = parquet.ParquetFile(_content(path))
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-
-    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
-        groups = list(range(first, len(sizes)))
-        for batch in file.iter_batches(step, row_groups=groups, columns=columns, use_threads=False):
-            yield batch.select(columns)  # `a` also brings `a.b`
-
-    with _readable(name, "Parquet"):
-        return ArrowSource(name, "Parquet", options, file.schema_arrow, sizes, pieces, file.close)
-
-
 def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
     """An Arrow IPC file (feather, version 2), memory-mapped."""
     require_arrow()
     import pyarrow as pa
 
-    name = _name(path)
-    with _readable(name, "Arrow"):
-        mapped = pa.BufferReader(_content(path).read()) if name == "<stdin>" else pa.memory_map(str(path))
+    name = "<stdin>" if str(path) == "-" else str(path)
+    with readable(name, "Arrow"):
+        mapped = pa.BufferReader(sys.stdin.buffer.read()) if str(path) == "-" else pa.memory_map(str(path))
         reader = pa.ipc.open_file(mapped)
         return ArrowSource(name, "Arrow", options, reader.schema, *read_batches(reader), mapped.close)
 
@@ -96,6 +77,7 @@ class ArrowSource(DataSource):
         sizes: rows of each group; reading may start at any of them.
         pieces: some columns from a group on.
         close: lets go of the file.
+        files: the file of each group, where there are several.
     """
 
     what = "the schema"  # gives the names of the columns
@@ -109,9 +91,11 @@ class ArrowSource(DataSource):
         sizes: list[int],
         pieces: Pieces,
         close: Callable[[], None] = lambda: None,
+        files: Sequence[str] = (),
     ) -> None:
         super().__init__(name, options)
         self.table = options.table(named=True)
+        self._files = files
         self._word, self._schema, self._sizes, self._close = word, schema, sizes, close
         self._all_pieces = pieces
         self._stream: Iterator[SourceRows] = iter(())
@@ -141,6 +125,8 @@ class ArrowSource(DataSource):
             self.feature_names = self.layout.names
             self._read_names, self._width = list(self.layout.names), len(self.layout.names)
             self.categories = gathered(list(map(self._take_column, self._read_names)))
+        if not options.doc_ids:
+            self.layout = replace(self.layout, doc_id=None)
         self.has_labels = self.layout.label is not None
         if self.layout.label is not None:
             self._check_type(columns.label, self._entry_type(columns.label))
@@ -250,7 +236,7 @@ class ArrowSource(DataSource):
         return f"{self._head}: {self.what} names no column {label!r}, and training needs labels{hint}"
 
     def _pieces(self, first: int, columns: list[str], step: int = _STEP) -> Iterator[Any]:
-        with _readable(self.name, self._word):
+        with readable(self.name, self._word):
             yield from self._all_pieces(first, columns, step)
 
     @cached_property
@@ -274,11 +260,28 @@ class ArrowSource(DataSource):
             lengths = pc.list_value_length(piece.column(0))
             if lengths.null_count:
                 at = row + int(np.flatnonzero(lengths.is_null().to_numpy(zero_copy_only=False))[0])
-                raise DataError(f"{self.place(at)}: the list in column {column!r} is missing")
+                raise DataError(f"{self._row_place(at)}: the list in column {column!r} is missing")
             found.append(lengths.to_numpy())
             row += len(lengths)
         self._check_rows(row)
         return np.concatenate(found).astype(np.int64)
+
+    def place(self, row: int) -> str:
+        """The file and the row in it, from 1."""
+        return self._located(row, self._starts)
+
+    def _row_place(self, row: int) -> str:
+        """As `place`, for a row that may be a whole list."""
+        if not self._nested:
+            return self.place(row)
+        return self._located(row, np.cumsum([0, *self._sizes]))
+
+    def _located(self, row: int, starts: NDArray[np.int64]) -> str:
+        name, first = self.name, 0
+        if self._files:
+            name = self._files[int(np.searchsorted(starts, row, side="right")) - 1]
+            first = int(starts[self._files.index(name)])
+        return f"{name}: row {row - first + 1} (from 1)"
 
     def _check_rows(self, found: int) -> None:
         """Damaged files may have other rows than they say."""
@@ -296,7 +299,7 @@ class ArrowSource(DataSource):
             ids = coded.dictionary.to_pylist()
             if coded.indices.null_count or any(map(is_missing, ids)):
                 at = row + list(map(is_missing, coded.to_pylist())).index(True)
-                raise DataError(f"{self.place(at)}: column {self.options.columns.qid!r} must not be empty")
+                raise DataError(f"{self._row_place(at)}: column {self.options.columns.qid!r} must not be empty")
             indices = coded.indices.to_numpy()
             order = indices[np.sort(np.unique(indices, return_index=True)[1])]  # by first appearance
             table = np.zeros(len(ids), np.int64)
@@ -414,7 +417,7 @@ class ArrowSource(DataSource):
             found = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
             if len(odd := np.flatnonzero(found != lengths)):
                 got, want = max(int(found[odd[0]]), 0), int(lengths[odd[0]])
-                where = self.place(row + int(odd[0]))
+                where = self._row_place(row + int(odd[0]))
                 raise DataError(f"{where}: column {name!r} has {got} entries for {want} documents")
         return [column.flatten() for column in columns]
 
@@ -424,7 +427,7 @@ class ArrowSource(DataSource):
         for piece in self._pieces(0, [name]):
             values.extend(piece.column(0).to_pylist())
         if not self._nested:
-            return list(map(_text, values))
+            return list(map(sys.intern, map(_text, values)))  # few words in many rows
         if is_list(self._type(name)):
             return list(map(_text, chain.from_iterable(filter(None, values))))
         words: list[str] = []
@@ -437,16 +440,8 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _name(path: PathLike) -> str:
-    return "<stdin>" if str(path) == "-" else str(path)
-
-
-def _content(path: PathLike) -> Any:
-    return BytesIO(sys.stdin.buffer.read()) if str(path) == "-" else str(path)
-
-
 @contextmanager
-def _readable(name: str, word: str) -> Iterator[None]:
+def readable(name: str, word: str) -> Iterator[None]:
     """Turn what pyarrow says about a damaged file into one sentence."""
     import pyarrow as pa
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Asked, WordColumns
+from lgmml_torch.categories import Asked, Vocabulary, WordColumns
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.cache import Cache, cached
+from lgmml_torch.data.cache import Cache, cached, resolve
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
-from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, kind_of, open_file, sizes_file
+from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, kind_of, open_file, sizes_file
+from lgmml_torch.data.stream import stream_table
 from lgmml_torch.inputs import place_vector
 from lgmml_torch.ragged import RankingData
 
@@ -268,7 +270,7 @@ def load_file(
 
 
 def load_parts(
-    files: dict[str, Path],
+    files: Mapping[str, PathLike],
     *,
     feature_names: Sequence[str] | None = None,
     categories: Asked = None,
@@ -281,17 +283,22 @@ def load_parts(
     """
     known, words = feature_names, categories
 
-    def load(file: Path, **chosen: Any) -> RankingData:
+    def load(file: PathLike, **chosen: Any) -> RankingData:
         nonlocal known, words
         data = load_file(file, feature_names=known, categories=words, **chosen)
         if known is None:
             known = data.feature_names
-        if same_words and data.categories is not None and data.feature_names is not None:
-            pairs = zip(data.feature_names, data.categories, strict=True)
-            words = {name: found for name, found in pairs if found is not None}
+        if same_words:
+            words = _vocabularies(data) or words
         return data
 
     return load_agreed(load, files, **options)
+
+
+def _vocabularies(data: RankingData) -> dict[str, Vocabulary]:
+    """The words of each category, by name."""
+    pairs = zip(data.feature_names or (), data.categories or (), strict=False)
+    return {name: words for name, words in pairs if words is not None}
 
 
 def open_table(
@@ -307,14 +314,16 @@ def open_table(
     position: str | None = None,
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
     seed: int = 0,
+    stream: bool = False,
     **options: Any,
 ) -> dict[str, RankingData]:
     """Load the parts ``train``, ``valid`` and ``test`` of one file, or of a folder of tables.
 
-    A folder holds files called after the parts, or pieces of one table (whole lists in each), which are put together.
+    A folder holds files called after the parts, or pieces of one table, which are put together. Folders of Parquet may
+    have folders, and rows of a query may stand in several files; in pieces of other formats lists must be whole.
 
     Args:
-        path: the file, of any format in `FORMATS`, or the folder.
+        path: the file, of any format in `FORMATS`, the folder, or a pattern or address of Parquet files.
         qid: the column with the query.
         label: the column with the relevance.
         doc_id: the column with the document's id, which may be absent.
@@ -326,48 +335,92 @@ def open_table(
             parts, those beside ``train`` may lack both columns.
         fractions: shares of the queries in each part, where they are cut at random; 0 leaves a part out.
         seed: for that cut.
+        stream: decode the lists into the cache, a few at a time, for tables that do not fit into memory.
         options: those of `load_file`.
 
     Raises:
         DataError: the file, the place and what is wrong.
     """
-    place = Path(path)
     if split is not None:
         drop = (*drop, split)
     columns = Columns(qid, label, doc_id, tuple(drop), weight, position)
+    reading = ReadOptions(columns=columns, categories=WordColumns.of(categories))
     kind = options.get("kind")
-    files = [place]
-    if place.is_dir():
-        if parts := _parts(place):
-            found = load_parts(parts, columns=columns, categories=categories, **options)
-            for name, part in found.items():
-                found[name] = _with_extras(part, [parts[name]], columns, kind, needed=name == "train")
-            return found
-        suffixes = _suffixes()
-        files = [file for file in sorted(place.iterdir()) if Path(file.name.removesuffix(".gz")).suffix in suffixes]
-        if not files:
-            raise DataError(f"{place}: no file of a known format in this folder")
+    parts, files = _table_files(path)
+
+    def cut(data: RankingData) -> dict[str, RankingData]:
+        if split is not None:
+            words = _columns("split", files, split, reading, kind)
+            return _split_by_words(data, words, f"{path}: column {split!r}")
+        found = _split_queries(data, fractions, seed=seed)
+        for name, part in found.items():
+            if not part.num_queries:
+                few = f"{data.num_queries} queries are too few to cut"
+                raise DataError(f"{path}: {few}: none would be left for {name}")
+        return found
+
+    if stream:
+        if weight is not None or position is not None:
+            raise DataError("`stream` has no place for weights and positions; read the table into memory")
+        return _streamed(parts or {"": path}, cut, columns=columns, categories=categories, **options)
+    if parts:
+        found = load_parts(parts, columns=columns, categories=categories, **options)
+        for name, part in found.items():
+            found[name] = _with_extras(part, [parts[name]], reading, kind, needed=name == "train")
+        return found
     numbered = dict(zip(map(str, range(len(files))), files, strict=True))
     pieces = load_parts(numbered, columns=columns, categories=categories, same_words=False, **options)
     data = RankingData.merge(list(pieces.values())) if len(pieces) > 1 else pieces["0"]
-    data = _with_extras(data, files, columns, kind, needed=True)
-    if split is not None:
-        words = _columns("split", files, split, columns, kind)
-        return _split_by_words(data, words, f"{place}: column {split!r}")
-    found = _split_queries(data, fractions, seed=seed)
-    for name, part in found.items():
-        if not part.num_queries:
-            raise DataError(f"{place}: {data.num_queries} queries are too few to cut: none would be left for {name}")
+    return cut(_with_extras(data, files, reading, kind, needed=True))
+
+
+def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], list[PathLike]]:
+    """The parts of a table, where its files or folders are called after them; else the pieces it consists of."""
+    if not is_folder(path):
+        return {}, [path]
+    if Path(path).is_dir():
+        if parts := _parts(Path(path)):
+            return parts, []
+        suffixes = set(_suffixes()) - set(FORMATS["parquet"].suffixes)
+        files = sorted([file for file in Path(path).iterdir() if file.is_file()])
+        if others := [file for file in files if Path(file.name.removesuffix(".gz")).suffix in suffixes]:
+            return {}, sorted([*others, *[file for file in files if file.suffix in FORMATS["parquet"].suffixes]])
+    from lgmml_torch.data.folder import table_parts  # which needs pyarrow
+
+    return table_parts(path), [path]
+
+
+def _streamed(
+    parts: Mapping[str, PathLike],
+    cut: Callable[[RankingData], dict[str, RankingData]],
+    *,
+    cache: bool | PathLike | Cache = True,
+    categories: Asked = None,
+    **options: Any,
+) -> dict[str, RankingData]:
+    """Parts of a table that need not fit into memory; all have the features and the words of the first."""
+    found: dict[str, RankingData] = {}
+    for name, path in parts.items():
+        chosen = cut if not name else partial(_only_part, name)
+        reading = ReadOptions(**options, categories=WordColumns.of(categories))
+        found.update(stream_table(path, reading, chosen, resolve(cache)))
+        first = next(iter(found.values()))
+        options["feature_names"] = first.feature_names
+        categories = _vocabularies(first) or categories
     return found
 
 
+def _only_part(name: str, data: RankingData) -> dict[str, RankingData]:
+    return {name: data}
+
+
 def _columns(
-    asked: str, files: Sequence[Path], name: str, columns: Columns, kind: str | None, *, needed: bool = True
+    asked: str, files: Sequence[PathLike], name: str, reading: ReadOptions, kind: str | None, *, needed: bool = True
 ) -> list[str]:
     """The text of a column, row by row, file after file; nothing of a file without it, where it is not needed."""
     words: list[str] = []
     for file in files:
-        with open_file(file, ReadOptions(columns=columns), kind=kind) as source:
+        with open_file(file, reading, kind=kind) as source:
             header = getattr(source, "header", None) or []
             if name in header:
                 words.extend(source.column(name))  # type: ignore[attr-defined]
@@ -378,13 +431,13 @@ def _columns(
 
 
 def _with_extras(
-    data: RankingData, files: Sequence[Path], columns: Columns, kind: str | None, *, needed: bool
+    data: RankingData, files: Sequence[PathLike], reading: ReadOptions, kind: str | None, *, needed: bool
 ) -> RankingData:
     """The lists with the weights and positions that columns of their files hold."""
-    for asked, name in (("weight", columns.weight), ("position", columns.position)):
+    for asked, name in (("weight", reading.columns.weight), ("position", reading.columns.position)):
         if name is None:
             continue
-        words = _columns(asked, files, name, columns, kind, needed=needed)
+        words = _columns(asked, files, name, reading, kind, needed=needed)
         if not words:
             continue
         values = _numbers(words, name)

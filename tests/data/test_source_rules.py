@@ -222,7 +222,7 @@ def test_files_are_found_by_kind_or_refused(tmp_path: Path) -> None:
         assert opened.read().features.tolist() == [[2]]
     with pytest.raises(DataError, match=r"gone.csv: no such file"):
         open_file(tmp_path / "gone.csv", ReadOptions())
-    with pytest.raises(DataError, match=r"no such file"):
+    with pytest.raises(DataError, match=r"only Parquet is read from folders, patterns and stores, got .csv."):
         open_file(tmp_path, ReadOptions(), kind="csv")
     with pytest.raises(LGMMLError, match="`kind` must be one of"):
         open_file(tmp_path / "table", ReadOptions(), kind="xls")

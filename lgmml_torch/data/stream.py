@@ -1,0 +1,192 @@
+"""Lists that need not fit into memory: decoded once, some at a time, into a file of the cache, which is mapped.
+
+Lists stand there in the order of their ids, and their documents in canonical order, as `DataSource.read` gives them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lgmml_torch import distributed
+from lgmml_torch.data.cache import Arrays, Cache
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
+from lgmml_torch.distributed import SharedLists
+from lgmml_torch.inputs import canonical_ranks
+from lgmml_torch.progress import progress_bar
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import argsort_segments, offsets_from_sizes, positions
+
+_VALUES_AT_ONCE = 1 << 22  # features that are decoded and sorted together
+
+
+def even_owners(
+    sizes: Tensor,  # (n,)
+    processes: int,
+) -> Tensor:  # (n,)
+    """The process that has each of some pieces: runs of pieces with about the same number of documents.
+
+    Every process works this out alike. With fewer pieces than processes some have none.
+    """
+    middles = 2 * sizes.cumsum(0) - sizes  # twice, so that they are whole numbers
+    return middles * processes // (2 * max(1, int(sizes.sum())))
+
+
+def places_of(data: RankingData) -> Tensor:  # (N,) int32
+    """Where each document stands in its list in the caller's order, from 0."""
+    places = torch.empty(data.num_documents, dtype=torch.int32)
+    places[argsort_segments(data.order, data.offsets)] = positions(data.offsets).int()
+    return places
+
+
+def decode_lists(
+    source: DataSource,
+    lists: Tensor,  # (Q,)
+    store: Cache | None,
+    key: Mapping[str, Any],
+    *,
+    places: NDArray[np.int32] | None = None,  # (N,)
+) -> Arrays:
+    """Features, labels and places (see `places_of`) of all documents; in memory without a cache.
+
+    Args:
+        source: of the lists.
+        lists: the order in which they are stored; they are numbered in the order of their ids.
+        store: the cache.
+        key: what the arrays depend on.
+        places: of the rows of the source, where they are not those of their order.
+    """
+    width, total = source.num_features, source.num_rows
+    starts = torch.empty_like(lists)
+    starts[lists] = offsets_from_sizes(numbered_lists(source).sizes[lists])[:-1]
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "features": ((total, width), np.dtype(source.options.kind)),
+        "labels": ((total,), np.dtype(np.float32)),
+        "place": ((total,), np.dtype(np.int32)),
+    }
+
+    def fill(targets: Arrays) -> None:
+        query = done = 0
+        with progress_bar("Decoding", total, enabled=source.options.progress) as report:
+            for batch in source.batches(max(1, _VALUES_AT_ONCE // width), by_id=True):
+                data = batch.data
+                place = places_of(data) if places is None else torch.from_numpy(places[batch.rows])[data.order]
+                firsts = starts[query : query + data.num_queries].repeat_interleave(data.sizes)
+                rows = (firsts + positions(data.offsets)).numpy()
+                for name, values in (("features", data.features), ("labels", data.labels), ("place", place)):
+                    targets[name][rows] = values.numpy()
+                query += data.num_queries
+                report(done := done + data.num_documents)
+
+    if store is not None:
+        return store.get_or_fill(key, shapes, fill)
+    arrays = {}
+    for name, (shape, dtype) in shapes.items():
+        arrays[name] = np.zeros(shape, dtype)
+    fill(arrays)
+    return arrays
+
+
+def numbered_lists(source: DataSource) -> RankingData:
+    """The lists of a source without features and labels; their ids are their places among the sorted ids."""
+    ranks = canonical_ranks(source.qids)[source.codes]
+    sizes = np.bincount(ranks, minlength=len(source.qids))
+    return RankingData(
+        features=torch.empty(len(ranks), 0),
+        labels=torch.zeros(len(ranks)),
+        offsets=offsets_from_sizes(torch.from_numpy(sizes)),
+        qids=tuple(range(len(sizes))),
+        order=torch.from_numpy(np.argsort(ranks, kind="stable")),
+    )
+
+
+def shared_data(
+    arrays: Arrays,
+    start: int,
+    shared: SharedLists,
+    qids: Sequence[Hashable],
+    source: DataSource,
+) -> RankingData:
+    """The lists of this process.
+
+    Args:
+        arrays: see `decode_lists`.
+        start: the row of the first document of its own lists, which stand together.
+        shared: all lists of the set.
+        qids: the ids of its own lists.
+        source: where they come from.
+    """
+    sizes = shared.sizes[shared.own]
+    offsets = offsets_from_sizes(sizes)
+    rows = slice(start, start + int(offsets[-1]))
+    return RankingData(
+        features=torch.from_numpy(arrays["features"][rows]),
+        labels=torch.from_numpy(arrays["labels"][rows]),
+        offsets=offsets,
+        qids=tuple(qids),
+        order=offsets[:-1].repeat_interleave(sizes) + torch.from_numpy(arrays["place"][rows]),
+        feature_names=source.feature_names,
+        categories=source.categories,
+        shared_lists=shared,
+        table=source.table,
+    )
+
+
+def stream_table(
+    path: PathLike,
+    options: ReadOptions,
+    cut: Callable[[RankingData], Mapping[str, RankingData]],
+    store: Cache | None,
+) -> dict[str, RankingData]:
+    """The parts of a table; of each the lists of this process, as `lgmml_torch.data.shards.open_shards` gives them.
+
+    Args:
+        path: what `lgmml_torch.open_source` takes.
+        options: how to read it.
+        cut: puts each of the `numbered_lists` into one of the parts.
+        store: the cache.
+
+    Raises:
+        DataError: what is wrong, and where; also where there are no labels.
+    """
+    with open_file(path, replace(options, doc_ids=False)) as source:
+        source.check_labelled()
+        parts = cut(numbered_lists(source))
+        lists = torch.tensor([qid for part in parts.values() for qid in part.qids])
+        if distributed.rank() > 0:
+            distributed.barrier()  # the first process fills the cache
+        arrays = decode_lists(source, lists, store, _key(path, source, lists))
+        if distributed.rank() == 0:
+            distributed.barrier()
+        ids = np.argsort(canonical_ranks(source.qids))
+        found, start = {}, 0
+        for name, part in parts.items():
+            owner = even_owners(part.sizes, distributed.world_size())
+            shared = SharedLists(part.sizes, owner, distributed.rank())
+            qids = [source.qids[ids[part.qids[number]]] for number in shared.own.tolist()]
+            before = int(part.sizes[owner < shared.rank].sum())
+            found[name] = shared_data(arrays, start + before, shared, qids, source)
+            start += part.num_documents
+        return found
+
+
+def _key(path: PathLike, source: DataSource, lists: Tensor) -> dict[str, Any]:
+    """What the numbers depend on: names, sizes and times of the files, how they are read, and the cut."""
+    if is_folder(path):
+        from lgmml_torch.data.folder import ParquetFiles
+
+        files = ParquetFiles.find(path).state
+    else:
+        status = Path(path).stat()
+        files = [[os.fspath(path), status.st_size, status.st_mtime_ns]]
+    cut = hashlib.sha256(lists.numpy().tobytes()).hexdigest()
+    return {"stream": 1, "files": files, "options": repr(source.options), "cut": cut}
