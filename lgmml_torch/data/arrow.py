@@ -421,6 +421,10 @@ class ArrowSource(DataSource):
                 raise DataError(f"{where}: column {name!r} has {got} entries for {want} documents")
         return [column.flatten() for column in columns]
 
+    def numbers(self, name: str) -> NDArray[Any]:
+        """The numbers of one column, document by document."""
+        return np.concatenate([numbers(self._per_document(piece.column(0))) for piece in self._pieces(0, [name])])
+
     def column(self, name: str) -> list[str]:
         """The text of one column, document by document; empty where it is missing."""
         values: list[Any] = []

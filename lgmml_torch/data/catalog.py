@@ -23,7 +23,7 @@ from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
 from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, kind_of, open_file, sizes_file
-from lgmml_torch.data.stream import stream_table
+from lgmml_torch.data.stream import split_by_words, split_queries, stream_table
 from lgmml_torch.inputs import place_vector
 from lgmml_torch.ragged import RankingData
 
@@ -351,8 +351,8 @@ def open_table(
     def cut(data: RankingData) -> dict[str, RankingData]:
         if split is not None:
             words = _columns("split", files, split, reading, kind)
-            return _split_by_words(data, words, f"{path}: column {split!r}")
-        found = _split_queries(data, fractions, seed=seed)
+            return split_by_words(data, words, f"{path}: column {split!r}")
+        found = split_queries(data, fractions, seed=seed)
         for name, part in found.items():
             if not part.num_queries:
                 few = f"{data.num_queries} queries are too few to cut"
@@ -459,41 +459,6 @@ def _numbers(words: Sequence[str], name: str) -> NDArray[np.float64]:
     return values
 
 
-def _split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict[str, RankingData]:
-    """Parts by a word for each row, which must be the same for all rows of a query."""
-    known: dict[str, int] = {}
-    for number, (split, aliases) in enumerate(SPLITS.items()):
-        known.update(dict.fromkeys((split, *aliases), number))
-    numbers = []
-    for row, word in enumerate(words):
-        if word.strip().lower() not in known:
-            raise DataError(f"{where} must say train, valid or test, got {word!r} at row {row + 1} (from 1)")
-        numbers.append(known[word.strip().lower()])
-    codes = torch.tensor(numbers)[data.order]
-    first = codes[data.offsets[:-1]]
-    if len(mixed := (codes != first[data.query_index]).nonzero()):
-        qid = data.qids[int(data.query_index[mixed[0]])]
-        raise DataError(f"{where} must be the same for all rows of a query, got several for query {qid!r}")
-    parts = {}
-    for number, split in enumerate(SPLITS):
-        queries = (first == number).nonzero()[:, 0]
-        if len(queries):
-            parts[split] = data.select(queries)
-    return parts
-
-
-def _split_queries(data: RankingData, fractions: Sequence[float], *, seed: int) -> dict[str, RankingData]:
-    """Parts ``train``, ``valid`` and ``test``, cut by query; a part whose share is 0 is left out."""
-    if len(fractions) != len(SPLITS):
-        raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
-    shares = dict(zip(SPLITS, map(float, fractions), strict=True))
-    parts = {}
-    for name, part in zip(shares, data.split(tuple(shares.values()), seed=seed), strict=True):
-        if shares[name]:
-            parts[name] = part
-    return parts
-
-
 def generated_splits(
     num_queries: int = 600,
     num_features: int = 40,
@@ -503,4 +468,4 @@ def generated_splits(
     **options: Any,
 ) -> dict[str, RankingData]:
     """LETOR-like lists (see `lgmml_torch.data.generated`), cut by query."""
-    return _split_queries(letor_like(num_queries, num_features, seed=seed, **options), fractions, seed=seed)
+    return split_queries(letor_like(num_queries, num_features, seed=seed, **options), fractions, seed=seed)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -76,6 +77,14 @@ class ParquetFiles:
         if not found:
             raise DataError(f"{path}: there are no Parquet files")
         return cls(system, root, sorted(found, key=lambda info: info.path), scheme)
+
+    @classmethod
+    def local(cls, paths: Sequence[Path]) -> ParquetFiles:
+        """Some local files, in the order given."""
+        from pyarrow import fs
+
+        system = fs.LocalFileSystem()
+        return cls(system, "", system.get_file_info(list(map(str, paths))))
 
     @property
     def names(self) -> list[str]:
@@ -214,11 +223,18 @@ def _kind(dtype: pa.DataType) -> str:
 
 
 def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
-    """Parquet files as one table; row groups that hold nothing that is asked for are not decoded."""
+    """The Parquet files at a path as one table; ``-`` is standard input."""
     require_arrow()
-    files = _Stdin(sys.stdin.buffer.read()) if str(path) == "-" else ParquetFiles.find(path)
+    if str(path) == "-":
+        return open_files(_Stdin(sys.stdin.buffer.read()), options)
+    return open_files(ParquetFiles.find(path), options, str(path))
+
+
+def open_files(files: ParquetFiles | _Stdin, options: ReadOptions, name: str = "") -> ArrowSource:
+    """Parquet files as one table; row groups that hold nothing that is asked for are not decoded."""
     groups = _Groups(files)
-    name = files.names[0] if len(files.names) == 1 else str(path)
+    if not name or len(files.names) == 1:
+        name = files.names[0]
     owners = [files.names[number] for number, _ in groups.places]
     with readable(name, "Parquet"):
         return ArrowSource(name, "Parquet", options, groups.schema, groups.sizes, groups.pieces, groups.close, owners)

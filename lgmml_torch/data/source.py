@@ -221,6 +221,10 @@ class DataSource(ABC):
         """The id of each query."""
         return self._queries[1]
 
+    def number_queries(self) -> None:
+        """Give the queries the numbers of their first appearance as ids, so that they stand in that order."""
+        self._queries = self.codes, range(len(self.qids))
+
     @property
     def num_rows(self) -> int:
         """Documents in the source."""

@@ -1,4 +1,4 @@
-"""Lists that need not fit into memory: decoded once, some at a time, into a file of the cache, which is mapped.
+"""Parts of a set, and lists that need not fit into memory: they are decoded once into a file of the cache.
 
 Lists stand there in the order of their ids, and their documents in canonical order, as `DataSource.read` gives them.
 """
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch import distributed
+from lgmml_torch.checks import DataError
 from lgmml_torch.data.cache import Arrays, Cache
+from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
 from lgmml_torch.distributed import SharedLists
 from lgmml_torch.inputs import canonical_ranks
@@ -50,7 +52,7 @@ def places_of(data: RankingData) -> Tensor:  # (N,) int32
 
 def decode_lists(
     source: DataSource,
-    lists: Tensor,  # (Q,)
+    starts: Tensor,  # (Q,)
     store: Cache | None,
     key: Mapping[str, Any],
     *,
@@ -59,15 +61,13 @@ def decode_lists(
     """Features, labels and places (see `places_of`) of all documents; in memory without a cache.
 
     Args:
-        source: of the lists.
-        lists: the order in which they are stored; they are numbered in the order of their ids.
+        source: of the lists, in the order of their ids.
+        starts: the row of the first document of each list.
         store: the cache.
         key: what the arrays depend on.
         places: of the rows of the source, where they are not those of their order.
     """
     width, total = source.num_features, source.num_rows
-    starts = torch.empty_like(lists)
-    starts[lists] = offsets_from_sizes(numbered_lists(source).sizes[lists])[:-1]
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
         "features": ((total, width), np.dtype(source.options.kind)),
         "labels": ((total,), np.dtype(np.float32)),
@@ -114,7 +114,7 @@ def shared_data(
     start: int,
     shared: SharedLists,
     qids: Sequence[Hashable],
-    source: DataSource,
+    **rest: Any,
 ) -> RankingData:
     """The lists of this process.
 
@@ -123,7 +123,7 @@ def shared_data(
         start: the row of the first document of its own lists, which stand together.
         shared: all lists of the set.
         qids: the ids of its own lists.
-        source: where they come from.
+        rest: other attributes of the data.
     """
     sizes = shared.sizes[shared.own]
     offsets = offsets_from_sizes(sizes)
@@ -134,10 +134,8 @@ def shared_data(
         offsets=offsets,
         qids=tuple(qids),
         order=offsets[:-1].repeat_interleave(sizes) + torch.from_numpy(arrays["place"][rows]),
-        feature_names=source.feature_names,
-        categories=source.categories,
         shared_lists=shared,
-        table=source.table,
+        **rest,
     )
 
 
@@ -161,20 +159,23 @@ def stream_table(
     with open_file(path, replace(options, doc_ids=False)) as source:
         source.check_labelled()
         parts = cut(numbered_lists(source))
-        lists = torch.tensor([qid for part in parts.values() for qid in part.qids])
+        lists = torch.cat([torch.tensor(part.qids, dtype=torch.long) for part in parts.values()])
+        starts = torch.empty_like(lists)
+        starts[lists] = offsets_from_sizes(torch.cat([part.sizes for part in parts.values()]))[:-1]
         if distributed.rank() > 0:
             distributed.barrier()  # the first process fills the cache
-        arrays = decode_lists(source, lists, store, _key(path, source, lists))
+        arrays = decode_lists(source, starts, store, _key(path, source, lists))
         if distributed.rank() == 0:
             distributed.barrier()
         ids = np.argsort(canonical_ranks(source.qids))
+        about = {"feature_names": source.feature_names, "categories": source.categories, "table": source.table}
         found, start = {}, 0
         for name, part in parts.items():
             owner = even_owners(part.sizes, distributed.world_size())
             shared = SharedLists(part.sizes, owner, distributed.rank())
             qids = [source.qids[ids[part.qids[number]]] for number in shared.own.tolist()]
             before = int(part.sizes[owner < shared.rank].sum())
-            found[name] = shared_data(arrays, start + before, shared, qids, source)
+            found[name] = shared_data(arrays, start + before, shared, qids, **about)
             start += part.num_documents
         return found
 
@@ -190,3 +191,38 @@ def _key(path: PathLike, source: DataSource, lists: Tensor) -> dict[str, Any]:
         files = [[os.fspath(path), status.st_size, status.st_mtime_ns]]
     cut = hashlib.sha256(lists.numpy().tobytes()).hexdigest()
     return {"stream": 1, "files": files, "options": repr(source.options), "cut": cut}
+
+
+def split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict[str, RankingData]:
+    """Parts by a word for each row, which must be the same for all rows of a query."""
+    known: dict[str, int] = {}
+    for number, (split, aliases) in enumerate(SPLITS.items()):
+        known.update(dict.fromkeys((split, *aliases), number))
+    numbers = []
+    for row, word in enumerate(words):
+        if word.strip().lower() not in known:
+            raise DataError(f"{where} must say train, valid or test, got {word!r} at row {row + 1} (from 1)")
+        numbers.append(known[word.strip().lower()])
+    codes = torch.tensor(numbers)[data.order]
+    first = codes[data.offsets[:-1]]
+    if len(mixed := (codes != first[data.query_index]).nonzero()):
+        qid = data.qids[int(data.query_index[mixed[0]])]
+        raise DataError(f"{where} must be the same for all rows of a query, got several for query {qid!r}")
+    parts = {}
+    for number, split in enumerate(SPLITS):
+        queries = (first == number).nonzero()[:, 0]
+        if len(queries):
+            parts[split] = data.select(queries)
+    return parts
+
+
+def split_queries(data: RankingData, fractions: Sequence[float], *, seed: int) -> dict[str, RankingData]:
+    """Parts ``train``, ``valid`` and ``test``, cut by query; a part whose share is 0 is left out."""
+    if len(fractions) != len(SPLITS):
+        raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
+    shares = dict(zip(SPLITS, map(float, fractions), strict=True))
+    parts = {}
+    for name, part in zip(shares, data.split(tuple(shares.values()), seed=seed), strict=True):
+        if shares[name]:
+            parts[name] = part
+    return parts

@@ -274,14 +274,8 @@ def _score_shard(work: _Work, shard: Shard, model: LGMML | None = None) -> int:
     model = model or _model[0]
     check_content(work.source, [shard], Cache(), progress=False)
     file = work.source / shard.file
-    with open_source(
-        file,
-        kind="parquet",
-        num_features=model.num_features,
-        feature_names=model.feature_names,
-        columns=SHARD_COLUMNS,
-        dtype=model.dtype,
-    ) as lists:
+    how = {**model.reading, "missing": "zero"}  # gaps were filled before; what is left is words without a meaning
+    with open_source(file, kind="parquet", columns=SHARD_COLUMNS, dtype=model.dtype, **how) as lists:
         found = []
         for _, scores in score_batches(model, lists, work.args):
             found.append(scores)
