@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lgmml_torch.categories import Asked, Vocabulary, WordColumns
-from lgmml_torch.checks import DataError, did_you_mean
+from lgmml_torch.checks import DataError, check_choice, did_you_mean
 from lgmml_torch.data.cache import Cache, cached, resolve
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.generated import letor_like
@@ -388,6 +388,27 @@ def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], list[PathLike]
     from lgmml_torch.data.folder import table_parts  # which needs pyarrow
 
     return table_parts(path), [path]
+
+
+def find_table(path: PathLike, split: str | None) -> PathLike | None:
+    """The Parquet files that a path stands for, or a part of them; None for what is laid out in another way.
+
+    Raises:
+        LGMMLError: there are parts, and ``split`` is none of them.
+    """
+    from lgmml_torch.data.folder import table_parts
+
+    if str(path) in CATALOG or not is_folder(path):
+        return None
+    folder = Path(path)
+    if folder.is_dir():
+        named = [*folder.glob("Fold[0-9]*"), *_parts(folder).values()]
+        if named or not any(folder.rglob("*.parquet")):
+            return None
+    if not (parts := table_parts(path)):
+        return path
+    check_choice("split", split, parts)
+    return parts[str(split)]
 
 
 def _streamed(

@@ -15,7 +15,10 @@ from torch import Tensor
 
 from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
+from lgmml_torch.files import scratch_array
 from lgmml_torch.ragged import RankingData
+
+_ROWS_AT_ONCE = 8192  # of lists that may exceed memory
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class CategoryEncoder:
         """
         if train.categories is None or train.feature_names is None:
             raise DataError("categories must stand in columns with names, got features without")
+        if train.shared_lists is not None and len(train.all_sizes) != len(train):
+            raise DataError("categories need all training lists in one process, got several processes that share them")
         steps: list[_Step] = [None] * train.num_features
         for column in category_columns(train.categories):
             codes = train.features[:, column].long()
@@ -146,9 +151,21 @@ class CategoryEncoder:
         return data.replace(features=features, categories=self.categories)
 
     def _built(self, data: RankingData, held: Mapping[int, Tensor]) -> RankingData:
+        if data.shared_lists is None:
+            features = self._encoded(data.features, held)
+        else:  # may exceed memory
+            kind = data.features.numpy().dtype
+            features = torch.from_numpy(scratch_array((data.num_documents, len(self.columns)), kind))
+            for start in range(0, data.num_documents, _ROWS_AT_ONCE):
+                rows = slice(start, start + _ROWS_AT_ONCE)
+                own = {column: values[rows] for column, values in held.items()}
+                features[rows] = self._encoded(data.features[rows], own)
+        return data.replace(features=features, feature_names=self.columns, categories=None)
+
+    def _encoded(self, features: Tensor, held: Mapping[int, Tensor]) -> Tensor:
         parts: list[Tensor] = []
         for column, step in enumerate(self.steps):
-            values = data.features[:, column]
+            values = features[:, column]
             if isinstance(step, OneHot):
                 wanted = torch.tensor(step.codes, dtype=values.dtype, device=values.device)
                 parts.append((values[:, None] == wanted).to(values.dtype))
@@ -158,7 +175,7 @@ class CategoryEncoder:
                 parts.append(held.get(column, found).to(values)[:, None])
             else:
                 parts.append(values[:, None])
-        return data.replace(features=torch.cat(parts, dim=1), feature_names=self.columns, categories=None)
+        return torch.cat(parts, dim=1)
 
     def spec(self) -> dict[str, Any]:
         """All of it in primitives."""
