@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lgmml_torch.categories import Asked, Vocabulary, WordColumns
 from lgmml_torch.checks import DataError, check_choice, did_you_mean
 from lgmml_torch.data.cache import Cache, cached, resolve
-from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.columns import Columns, require_arrow
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
 from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, kind_of, open_file, sizes_file
-from lgmml_torch.data.stream import split_by_words, split_queries, stream_table
-from lgmml_torch.inputs import place_vector
+from lgmml_torch.data.stream import column_words, split_by_words, split_queries, stream_table, with_extras
 from lgmml_torch.ragged import RankingData
 
 _VALIDATION_SHARE = 0.2  # of the training queries, where a data set has no validation part
@@ -350,7 +348,7 @@ def open_table(
 
     def cut(data: RankingData) -> dict[str, RankingData]:
         if split is not None:
-            words = _columns("split", files, split, reading, kind)
+            words = column_words("split", files, split, reading, kind)
             return split_by_words(data, words, f"{path}: column {split!r}")
         found = split_queries(data, fractions, seed=seed)
         for name, part in found.items():
@@ -366,12 +364,12 @@ def open_table(
     if parts:
         found = load_parts(parts, columns=columns, categories=categories, **options)
         for name, part in found.items():
-            found[name] = _with_extras(part, [parts[name]], reading, kind, needed=name == "train")
+            found[name] = with_extras(part, [parts[name]], reading, kind, needed=name == "train")
         return found
     numbered = dict(zip(map(str, range(len(files))), files, strict=True))
     pieces = load_parts(numbered, columns=columns, categories=categories, same_words=False, **options)
     data = RankingData.merge(list(pieces.values())) if len(pieces) > 1 else pieces["0"]
-    return cut(_with_extras(data, files, reading, kind, needed=True))
+    return cut(with_extras(data, files, reading, kind, needed=True))
 
 
 def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], list[PathLike]]:
@@ -388,6 +386,22 @@ def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], list[PathLike]
     from lgmml_torch.data.folder import table_parts  # which needs pyarrow
 
     return table_parts(path), [path]
+
+
+def open_ray(dataset: Any, **settings: Any) -> dict[str, RankingData]:
+    """The parts of a `ray.data.Dataset` with a row per document, as `open_table` gives them with ``stream=True``.
+
+    Args:
+        dataset: the rows. They come to this process block by block, and go to temporary files (``TMPDIR``).
+        settings: those of `open_table`.
+    """
+    require_arrow("for data of Ray")
+    from pyarrow import parquet
+
+    with tempfile.TemporaryDirectory() as home:  # what is mapped from there stays until it is not needed
+        for number, rows in enumerate(dataset.iter_batches(batch_size=None, batch_format="pyarrow")):
+            parquet.write_table(rows, Path(home) / f"{number:09d}.parquet")
+        return open_table(home, **{**settings, "stream": True, "cache": Path(home) / "cache"})
 
 
 def find_table(path: PathLike, split: str | None) -> PathLike | None:
@@ -433,51 +447,6 @@ def _streamed(
 
 def _only_part(name: str, data: RankingData) -> dict[str, RankingData]:
     return {name: data}
-
-
-def _columns(
-    asked: str, files: Sequence[PathLike], name: str, reading: ReadOptions, kind: str | None, *, needed: bool = True
-) -> list[str]:
-    """The text of a column, row by row, file after file; nothing of a file without it, where it is not needed."""
-    words: list[str] = []
-    for file in files:
-        with open_file(file, reading, kind=kind) as source:
-            header = getattr(source, "header", None) or []
-            if name in header:
-                words.extend(source.column(name))  # type: ignore[attr-defined]
-            elif needed:
-                hint = did_you_mean(name, header)
-                raise DataError(f"{file}: `{asked}` needs a table with a column {name!r}{hint}")
-    return words
-
-
-def _with_extras(
-    data: RankingData, files: Sequence[PathLike], reading: ReadOptions, kind: str | None, *, needed: bool
-) -> RankingData:
-    """The lists with the weights and positions that columns of their files hold."""
-    for asked, name in (("weight", reading.columns.weight), ("position", reading.columns.position)):
-        if name is None:
-            continue
-        words = _columns(asked, files, name, reading, kind, needed=needed)
-        if not words:
-            continue
-        values = _numbers(words, name)
-        if asked == "weight":
-            data = data.weighed(values, name=name)
-        else:
-            places = torch.from_numpy(place_vector(name, values, data.num_documents))
-            data = data.replace(positions=places[data.order])
-    return data
-
-
-def _numbers(words: Sequence[str], name: str) -> NDArray[np.float64]:
-    values = np.empty(len(words))
-    for row, word in enumerate(words):
-        try:
-            values[row] = float(word)
-        except ValueError:
-            raise DataError(f"column {name!r} must hold numbers, got {word!r} at row {row + 1} (from 1)") from None
-    return values
 
 
 def generated_splits(

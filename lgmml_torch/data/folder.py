@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.arrow import ArrowSource, readable
+from lgmml_torch.data.arrow import ArrowSource, open_arrow_table, readable
 from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, require_arrow
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import PathLike, ReadOptions
@@ -126,26 +126,10 @@ def _matches(name: str, pattern: str) -> bool:
     return re.fullmatch("".join([rules.get(word) or re.escape(word) for word in words]), name) is not None
 
 
-@dataclass(frozen=True)
-class _Stdin:
-    """A file that came through standard input."""
-
-    content: bytes
-    names = ("<stdin>",)
-
-    def keys(self, number: int) -> dict[str, str | None]:
-        return {}
-
-    def open(self, number: int) -> Any:
-        from pyarrow import parquet
-
-        return parquet.ParquetFile(BytesIO(self.content))
-
-
 class _Groups:
     """The row groups of all files, which must have the same columns."""
 
-    def __init__(self, files: ParquetFiles | _Stdin) -> None:
+    def __init__(self, files: ParquetFiles) -> None:
         self.files, self.sizes = files, list[int]()
         self.places: list[tuple[int, int]] = []  # file and row group
         self._opened: tuple[int, Any] = (-1, None)
@@ -225,12 +209,16 @@ def _kind(dtype: pa.DataType) -> str:
 def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
     """The Parquet files at a path as one table; ``-`` is standard input."""
     require_arrow()
-    if str(path) == "-":
-        return open_files(_Stdin(sys.stdin.buffer.read()), options)
-    return open_files(ParquetFiles.find(path), options, str(path))
+    if str(path) != "-":
+        return open_files(ParquetFiles.find(path), options, str(path))
+    from pyarrow import parquet
+
+    with readable("<stdin>", "Parquet"):
+        table = parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
+    return open_arrow_table(table, options, "<stdin>")
 
 
-def open_files(files: ParquetFiles | _Stdin, options: ReadOptions, name: str = "") -> ArrowSource:
+def open_files(files: ParquetFiles, options: ReadOptions, name: str = "") -> ArrowSource:
     """Parquet files as one table; row groups that hold nothing that is asked for are not decoded."""
     groups = _Groups(files)
     if not name or len(files.names) == 1:
@@ -254,4 +242,6 @@ def table_parts(path: PathLike) -> dict[str, str]:
         if split is None:
             return {}
         found[split] = f"{address.rstrip('/')}/{head}{mark}{query}"
-    return found if "train" in found else {}
+    if "train" not in found:
+        return {}
+    return {split: found[split] for split in SPLITS if split in found}  # training first: others follow its columns

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import DataError
+from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
 from lgmml_torch.distributed import SharedLists
-from lgmml_torch.inputs import canonical_ranks
+from lgmml_torch.inputs import canonical_ranks, place_vector
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments, offsets_from_sizes, positions
@@ -226,3 +226,48 @@ def split_queries(data: RankingData, fractions: Sequence[float], *, seed: int) -
         if shares[name]:
             parts[name] = part
     return parts
+
+
+def column_words(
+    asked: str, files: Sequence[PathLike], name: str, reading: ReadOptions, kind: str | None, *, needed: bool = True
+) -> list[str]:
+    """The text of a column, row by row, file after file; nothing of a file without it, where it is not needed."""
+    words: list[str] = []
+    for file in files:
+        with open_file(file, reading, kind=kind) as source:
+            header = getattr(source, "header", None) or []
+            if name in header:
+                words.extend(source.column(name))  # type: ignore[attr-defined]
+            elif needed:
+                hint = did_you_mean(name, header)
+                raise DataError(f"{file}: `{asked}` needs a table with a column {name!r}{hint}")
+    return words
+
+
+def with_extras(
+    data: RankingData, files: Sequence[PathLike], reading: ReadOptions, kind: str | None, *, needed: bool
+) -> RankingData:
+    """The lists with the weights and positions that columns of their files hold."""
+    for asked, name in (("weight", reading.columns.weight), ("position", reading.columns.position)):
+        if name is None:
+            continue
+        words = column_words(asked, files, name, reading, kind, needed=needed)
+        if not words:
+            continue
+        values = _numbers(words, name)
+        if asked == "weight":
+            data = data.weighed(values, name=name)
+        else:
+            places = torch.from_numpy(place_vector(name, values, data.num_documents))
+            data = data.replace(positions=places[data.order])
+    return data
+
+
+def _numbers(words: Sequence[str], name: str) -> NDArray[np.float64]:
+    values = np.empty(len(words))
+    for row, word in enumerate(words):
+        try:
+            values[row] = float(word)
+        except ValueError:
+            raise DataError(f"column {name!r} must hold numbers, got {word!r} at row {row + 1} (from 1)") from None
+    return values

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,10 +15,16 @@ import numpy as np
 import pytest
 import torch
 
+from lgmml_torch.app import cli
+from lgmml_torch.app.compose import load_splits
+from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.catalog import open_table
+from lgmml_torch.data.catalog import open_ray, open_table
+from lgmml_torch.data.shards import open_shards
 from lgmml_torch.data.source import open_source
+from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
+from tests.processes import free_port, in_processes
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -130,7 +141,7 @@ def test_streamed_parts_are_those_in_memory(tmp_path: Path, layout: str, missing
     expected = open_table(path, **settings)
     for cache in (tmp_path / "cache", False, tmp_path / "cache"):
         found = open_table(path, stream=True, cache=cache, **settings)
-        assert list(found) == list(expected)
+        assert list(found) == list(expected) == ["train", "valid", "test"]
         for name, part in expected.items():
             assert_same_lists(found[name], part.replace(doc_ids=None))
             shared = found[name].shared_lists
@@ -223,7 +234,143 @@ def test_text_is_streamed_too(tmp_path: Path) -> None:
         assert_same_lists(found[name], part)
 
 
-def all_rows(folder: str, cache: str) -> Any:
-    data: RankingData = open_table(folder, stream=True, cache=cache)["train"]
-    assert data.shared_lists is not None
+def own_lists(folder: str, cache: str) -> dict[str, Any]:
+    data = open_table(folder, stream=True, cache=cache)["train"]
     return {"qids": list(data.qids), "all": data.take(data.features, torch.arange(int(data.all_offsets[-1])))}
+
+
+def test_processes_share_one_cache(tmp_path: Path) -> None:
+    folder = write_files(table_of(), tmp_path / "set")
+    expected = open_table(folder)["train"]
+    found = in_processes(3, own_lists, str(folder), str(tmp_path / "cache"))
+    assert [qid for one in found for qid in one["qids"]] == list(expected.qids)
+    for one in found:
+        assert torch.equal(one["all"], expected.features)
+    assert len(list((tmp_path / "cache").glob("*.lgc"))) == 1
+
+
+class RowsOfRay:
+    """What of a `ray.data.Dataset` is used."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def iter_batches(self, *, batch_size: int | None, batch_format: str) -> Iterator[Any]:
+        assert (batch_size, batch_format) == (None, "pyarrow")
+        for start in range(0, len(self.table), 50):
+            yield self.table.slice(start, 50)
+
+
+def test_rows_of_ray_are_a_table(tmp_path: Path) -> None:
+    table = table_of(text=True)
+    found = open_ray(RowsOfRay(table), fractions=(0.5, 0.5, 0))
+    for name, part in open_table(write_files(table, tmp_path), fractions=(0.5, 0.5, 0)).items():
+        assert_same_lists(found[name], part.replace(doc_ids=None))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    table = table_of()
+    write_files(table, home / "set", keys="day=2026-01-0{}")
+    pq.write_table(table, home / "whole.parquet")
+    return home
+
+
+@pytest.fixture(scope="module")
+def models(home: Path) -> list[LGMML]:
+    settings = [
+        "local_metrics=boosted",
+        "local_metrics.rounds=3",
+        "trainer.max_epochs=1",
+        "logger=none",
+        "threads=1",
+    ]
+    runs = {"folder": ["data=folder", f"data.path={home}/set", "data.drop=[day]"]}
+    runs["file"] = ["data=table", f"data.path={home}/whole.parquet"]
+    for name, words in runs.items():
+        cache = f"paths.cache_dir={home}/cache"
+        assert cli.main(["train", *words, *settings, cache, f"hydra.run.dir={home}/{name}"]) == 0
+    return [LGMML.load(home / name / "model.safetensors") for name in runs]
+
+
+def test_the_model_is_that_of_one_table(models: list[LGMML]) -> None:
+    states = [model.state_dict() for model in models]
+    for name, values in states[0].items():
+        assert torch.equal(values.nan_to_num(), states[1][name].nan_to_num()), name
+
+
+def test_scores_are_those_of_one_table(home: Path, models: list[LGMML]) -> None:
+    for name, data in {"folder": "set", "pattern": "set/*/*.parquet", "file": "whole.parquet"}.items():
+        scores = f"{home}/{name}.npy"
+        assert cli.main(["score", f"{home}/folder/model.safetensors", f"{home}/{data}", "-o", scores]) == 0
+    expected = np.load(home / "file.npy")
+    for name in ("folder", "pattern"):
+        assert np.array_equal(np.load(home / f"{name}.npy"), expected)
+
+
+def test_inspect_prints_a_command_that_works(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", f"{home}/set"]) == 0
+    *_, command = capsys.readouterr().out.splitlines()
+    words = shlex.split(command.removeprefix("train with: "))
+    assert words[:3] == ["lgmml", "train", "data=folder"]
+    splits = load_splits(load_config([*words[2:], f"paths.cache_dir={home}/cache"]))
+    assert sum(part.num_documents for part in splits.values()) == len(table_of())
+
+
+def test_convert_makes_shards_of_it(home: Path) -> None:
+    assert cli.main(["convert", f"{home}/set", f"{home}/shards", "--drop-column", "day"]) == 0
+    with open_source(home / "whole.parquet") as source:
+        expected = source.read()
+    found = open_shards(home / "shards", cache=False, doc_ids=True)
+    assert_same_lists(found.replace(table=None), expected.replace(table=None))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An object store on this machine, found by the usual environment variables."""
+    pytest.importorskip("moto", reason="moto[server] is not installed")
+    port, log = free_port(), tmp_path_factory.mktemp("moto") / "log"
+    words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    variables = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    variables |= {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
+    with pytest.MonkeyPatch.context() as patch, log.open("w") as stream:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        with subprocess.Popen(words, stdout=stream, stderr=stream) as server:
+            for _ in range(600):
+                if "Running on" in log.read_text() or server.poll() is not None:
+                    break
+                time.sleep(0.1)
+            yield
+            server.terminate()
+
+
+@pytest.mark.usefixtures("store")
+def test_an_object_store_is_a_folder(tmp_path: Path) -> None:
+    from pyarrow import fs
+
+    folder = write_files(table_of(), tmp_path / "set", keys="day={}")
+    for word in ("train", "test"):
+        write_files(table_of(), tmp_path / "parts" / word, files=2)
+    system, _ = fs.FileSystem.from_uri("s3://shop?allow_bucket_creation=true")
+    system.create_dir("shop")
+    fs.copy_files(str(tmp_path), "shop", destination_filesystem=system)
+    with open_source(folder) as source:
+        expected = source.read()
+    for path in ("s3://shop/set", "s3://shop/set/", "s3://shop/set/day=*/part-*.parquet", "s3://shop/set/**/*.parquet"):
+        with open_source(path) as source:
+            assert_same_lists(source.read(), expected)
+    for stream in (False, True):
+        found = open_table("s3://shop/set", stream=stream, cache=tmp_path / "cache")
+        for name, part in open_table(folder).items():
+            assert torch.equal(found[name].features, part.features)
+        parts = open_table("s3://shop/parts", stream=stream, cache=tmp_path / "cache")
+        assert list(parts) == ["train", "test"]
+    with pytest.raises(DataError, match="s3://shop/none: there are no Parquet files"):
+        open_source("s3://shop/none")
+    system.delete_file("shop/set/day=1/part-1.parquet")
+    with system.open_output_stream("shop/set/day=1/part-1.parquet") as file:
+        file.write(b"PAR1 damaged PAR1")
+    with pytest.raises(DataError, match=r"s3://shop/set/day=1/part-1.parquet: not a readable Parquet file"):
+        open_source("s3://shop/set")
