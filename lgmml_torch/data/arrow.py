@@ -34,7 +34,8 @@ from lgmml_torch.data.columns import (
     read_batches,
     require_arrow,
 )  # fmt: skip
-from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, check_memory
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
+from lgmml_torch.files import check_memory
 from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers
 
 if TYPE_CHECKING:

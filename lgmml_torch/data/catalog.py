@@ -317,8 +317,8 @@ def open_table(
 ) -> dict[str, RankingData]:
     """Load the parts ``train``, ``valid`` and ``test`` of one file, or of a folder of tables.
 
-    A folder holds files called after the parts, or pieces of one table, which are put together. Folders of Parquet may
-    have folders, and rows of a query may stand in several files; in pieces of other formats lists must be whole.
+    A folder holds files called after the parts, or pieces of one table, which are put together. In pieces of other
+    formats than Parquet lists must be whole.
 
     Args:
         path: the file, of any format in `FORMATS`, the folder, or a pattern or address of Parquet files.
@@ -372,7 +372,7 @@ def open_table(
     return cut(with_extras(data, files, reading, kind, needed=True))
 
 
-def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], list[PathLike]]:
+def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], Sequence[PathLike]]:
     """The parts of a table, where its files or folders are called after them; else the pieces it consists of."""
     if not is_folder(path):
         return {}, [path]
@@ -414,14 +414,13 @@ def find_table(path: PathLike, split: str | None) -> PathLike | None:
 
     if str(path) in CATALOG or not is_folder(path):
         return None
-    folder = Path(path)
-    if folder.is_dir():
+    if (folder := Path(path)).is_dir():
         named = [*folder.glob("Fold[0-9]*"), *_parts(folder).values()]
         if named or not any(folder.rglob("*.parquet")):
             return None
     if not (parts := table_parts(path)):
         return path
-    check_choice("split", split, parts)
+    check_choice("split", str(split), parts)
     return parts[str(split)]
 
 

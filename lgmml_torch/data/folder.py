@@ -238,10 +238,10 @@ def table_parts(path: PathLike) -> dict[str, str]:
     address, mark, query = str(path).partition("?")
     for info in files.infos:
         head = info.path.removeprefix(files.root).lstrip("/").partition("/")[0]
-        split = known.get(head.removesuffix(_ENDING))
-        if split is None:
+        part = known.get(head.removesuffix(_ENDING))
+        if part is None:
             return {}
-        found[split] = f"{address.rstrip('/')}/{head}{mark}{query}"
+        found[part] = f"{address.rstrip('/')}/{head}{mark}{query}"
     if "train" not in found:
         return {}
     return {split: found[split] for split in SPLITS if split in found}  # training first: others follow its columns

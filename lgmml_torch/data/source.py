@@ -38,7 +38,6 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
 PathLike = str | os.PathLike[str]
-_MOST_TIMES, _MOST_UNPACKED = 100, 1 << 26  # bytes of a compressed file, both as a multiple and in all
 
 
 @dataclass(frozen=True)
@@ -448,31 +447,6 @@ def kind_of(path: PathLike) -> str:
     if kind == "letor" and sizes_file(path).is_file():
         return "lightgbm"
     return kind
-
-
-def check_unpacked(name: str, packed: int, unpacked: int) -> None:
-    """Refuse a compressed file that unpacks to a multiple of its size that no data has.
-
-    Raises:
-        DataError: more than 64 MiB, and more than 100 times the size of the file.
-    """
-    if unpacked > max(_MOST_UNPACKED, _MOST_TIMES * packed):
-        times = f"{packed:,} bytes unpack to more than {_MOST_TIMES} times as many"
-        raise DataError(f"{name}: {times}; unpack it yourself if it is meant to be so")
-
-
-def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
-    """Refuse rows that cannot fit into the memory of this machine.
-
-    Raises:
-        DataError: how much is needed, and how much there is.
-    """
-    needed, there = rows * width * itemsize, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        sizes = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
-        raise DataError(
-            f"{name}: {rows:,} documents of {width:,} features need {sizes}; data=folder reads less at a time"
-        )
 
 
 def sizes_file(path: PathLike) -> Path:

@@ -60,12 +60,8 @@ def decode_lists(
 ) -> Arrays:
     """Features, labels and places (see `places_of`) of all documents; in memory without a cache.
 
-    Args:
-        source: of the lists, in the order of their ids.
-        starts: the row of the first document of each list.
-        store: the cache.
-        key: what the arrays depend on.
-        places: of the rows of the source, where they are not those of their order.
+    Lists are numbered in the order of their ids; ``starts`` is the row of the first document of each. ``places`` are
+    those of the rows of the source, where they do not follow from the order of the rows.
     """
     width, total = source.num_features, source.num_rows
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -96,7 +92,7 @@ def decode_lists(
     return arrays
 
 
-def numbered_lists(source: DataSource) -> RankingData:
+def _numbered_lists(source: DataSource) -> RankingData:
     """The lists of a source without features and labels; their ids are their places among the sorted ids."""
     ranks = canonical_ranks(source.qids)[source.codes]
     sizes = np.bincount(ranks, minlength=len(source.qids))
@@ -109,22 +105,8 @@ def numbered_lists(source: DataSource) -> RankingData:
     )
 
 
-def shared_data(
-    arrays: Arrays,
-    start: int,
-    shared: SharedLists,
-    qids: Sequence[Hashable],
-    **rest: Any,
-) -> RankingData:
-    """The lists of this process.
-
-    Args:
-        arrays: see `decode_lists`.
-        start: the row of the first document of its own lists, which stand together.
-        shared: all lists of the set.
-        qids: the ids of its own lists.
-        rest: other attributes of the data.
-    """
+def shared_data(arrays: Arrays, start: int, shared: SharedLists, qids: Sequence[Hashable], **rest: Any) -> RankingData:
+    """The lists of this process, which stand together in ``arrays`` (see `decode_lists`) from row ``start`` on."""
     sizes = shared.sizes[shared.own]
     offsets = offsets_from_sizes(sizes)
     rows = slice(start, start + int(offsets[-1]))
@@ -147,18 +129,11 @@ def stream_table(
 ) -> dict[str, RankingData]:
     """The parts of a table; of each the lists of this process, as `lgmml_torch.data.shards.open_shards` gives them.
 
-    Args:
-        path: what `lgmml_torch.open_source` takes.
-        options: how to read it.
-        cut: puts each of the `numbered_lists` into one of the parts.
-        store: the cache.
-
-    Raises:
-        DataError: what is wrong, and where; also where there are no labels.
+    ``cut`` puts each of the `_numbered_lists` into one of the parts.
     """
     with open_file(path, replace(options, doc_ids=False)) as source:
         source.check_labelled()
-        parts = cut(numbered_lists(source))
+        parts = cut(_numbered_lists(source))
         lists = torch.cat([torch.tensor(part.qids, dtype=torch.long) for part in parts.values()])
         starts = torch.empty_like(lists)
         starts[lists] = offsets_from_sizes(torch.cat([part.sizes for part in parts.values()]))[:-1]

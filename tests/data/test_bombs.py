@@ -14,7 +14,8 @@ import pytest
 from lgmml_torch.checks import DataError
 from lgmml_torch.data import source as source_module
 from lgmml_torch.data import svmlight
-from lgmml_torch.data.source import check_memory, open_source
+from lgmml_torch.data.source import open_source
+from lgmml_torch.files import check_memory
 from tests.doors import small_model
 
 MEGABYTE = 1 << 20

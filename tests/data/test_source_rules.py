@@ -22,12 +22,11 @@ from lgmml_torch.data.letor import LetorSource, load_letor
 from lgmml_torch.data.source import (
     DataSource,
     ReadOptions,
-    check_memory,
-    check_unpacked,
     open_file,
     open_source,
 )
 from lgmml_torch.data.svmlight import TextFile
+from lgmml_torch.files import check_memory, check_unpacked
 from lgmml_torch.ragged import RankingData
 from tests.data.test_source import in_order
 from tests.doors import small_data
