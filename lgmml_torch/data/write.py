@@ -279,10 +279,8 @@ def write_shards(
         raise DataError("there are no documents to write")
     text = _are_text(source.qids)
     labelled = isinstance(source, RankingData) or source.has_labels
-    shards: list[Shard] = []
+    shards, labels, doc_ids, written = list[Shard](), list[float](), False, 0
     index: dict[str, list[Any]] = {"qid": [], "documents": [], "shard": []}
-    labels: list[float] = []
-    doc_ids, written = False, 0
     clear_folder(home)
     with progress_bar("Writing shards", total, enabled=progress) as report:
         for data in _blocks(source, documents):
