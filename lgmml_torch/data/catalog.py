@@ -9,7 +9,6 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,12 +240,17 @@ def load_file(
     used, words = columns or Columns(), WordColumns.of(categories)
     options = ReadOptions(num_features, names, missing, absent, dtype, used, progress, categories=words)
     if kind in ("letor", "lightgbm") and not words.known:  # which the source refuses
-        load = load_letor if kind == "letor" else load_lightgbm
-        width = options.num_features
-        data = load(
-            path, num_features=width, missing=missing, absent=absent, dtype=dtype, cache=cache, progress=progress
-        )
-        return data.replace(feature_names=names)
+        how: dict[str, Any] = {
+            "missing": missing,
+            "absent": absent,
+            "dtype": dtype,
+            "cache": cache,
+            "progress": progress,
+        }
+        load: Callable[..., RankingData] = load_letor
+        if kind == "lightgbm":
+            load = load_lightgbm
+        return load(path, num_features=options.num_features, **how).replace(feature_names=names)
 
     def parse() -> RankingData:
         with open_file(path, options, kind=kind) as source:
@@ -379,10 +383,14 @@ def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], Sequence[PathL
     if Path(path).is_dir():
         if parts := _parts(Path(path)):
             return parts, []
-        suffixes = set(_suffixes()) - set(FORMATS["parquet"].suffixes)
-        files = sorted([file for file in Path(path).iterdir() if file.is_file()])
-        if others := [file for file in files if Path(file.name.removesuffix(".gz")).suffix in suffixes]:
-            return {}, sorted([*others, *[file for file in files if file.suffix in FORMATS["parquet"].suffixes]])
+        kinds, suffixes = set[str](), _suffixes()
+        files = []
+        for file in sorted(Path(path).iterdir()):
+            if (suffix := Path(file.name.removesuffix(".gz")).suffix) in suffixes and file.is_file():
+                files.append(file)
+                kinds.add(suffix)
+        if kinds - set(FORMATS["parquet"].suffixes):
+            return {}, files
     from lgmml_torch.data.folder import table_parts  # which needs pyarrow
 
     return table_parts(path), [path]
@@ -435,17 +443,12 @@ def _streamed(
     """Parts of a table that need not fit into memory; all have the features and the words of the first."""
     found: dict[str, RankingData] = {}
     for name, path in parts.items():
-        chosen = cut if not name else partial(_only_part, name)
         reading = ReadOptions(**options, categories=WordColumns.of(categories))
-        found.update(stream_table(path, reading, chosen, resolve(cache)))
+        found.update(stream_table(path, reading, cut, resolve(cache), name))
         first = next(iter(found.values()))
         options["feature_names"] = first.feature_names
         categories = _vocabularies(first) or categories
     return found
-
-
-def _only_part(name: str, data: RankingData) -> dict[str, RankingData]:
-    return {name: data}
 
 
 def generated_splits(

