@@ -240,17 +240,12 @@ def load_file(
     used, words = columns or Columns(), WordColumns.of(categories)
     options = ReadOptions(num_features, names, missing, absent, dtype, used, progress, categories=words)
     if kind in ("letor", "lightgbm") and not words.known:  # which the source refuses
-        how: dict[str, Any] = {
-            "missing": missing,
-            "absent": absent,
-            "dtype": dtype,
-            "cache": cache,
-            "progress": progress,
-        }
-        load: Callable[..., RankingData] = load_letor
-        if kind == "lightgbm":
-            load = load_lightgbm
-        return load(path, num_features=options.num_features, **how).replace(feature_names=names)
+        load = load_letor if kind == "letor" else load_lightgbm
+        width = options.num_features
+        data = load(
+            path, num_features=width, missing=missing, absent=absent, dtype=dtype, cache=cache, progress=progress
+        )
+        return data.replace(feature_names=names)
 
     def parse() -> RankingData:
         with open_file(path, options, kind=kind) as source:
