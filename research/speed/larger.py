@@ -279,7 +279,8 @@ def main(words: Sequence[str] | None = None) -> None:
     rows = {name: [f"{found[name].get(key, 0):,.0f}" for key in ("seconds", "own MiB")] for name in ("train", "score")}
     print_table("under the limit", ["", "seconds", "MiB of its own"], [[name, *row] for name, row in rows.items()])
     print(json.dumps(found, indent=1))
-    save_result(f"larger-{settings['bank']}{'-files' if settings['files'] else ''}", {"settings": settings, **found})
+    name = f"larger-{settings['bank']}" + "-files" * bool(settings["files"]) + "-store" * bool(settings["server"])
+    save_result(name, {"settings": settings, **found})
 
 
 if __name__ == "__main__":
