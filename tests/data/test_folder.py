@@ -286,6 +286,8 @@ def test_rows_of_ray_are_a_table(tmp_path: Path) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     table = table_of()
+    words = pa.array([("red", "green", "blue")[number % 3] for number in table["sold"].to_pylist()])
+    table = table.append_column("colour", words.dictionary_encode())
     write_files(table, home / "set", keys="day=2026-01-0{}")
     pq.write_table(table, home / "whole.parquet")
     return home
@@ -332,8 +334,15 @@ def test_inspect_prints_a_command_that_works(home: Path, capsys: pytest.CaptureF
     assert sum(part.num_documents for part in splits.values()) == len(table_of())
 
 
+@pytest.mark.usefixtures("models")
 def test_convert_makes_shards_of_it(home: Path) -> None:
     assert cli.main(["convert", f"{home}/set", f"{home}/shards", "--drop-column", "day"]) == 0
+    model = f"{home}/folder/model.safetensors"
+    assert cli.main(["score", model, f"{home}/shards", "--output", f"{home}/of-shards"]) == 0
+    assert cli.main(["score", model, f"{home}/whole.parquet", "-o", f"{home}/of-rows.npy"]) == 0
+    scores = dict(zip(table_of()["docid"].to_pylist(), np.load(home / "of-rows.npy").tolist(), strict=True))
+    for row in pq.read_table(home / "of-shards").to_pylist():
+        assert row["score"] == pytest.approx(scores[row["docid"]], rel=1e-5)
     with open_source(home / "whole.parquet") as source:
         expected = source.read()
     found = open_shards(home / "shards", cache=False, doc_ids=True)
@@ -343,7 +352,7 @@ def test_convert_makes_shards_of_it(home: Path) -> None:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An object store on this machine, found by the usual environment variables."""
-    pytest.importorskip("moto", reason="moto[server] is not installed")
+    pytest.importorskip("moto", reason="moto and its server are not installed (moto[s3], flask, flask-cors)")
     port, log = free_port(), tmp_path_factory.mktemp("moto") / "log"
     words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     variables = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
