@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.checks import FileError, NoSpaceError
+from lgmml_torch.checks import DataError, FileError, NoSpaceError
 
 SUFFIX = ".lgmml-tmp"  # of files on their way to their place
+_MOST_TIMES, _MOST_UNPACKED = 100, 1 << 26  # bytes of a compressed file, both as a multiple and in all
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -155,3 +156,28 @@ def _bytes_text(count: int) -> str:
         if count >= one:
             return f"{count / one:.1f} {unit}"
     return f"{count} bytes"
+
+
+def check_unpacked(name: str, packed: int, unpacked: int) -> None:
+    """Refuse a compressed file that unpacks to a multiple of its size that no data has.
+
+    Raises:
+        DataError: more than 64 MiB, and more than 100 times the size of the file.
+    """
+    if unpacked > max(_MOST_UNPACKED, _MOST_TIMES * packed):
+        times = f"{packed:,} bytes unpack to more than {_MOST_TIMES} times as many"
+        raise DataError(f"{name}: {times}; unpack it yourself if it is meant to be so")
+
+
+def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
+    """Refuse rows that cannot fit into the memory of this machine.
+
+    Raises:
+        DataError: how much is needed, and how much there is.
+    """
+    needed, there = rows * width * itemsize, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        sizes = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
+        raise DataError(
+            f"{name}: {rows:,} documents of {width:,} features need {sizes}; data=folder reads less at a time"
+        )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MISSING_POLICIES = ("error", "zero", "query-min", "query-mean")  # what stands in for missing values
 MISSING_HINT = "`missing=` says what to put there (on the command line: --missing; in training: data.missing=)"
+_VALUES_AT_ONCE = 1 << 21  # numbers of which a fingerprint is taken together
 
 
 def fill_missing(
@@ -424,11 +425,12 @@ def fingerprint(features: NDArray[Any]) -> NDArray[np.uint64]:
     """
     multipliers = _multipliers(features.shape[1] * features.itemsize // 4)
     out = np.empty(len(features), dtype=np.uint64)
-    for start in range(0, len(features), 16384):
-        block = features[start : start + 16384] + 0.0  # −0.0 and 0.0 are the same number
+    step = max(1, _VALUES_AT_ONCE // max(1, features.shape[1]))
+    for start in range(0, len(features), step):
+        block = features[start : start + step] + 0.0  # −0.0 and 0.0 are the same number
         mixed = (block.view(np.uint32).astype(np.uint64) + 1) * multipliers
         mixed ^= mixed >> np.uint64(32)
-        out[start : start + 16384] = mixed.sum(axis=1, dtype=np.uint64)
+        out[start : start + step] = mixed.sum(axis=1, dtype=np.uint64)
     return out
 
 

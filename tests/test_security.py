@@ -19,11 +19,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from lgmml_torch import __version__
+from lgmml_torch import __version__, files
 from lgmml_torch.app.compose import build
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import CheckpointError, ConfigError, DataError, DataWarning, LGMMLError
-from lgmml_torch.data import source as source_module
 from lgmml_torch.data.cache import Cache, check_cache
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
@@ -246,7 +245,7 @@ def test_data_are_parsed(tmp_path: Path, trace: Path) -> None:
 
 @claims("A compressed text or")
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "_MOST_UNPACKED", 1 << 16)
+    monkeypatch.setattr(files, "_MOST_UNPACKED", 1 << 16)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"1 qid:1 1:0\n" * 20_000))
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("X.npy", bytes(10_000_000))

@@ -202,7 +202,7 @@ def load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | 
     if cfg.base is None:
         return None
     if any(part.shared_lists is not None for part in splits.values()):
-        raise ConfigError("`base` needs data that is in one place, got shards")
+        raise ConfigError("`base` needs data in memory, got data=shards or data=folder")
     if "valid" not in splits:
         raise ConfigError("`base` needs validation queries to choose the weights by, and the data has none")
     if splits["train"].categories is not None:

@@ -202,7 +202,7 @@ def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list
     found = []
     names = reference_names(cfg.reference)
     if names and any(part.shared_lists is not None for part in splits.values()):
-        raise ConfigError("`reference` needs data that is in one place, got shards")
+        raise ConfigError("`reference` needs data in memory, got data=shards or data=folder")
     for name in names:
         if name in FITTED:
             continue

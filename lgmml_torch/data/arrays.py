@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from lgmml_torch.categories import Categories, WordColumns, coded_features, frame_values, with_words
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.columns import check_same_names, lay_out
-from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, check_unpacked
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
+from lgmml_torch.files import check_unpacked
 from lgmml_torch.inputs import (
     as_frame,
     check_distinct,

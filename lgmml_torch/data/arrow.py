@@ -13,9 +13,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
-from io import BytesIO
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +34,8 @@ from lgmml_torch.data.columns import (
     read_batches,
     require_arrow,
 )  # fmt: skip
-from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, check_memory
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
+from lgmml_torch.files import check_memory
 from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers
 
 if TYPE_CHECKING:
@@ -45,33 +45,14 @@ _STEP = 8192  # documents decoded at a time, about
 NAMES = b"feature_names"  # in the metadata: a JSON list
 
 
-def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
-    """A Parquet file; row groups that hold nothing that is asked for are not decoded."""
-    require_arrow()
-    from pyarrow import parquet
-
-    name = _name(path)
-    with _readable(name, "Parquet"):
-        file = parquet.ParquetFile(_content(path))
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-
-    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
-        groups = list(range(first, len(sizes)))
-        for batch in file.iter_batches(step, row_groups=groups, columns=columns, use_threads=False):
-            yield batch.select(columns)  # `a` also brings `a.b`
-
-    with _readable(name, "Parquet"):
-        return ArrowSource(name, "Parquet", options, file.schema_arrow, sizes, pieces, file.close)
-
-
 def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
     """An Arrow IPC file (feather, version 2), memory-mapped."""
     require_arrow()
     import pyarrow as pa
 
-    name = _name(path)
-    with _readable(name, "Arrow"):
-        mapped = pa.BufferReader(_content(path).read()) if name == "<stdin>" else pa.memory_map(str(path))
+    name = "<stdin>" if str(path) == "-" else str(path)
+    with readable(name, "Arrow"):
+        mapped = pa.BufferReader(sys.stdin.buffer.read()) if str(path) == "-" else pa.memory_map(str(path))
         reader = pa.ipc.open_file(mapped)
         return ArrowSource(name, "Arrow", options, reader.schema, *read_batches(reader), mapped.close)
 
@@ -96,6 +77,7 @@ class ArrowSource(DataSource):
         sizes: rows of each group; reading may start at any of them.
         pieces: some columns from a group on.
         close: lets go of the file.
+        files: the file of each group, where there are several.
     """
 
     what = "the schema"  # gives the names of the columns
@@ -109,9 +91,11 @@ class ArrowSource(DataSource):
         sizes: list[int],
         pieces: Pieces,
         close: Callable[[], None] = lambda: None,
+        files: Sequence[str] = (),
     ) -> None:
         super().__init__(name, options)
         self.table = options.table(named=True)
+        self._files = files
         self._word, self._schema, self._sizes, self._close = word, schema, sizes, close
         self._all_pieces = pieces
         self._stream: Iterator[SourceRows] = iter(())
@@ -141,6 +125,8 @@ class ArrowSource(DataSource):
             self.feature_names = self.layout.names
             self._read_names, self._width = list(self.layout.names), len(self.layout.names)
             self.categories = gathered(list(map(self._take_column, self._read_names)))
+        if not options.doc_ids:
+            self.layout = replace(self.layout, doc_id=None)
         self.has_labels = self.layout.label is not None
         if self.layout.label is not None:
             self._check_type(columns.label, self._entry_type(columns.label))
@@ -158,6 +144,7 @@ class ArrowSource(DataSource):
         lists = [name for name in rest if is_list(self._type(name))]
         others = [name for name in rest if name not in (columns.label, columns.doc_id)]
         self._nested, self._matrix = bool(lists), None
+        self._measured = lists[0] if lists else ""  # its lists say how many documents a row has
         if len(others) == 1:
             # One column of lists may be one vector per document, or one list of vectors, or of numbers, per query.
             single = others == lists and len(rest) > 1
@@ -181,7 +168,7 @@ class ArrowSource(DataSource):
         words: set[str | None] = set()
         try:
             for piece in self._pieces(0, [name]):
-                words.update(distinct_words(self._per_document(piece.column(0)))[0])
+                words.update(distinct_words(piece.column(0))[0])
             return found_vocabulary(words, name)
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from error
@@ -212,7 +199,7 @@ class ArrowSource(DataSource):
     def _first_width(self, column: str) -> int | None:
         """The length of the first vector; None where there is none."""
         for piece in self._pieces(0, [column]):
-            for row in self._per_document(piece.column(0)):
+            for row in piece.column(0):
                 if row.is_valid:
                     return len(row)
         return None
@@ -223,10 +210,6 @@ class ArrowSource(DataSource):
     def _entry_type(self, name: str) -> Any:
         """The type of the values of a column, one for each document."""
         return inner(self._type(name)) if self._nested else self._type(name)
-
-    def _per_document(self, column: Any) -> Any:
-        """The values of a column, one for each document."""
-        return column.flatten() if self._nested else column
 
     @property
     def _special(self) -> list[str]:
@@ -249,41 +232,68 @@ class ArrowSource(DataSource):
         hint = did_you_mean(label, self._schema.names)
         return f"{self._head}: {self.what} names no column {label!r}, and training needs labels{hint}"
 
-    def _pieces(self, first: int, columns: list[str], step: int = _STEP) -> Iterator[Any]:
-        with _readable(self.name, self._word):
+    def _rows(self, first: int, columns: list[str], step: int = _STEP) -> Iterator[Any]:
+        """Some columns from a group on, as they stand in the file."""
+        with readable(self.name, self._word):
             yield from self._all_pieces(first, columns, step)
+
+    def _pieces(self, first: int, columns: list[str], step: int = _STEP) -> Iterator[Any]:
+        """Some columns from a group on, with a row per document."""
+        if not self._nested:
+            yield from self._rows(first, columns, step)
+            return
+        row = int(np.cumsum([0, *self._sizes])[first])
+        for piece in self._rows(first, list(dict.fromkeys([self._measured, *columns])), step):
+            yield self._flattened(piece, columns, row)
+            row += len(piece)
+
+    def _flattened(self, piece: pa.RecordBatch, columns: list[str], row: int) -> pa.RecordBatch:
+        """The entries of lists, one per document, once all lists of a row are known to be equally long."""
+        import pyarrow as pa
+
+        starts, lengths = np.cumsum([0, *self._sizes]), _lengths(piece.column(self._measured))
+        if len(gone := np.flatnonzero(lengths < 0)):
+            where = self._located(row + int(gone[0]), starts)
+            raise DataError(f"{where}: the list in column {self._measured!r} is missing")
+        arrays = []
+        for name in columns:
+            column = piece.column(name)
+            if not is_list(column.type):
+                arrays.append(column.take(pa.array(np.repeat(np.arange(len(piece)), lengths))))
+                continue
+            found = _lengths(column).clip(0)
+            if len(odd := np.flatnonzero((found != lengths) | column.is_null().to_numpy(zero_copy_only=False))):
+                where = self._located(row + int(odd[0]), starts)
+                raise DataError(f"{where}: column {name!r} has {found[odd[0]]} entries for {lengths[odd[0]]} documents")
+            arrays.append(column.flatten())
+        return pa.RecordBatch.from_arrays(arrays, columns)
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         """The first document of each group, and the end of the last."""
-        sizes = self._sizes
+        starts = np.cumsum([0, *self._sizes])
         if self._nested:
-            ends = np.cumsum([0, *self._lengths])
-            sizes = np.diff(ends[np.cumsum([0, *sizes])]).tolist()
-        return np.cumsum([0, *sizes])
+            found = [_lengths(piece.column(0)).clip(0) for piece in self._rows(0, [self._measured])]
+            lengths = np.concatenate([np.zeros(1, np.int64), *found])
+            self._check_rows(len(lengths) - 1, starts)
+            starts = np.cumsum(lengths)[starts]
+        return starts
 
-    @cached_property
-    def _lengths(self) -> NDArray[np.int64]:
-        """With a row per query: the number of documents of each."""
-        import pyarrow.compute as pc
+    def place(self, row: int) -> str:
+        """The file and the row in it, from 1."""
+        return self._located(row, self._starts)
 
-        column = [*self._special, *self._read_names][0]
-        found = [np.empty(0, np.int64)]
-        row = 0
-        for piece in self._pieces(0, [column]):
-            lengths = pc.list_value_length(piece.column(0))
-            if lengths.null_count:
-                at = row + int(np.flatnonzero(lengths.is_null().to_numpy(zero_copy_only=False))[0])
-                raise DataError(f"{self.place(at)}: the list in column {column!r} is missing")
-            found.append(lengths.to_numpy())
-            row += len(lengths)
-        self._check_rows(row)
-        return np.concatenate(found).astype(np.int64)
+    def _located(self, row: int, starts: NDArray[np.int64]) -> str:
+        name, first = self.name, 0
+        if self._files:
+            name = self._files[int(np.searchsorted(starts, row, side="right")) - 1]
+            first = int(starts[self._files.index(name)])
+        return f"{name}: row {row - first + 1} (from 1)"
 
-    def _check_rows(self, found: int) -> None:
+    def _check_rows(self, found: int, starts: NDArray[np.int64]) -> None:
         """Damaged files may have other rows than they say."""
-        if found != sum(self._sizes):
-            raise DataError(f"{self.name}: the file is damaged: it has {found} rows, and says {sum(self._sizes)}")
+        if found != starts[-1]:
+            raise DataError(f"{self.name}: the file is damaged: it has {found} rows, and says {starts[-1]}")
 
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         known: dict[Hashable, int] = {}
@@ -304,15 +314,10 @@ class ArrowSource(DataSource):
                 table[place] = known.setdefault(ids[place], len(known))
             codes.append(table[indices])
             row += len(indices)
-        every = np.concatenate(codes)
-        self._check_rows(len(every))
-        if self._nested:
-            every = np.repeat(every, self._lengths)
-        if not len(every):
+        self._check_rows(row, self._starts)
+        if not row:
             raise DataError(f"{self.name}: there are no documents")
-        used = np.unique(every)  # a query with an empty list has no documents
-        qids = list(known)
-        return np.searchsorted(used, every), [qids[code] for code in used.tolist()]
+        return np.concatenate(codes), list(known)
 
     def _read(self, rows: NDArray[np.int64]) -> SourceRows:
         first, last = int(rows[0]), int(rows[-1]) + 1
@@ -362,14 +367,10 @@ class ArrowSource(DataSource):
 
     def _decoded(self, group: int) -> Iterator[SourceRows]:
         plan, special = self.layout, self._special
-        row, document = int(np.cumsum([0, *self._sizes])[group]), int(self._starts[group])
+        document = int(self._starts[group])
         step = _STEP * sum(self._sizes) // max(int(self._starts[-1]), 1)  # a row may be a long list
         for piece in self._pieces(group, [*special, *self._read_names], max(step, 1)):
-            columns = piece.columns
-            if self._nested:
-                columns = self._flattened(columns, [*special, *self._read_names], row)
-            row += len(piece)
-            labels = ids = None
+            columns, labels, ids = piece.columns, None, None
             if plan.label is not None:
                 labels = numbers(columns[0]).astype(np.float32)
             if plan.doc_id is not None:
@@ -398,55 +399,37 @@ class ArrowSource(DataSource):
         return out
 
     def _check_widths(self, vectors: Any, document: int) -> None:
-        import pyarrow.compute as pc
-
-        widths = pc.list_value_length(vectors).fill_null(0).to_numpy(zero_copy_only=False)
+        widths = _lengths(vectors).clip(0)
         if len(odd := np.flatnonzero(widths != self._width)):
             where = f"{self.place(document + int(odd[0]))}: column {self._matrix!r}"
             raise DataError(f"{where} has {int(widths[odd[0]])} features, elsewhere {self._width}")
 
-    def _flattened(self, columns: list[Any], names: list[str], row: int) -> list[Any]:
-        """The entries of lists, one per document, once all lists of a row are known to be equally long."""
-        import pyarrow.compute as pc
-
-        lengths = self._lengths[row : row + len(columns[0])]
-        for column, name in zip(columns, names, strict=True):
-            found = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
-            if len(odd := np.flatnonzero(found != lengths)):
-                got, want = max(int(found[odd[0]]), 0), int(lengths[odd[0]])
-                where = self.place(row + int(odd[0]))
-                raise DataError(f"{where}: column {name!r} has {got} entries for {want} documents")
-        return [column.flatten() for column in columns]
+    def numbers(self, name: str) -> NDArray[Any]:
+        """The numbers of one column, document by document."""
+        return np.concatenate([numbers(piece.column(0)) for piece in self._pieces(0, [name])])
 
     def column(self, name: str) -> list[str]:
         """The text of one column, document by document; empty where it is missing."""
-        values: list[Any] = []
-        for piece in self._pieces(0, [name]):
-            values.extend(piece.column(0).to_pylist())
-        if not self._nested:
-            return list(map(_text, values))
-        if is_list(self._type(name)):
-            return list(map(_text, chain.from_iterable(filter(None, values))))
         words: list[str] = []
-        for value, length in zip(values, self._lengths.tolist(), strict=True):
-            words.extend([_text(value)] * length)
+        for piece in self._pieces(0, [name]):
+            words.extend(map(sys.intern, map(_text, piece.column(0).to_pylist())))  # few words in many rows
         return words
+
+
+def _lengths(column: Any) -> NDArray[np.int64]:
+    """The length of each list, −1 where it is missing."""
+    import pyarrow.compute as pc
+
+    found: NDArray[np.int64] = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
+    return found.astype(np.int64)
 
 
 def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _name(path: PathLike) -> str:
-    return "<stdin>" if str(path) == "-" else str(path)
-
-
-def _content(path: PathLike) -> Any:
-    return BytesIO(sys.stdin.buffer.read()) if str(path) == "-" else str(path)
-
-
 @contextmanager
-def _readable(name: str, word: str) -> Iterator[None]:
+def readable(name: str, word: str) -> Iterator[None]:
     """Turn what pyarrow says about a damaged file into one sentence."""
     import pyarrow as pa
 

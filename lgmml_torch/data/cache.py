@@ -32,10 +32,10 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # shape and dtype of each ar
 
 _VERSION = 3
 _KEY = "key.json"
-_PARSER = 1  # part of the key of every parsed file: raise it when the same text comes to mean other numbers
+_PARSER = 2  # part of the key of every parsed file: raise it when the same text comes to mean other numbers
 _SETTLED = 50_000_000  # nanoseconds: a file that was changed later than this before hashing may change unnoticed
 _TENSORS = ("features", "labels", "offsets", "order", "query_weights", "document_weights", "positions")
-_DESCRIPTIONS = ("feature_names", "categories")  # stored as JSON
+_DESCRIPTIONS = ("qids", "doc_ids", "feature_names", "categories")  # stored as JSON
 
 
 def _default_folder() -> Path:
@@ -294,50 +294,26 @@ def _state(file: Path) -> tuple[int, int, int]:
 
 
 def _to_arrays(data: RankingData) -> Arrays:
-    """Arrays of numbers only; query ids must all be whole numbers or all be strings without a newline."""
-    arrays: Arrays = {}
-    for name in _TENSORS:
-        tensor = getattr(data, name)
-        if tensor is not None:
-            arrays[name] = tensor.numpy()
-    if all(isinstance(qid, int) for qid in data.qids):
-        arrays["qids"] = np.array(data.qids, dtype=np.int64)
-    else:
-        arrays["qid_text"] = _pack(list(map(str, data.qids)))
-    if data.doc_ids is not None:
-        arrays["doc_text"] = _pack(data.doc_ids)
-    for name in _DESCRIPTIONS:
-        value = getattr(data, name)
-        if value is not None:
-            arrays[name] = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+    """Arrays of numbers only; ids and names are JSON."""
+    tensors = {name: getattr(data, name) for name in _TENSORS}
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+    words = {name: getattr(data, name) for name in _DESCRIPTIONS}
+    if not all(isinstance(qid, int) for qid in data.qids):
+        words["qids"] = list(map(str, data.qids))
+    arrays["words"] = np.frombuffer(json.dumps(words).encode(), dtype=np.uint8)
     return arrays
 
 
 def _from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
     """The inverse of `_to_arrays`; the tensors share the arrays' memory."""
-    parts: dict[str, Any] = {}
-    for name in _TENSORS:
-        if name in arrays:
-            parts[name] = torch.from_numpy(arrays[name])
-    if "qids" in arrays:
-        parts["qids"] = tuple(arrays["qids"].tolist())
-    else:
-        parts["qids"] = tuple(_unpack(arrays["qid_text"]))
-    if "doc_text" in arrays:
-        parts["doc_ids"] = tuple(_unpack(arrays["doc_text"]))
-    for name in _DESCRIPTIONS:
-        if name in arrays:
-            parts[name] = tuple(map(_frozen, json.loads(arrays[name].tobytes())))
+    parts: dict[str, Any] = json.loads(arrays["words"].tobytes())
+    for name, value in parts.items():
+        if value is not None:
+            parts[name] = tuple(map(_frozen, value))
+    for name in set(_TENSORS) & set(arrays):
+        parts[name] = torch.from_numpy(arrays[name])
     return RankingData(**parts)
 
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _pack(words: Sequence[str]) -> NDArray[np.uint8]:
-    return np.frombuffer("\n".join(words).encode(), dtype=np.uint8)
-
-
-def _unpack(text: NDArray[np.uint8]) -> list[str]:
-    return text.tobytes().decode().split("\n")

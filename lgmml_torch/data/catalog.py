@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from lgmml_torch.categories import Asked, WordColumns
-from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.cache import Cache, cached
-from lgmml_torch.data.columns import Columns
+from lgmml_torch.categories import Asked, Vocabulary, WordColumns
+from lgmml_torch.checks import DataError, check_choice, did_you_mean
+from lgmml_torch.data.cache import Cache, cached, resolve
+from lgmml_torch.data.columns import Columns, require_arrow
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
-from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, kind_of, open_file, sizes_file
-from lgmml_torch.inputs import place_vector
+from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, kind_of, open_file, sizes_file
+from lgmml_torch.data.stream import column_words, split_by_words, split_queries, stream_table, with_extras
 from lgmml_torch.ragged import RankingData
 
 _VALIDATION_SHARE = 0.2  # of the training queries, where a data set has no validation part
@@ -268,7 +267,7 @@ def load_file(
 
 
 def load_parts(
-    files: dict[str, Path],
+    files: Mapping[str, PathLike],
     *,
     feature_names: Sequence[str] | None = None,
     categories: Asked = None,
@@ -281,17 +280,22 @@ def load_parts(
     """
     known, words = feature_names, categories
 
-    def load(file: Path, **chosen: Any) -> RankingData:
+    def load(file: PathLike, **chosen: Any) -> RankingData:
         nonlocal known, words
         data = load_file(file, feature_names=known, categories=words, **chosen)
         if known is None:
             known = data.feature_names
-        if same_words and data.categories is not None and data.feature_names is not None:
-            pairs = zip(data.feature_names, data.categories, strict=True)
-            words = {name: found for name, found in pairs if found is not None}
+        if same_words:
+            words = _vocabularies(data) or words
         return data
 
     return load_agreed(load, files, **options)
+
+
+def _vocabularies(data: RankingData) -> dict[str, Vocabulary]:
+    """The words of each category, by name."""
+    pairs = zip(data.feature_names or (), data.categories or (), strict=False)
+    return {name: words for name, words in pairs if words is not None}
 
 
 def open_table(
@@ -307,14 +311,16 @@ def open_table(
     position: str | None = None,
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
     seed: int = 0,
+    stream: bool = False,
     **options: Any,
 ) -> dict[str, RankingData]:
     """Load the parts ``train``, ``valid`` and ``test`` of one file, or of a folder of tables.
 
-    A folder holds files called after the parts, or pieces of one table (whole lists in each), which are put together.
+    A folder holds files called after the parts, or pieces of one table, which are put together. In pieces of other
+    formats than Parquet lists must be whole.
 
     Args:
-        path: the file, of any format in `FORMATS`, or the folder.
+        path: the file, of any format in `FORMATS`, the folder, or a pattern or address of Parquet files.
         qid: the column with the query.
         label: the column with the relevance.
         doc_id: the column with the document's id, which may be absent.
@@ -326,119 +332,118 @@ def open_table(
             parts, those beside ``train`` may lack both columns.
         fractions: shares of the queries in each part, where they are cut at random; 0 leaves a part out.
         seed: for that cut.
+        stream: decode the lists into the cache, a few at a time, for tables that do not fit into memory.
         options: those of `load_file`.
 
     Raises:
         DataError: the file, the place and what is wrong.
     """
-    place = Path(path)
     if split is not None:
         drop = (*drop, split)
-    columns, kind = Columns(qid, label, doc_id, tuple(drop), weight, position), options.get("kind")
+    columns = Columns(qid, label, doc_id, tuple(drop), weight, position)
     reading = ReadOptions(columns=columns, categories=WordColumns.of(categories))
-    files = [place]
-    if place.is_dir():
-        if parts := _parts(place):
-            found = load_parts(parts, columns=columns, categories=categories, **options)
-            for name, part in found.items():
-                found[name] = _with_extras(part, [parts[name]], reading, kind, needed=name == "train")
-            return found
-        suffixes = _suffixes()
-        files = [file for file in sorted(place.iterdir()) if Path(file.name.removesuffix(".gz")).suffix in suffixes]
-        if not files:
-            raise DataError(f"{place}: no file of a known format in this folder")
+    kind = options.get("kind")
+    parts, files = _table_files(path)
+
+    def cut(data: RankingData) -> dict[str, RankingData]:
+        if split is not None:
+            words = column_words("split", files, split, reading, kind)
+            return split_by_words(data, words, f"{path}: column {split!r}")
+        found = split_queries(data, fractions, seed=seed)
+        for name, part in found.items():
+            if not part.num_queries:
+                few = f"{data.num_queries} queries are too few to cut"
+                raise DataError(f"{path}: {few}: none would be left for {name}")
+        return found
+
+    if stream:
+        if weight is not None or position is not None:
+            raise DataError("`stream` has no place for weights and positions; read the table into memory")
+        return _streamed(parts or {"": path}, cut, columns=columns, categories=categories, **options)
+    if parts:
+        found = load_parts(parts, columns=columns, categories=categories, **options)
+        for name, part in found.items():
+            found[name] = with_extras(part, [parts[name]], reading, kind, needed=name == "train")
+        return found
     numbered = dict(zip(map(str, range(len(files))), files, strict=True))
     pieces = load_parts(numbered, columns=columns, categories=categories, same_words=False, **options)
     data = RankingData.merge(list(pieces.values())) if len(pieces) > 1 else pieces["0"]
-    data = _with_extras(data, files, reading, kind, needed=True)
-    if split is not None:
-        words = _columns("split", files, split, reading, kind)
-        return _split_by_words(data, words, f"{place}: column {split!r}")
-    found = _split_queries(data, fractions, seed=seed)
-    for name, part in found.items():
-        if not part.num_queries:
-            raise DataError(f"{place}: {data.num_queries} queries are too few to cut: none would be left for {name}")
+    return cut(with_extras(data, files, reading, kind, needed=True))
+
+
+def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], Sequence[PathLike]]:
+    """The parts of a table, where its files or folders are called after them; else the pieces it consists of."""
+    if not is_folder(path):
+        return {}, [path]
+    if Path(path).is_dir():
+        if parts := _parts(Path(path)):
+            return parts, []
+        kinds, suffixes = set[str](), _suffixes()
+        files = []
+        for file in sorted(Path(path).iterdir()):
+            if (suffix := Path(file.name.removesuffix(".gz")).suffix) in suffixes and file.is_file():
+                files.append(file)
+                kinds.add(suffix)
+        if kinds - set(FORMATS["parquet"].suffixes):
+            return {}, files
+    from lgmml_torch.data.folder import table_parts  # which needs pyarrow
+
+    return table_parts(path), [path]
+
+
+def open_ray(dataset: Any, **settings: Any) -> dict[str, RankingData]:
+    """The parts of a `ray.data.Dataset` with a row per document, as `open_table` gives them with ``stream=True``.
+
+    Args:
+        dataset: the rows. They come to this process block by block, and go to temporary files (``TMPDIR``).
+        settings: those of `open_table`.
+    """
+    require_arrow("for data of Ray")
+    from pyarrow import parquet
+
+    with tempfile.TemporaryDirectory() as home:  # what is mapped from there stays until it is not needed
+        for number, rows in enumerate(dataset.iter_batches(batch_size=None, batch_format="pyarrow")):
+            parquet.write_table(rows, Path(home) / f"{number:09d}.parquet")
+        return open_table(home, **{**settings, "stream": True, "cache": Path(home) / "cache"})
+
+
+def find_table(path: PathLike, split: str | None) -> PathLike | None:
+    """The Parquet files that a path stands for, or a part of them; None for what is laid out in another way.
+
+    Raises:
+        LGMMLError: there are parts, and ``split`` is none of them.
+    """
+    from lgmml_torch.data.folder import table_parts
+
+    if str(path) in CATALOG or not is_folder(path):
+        return None
+    if (folder := Path(path)).is_dir():
+        named = [*folder.glob("Fold[0-9]*"), *_parts(folder).values()]
+        if named or not any(folder.rglob("*.parquet")):
+            return None
+    if not (parts := table_parts(path)):
+        return path
+    check_choice("split", str(split), parts)
+    return parts[str(split)]
+
+
+def _streamed(
+    parts: Mapping[str, PathLike],
+    cut: Callable[[RankingData], dict[str, RankingData]],
+    *,
+    cache: bool | PathLike | Cache = True,
+    categories: Asked = None,
+    **options: Any,
+) -> dict[str, RankingData]:
+    """Parts of a table that need not fit into memory; all have the features and the words of the first."""
+    found: dict[str, RankingData] = {}
+    for name, path in parts.items():
+        reading = ReadOptions(**options, categories=WordColumns.of(categories))
+        found.update(stream_table(path, reading, cut, resolve(cache), name))
+        first = next(iter(found.values()))
+        options["feature_names"] = first.feature_names
+        categories = _vocabularies(first) or categories
     return found
-
-
-def _columns(
-    asked: str, files: Sequence[Path], name: str, reading: ReadOptions, kind: str | None, *, needed: bool = True
-) -> list[str]:
-    """The text of a column, row by row, file after file; nothing of a file without it, where it is not needed."""
-    words: list[str] = []
-    for file in files:
-        with open_file(file, reading, kind=kind) as source:
-            header = getattr(source, "header", None) or []
-            if name in header:
-                words.extend(source.column(name))  # type: ignore[attr-defined]
-            elif needed:
-                hint = did_you_mean(name, header)
-                raise DataError(f"{file}: `{asked}` needs a table with a column {name!r}{hint}")
-    return words
-
-
-def _with_extras(
-    data: RankingData, files: Sequence[Path], reading: ReadOptions, kind: str | None, *, needed: bool
-) -> RankingData:
-    """The lists with the weights and positions that columns of their files hold."""
-    for asked, name in (("weight", reading.columns.weight), ("position", reading.columns.position)):
-        if name is None:
-            continue
-        words = _columns(asked, files, name, reading, kind, needed=needed)
-        if not words:
-            continue
-        values = _numbers(words, name)
-        if asked == "weight":
-            data = data.weighed(values, name=name)
-        else:
-            places = torch.from_numpy(place_vector(name, values, data.num_documents))
-            data = data.replace(positions=places[data.order])
-    return data
-
-
-def _numbers(words: Sequence[str], name: str) -> NDArray[np.float64]:
-    values = np.empty(len(words))
-    for row, word in enumerate(words):
-        try:
-            values[row] = float(word)
-        except ValueError:
-            raise DataError(f"column {name!r} must hold numbers, got {word!r} at row {row + 1} (from 1)") from None
-    return values
-
-
-def _split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict[str, RankingData]:
-    """Parts by a word for each row, which must be the same for all rows of a query."""
-    known: dict[str, int] = {}
-    for number, (split, aliases) in enumerate(SPLITS.items()):
-        known.update(dict.fromkeys((split, *aliases), number))
-    numbers = []
-    for row, word in enumerate(words):
-        if word.strip().lower() not in known:
-            raise DataError(f"{where} must say train, valid or test, got {word!r} at row {row + 1} (from 1)")
-        numbers.append(known[word.strip().lower()])
-    codes = torch.tensor(numbers)[data.order]
-    first = codes[data.offsets[:-1]]
-    if len(mixed := (codes != first[data.query_index]).nonzero()):
-        qid = data.qids[int(data.query_index[mixed[0]])]
-        raise DataError(f"{where} must be the same for all rows of a query, got several for query {qid!r}")
-    parts = {}
-    for number, split in enumerate(SPLITS):
-        queries = (first == number).nonzero()[:, 0]
-        if len(queries):
-            parts[split] = data.select(queries)
-    return parts
-
-
-def _split_queries(data: RankingData, fractions: Sequence[float], *, seed: int) -> dict[str, RankingData]:
-    """Parts ``train``, ``valid`` and ``test``, cut by query; a part whose share is 0 is left out."""
-    if len(fractions) != len(SPLITS):
-        raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
-    shares = dict(zip(SPLITS, map(float, fractions), strict=True))
-    parts = {}
-    for name, part in zip(shares, data.split(tuple(shares.values()), seed=seed), strict=True):
-        if shares[name]:
-            parts[name] = part
-    return parts
 
 
 def generated_splits(
@@ -450,4 +455,4 @@ def generated_splits(
     **options: Any,
 ) -> dict[str, RankingData]:
     """LETOR-like lists (see `lgmml_torch.data.generated`), cut by query."""
-    return _split_queries(letor_like(num_queries, num_features, seed=seed, **options), fractions, seed=seed)
+    return split_queries(letor_like(num_queries, num_features, seed=seed, **options), fractions, seed=seed)

@@ -10,7 +10,7 @@ import io
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -417,7 +417,7 @@ def load_letor_splits(folder: PathLike, *, num_features: int | None = None, **op
 
 
 def load_agreed(
-    load: Callable[..., RankingData], files: dict[str, Path], *, num_features: int | None = None, **options: Any
+    load: Callable[..., RankingData], files: Mapping[str, PathLike], *, num_features: int | None = None, **options: Any
 ) -> dict[str, RankingData]:
     """Load several files with one number of features: the given one, or the largest found in any of them."""
     parts = {}

@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lgmml_torch import distributed
+from lgmml_torch.categories import Categories, Vocabulary, WordColumns
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data.cache import Cache, digest, resolve
+from lgmml_torch.data.cache import Arrays, Cache, digest, resolve
 from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.folder import ParquetFiles, open_files
 from lgmml_torch.data.letor import SPLITS
-from lgmml_torch.data.source import PathLike
+from lgmml_torch.data.source import PathLike, ReadOptions
+from lgmml_torch.data.stream import decode_lists, even_owners, shared_data
 from lgmml_torch.distributed import SharedLists
 from lgmml_torch.files import SUFFIX, write_text
 from lgmml_torch.progress import progress_bar
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
 
 MANIFEST, INDEX, SHARD = "manifest.json", "index.parquet", "shard-{:05d}.parquet"
 _FORMAT, _VERSION = "lgmml_torch shards", 1
-_VALUES_AT_ONCE = 1 << 21  # features of a shard that are decoded together
-_BUFFER = 1 << 20  # bytes read at a time
 PLACE = "place"  # the column with a document's place in its list, from 0, in the order of the source
 SHARD_COLUMNS = Columns(drop=(PLACE,))
 _OWN_NAMES = r"shard-\d+\.parquet|index\.parquet|manifest\.json"
@@ -88,6 +88,7 @@ class Manifest:
         index: the file that lists all queries.
         shards: the files, in the order of the lists.
         table: how the rows were read, see `RankingData`; None in folders of earlier releases.
+        categories: the words of each feature, see `RankingData`; None where all are numbers.
     """
 
     queries: int
@@ -100,6 +101,7 @@ class Manifest:
     index: Shard
     shards: tuple[Shard, ...]
     table: Mapping[str, Any] | None = None
+    categories: Categories | None = None
 
     def __str__(self) -> str:
         labels = "no labels"
@@ -109,16 +111,6 @@ class Manifest:
             f"{self.queries:,} queries, {self.documents:,} documents, {self.features:,} features ({self.dtype}), "
             f"{labels}, {len(self.shards):,} shards"
         )
-
-    def owners(self, processes: int) -> list[int]:
-        """The process that has each shard: runs of shards with about the same number of documents.
-
-        Every process works this out alike. With fewer shards than processes some have none.
-        """
-        sizes = np.array([shard.documents for shard in self.shards])
-        middles = 2 * np.cumsum(sizes) - sizes  # twice, so that they are whole numbers
-        owners: list[int] = (middles * processes // (2 * self.documents)).tolist()
-        return owners
 
     def write(self, folder: Path) -> None:
         """Say that the folder is complete."""
@@ -154,13 +146,15 @@ def read_manifest(folder: PathLike) -> Manifest:
 
 
 def _decoded(content: dict[str, Any]) -> Manifest:
-    values: dict[str, Any] = {"table": content.get("table")}
+    values: dict[str, Any] = {}
     for entry in fields(Manifest):
-        if entry.name != "table":
-            values[entry.name] = content[entry.name]
+        optional = entry.name in ("table", "categories")  # absent in folders of earlier releases
+        values[entry.name] = content.get(entry.name) if optional else content[entry.name]
     for name in ("feature_names", "labels"):
         if values[name] is not None:
             values[name] = tuple(values[name])
+    if values["categories"] is not None:
+        values["categories"] = tuple([None if words is None else tuple(words) for words in values["categories"]])
     values["index"] = Shard(**values["index"])
     values["shards"] = tuple([Shard(**shard) for shard in values["shards"]])
     return Manifest(**values)
@@ -257,83 +251,46 @@ def open_shards(
         raise LGMMLError(f"`rank` must lie in [0, world_size = {processes}), got {rank}")
     require_arrow()
     home, manifest = Path(folder), read_manifest(folder)
-    owners = torch.tensor(manifest.owners(processes))
+    owners = even_owners(torch.tensor([shard.documents for shard in manifest.shards]), processes)
     shards = [manifest.shards[number] for number in (owners == rank).nonzero()[:, 0].tolist()]
     check_files(home, manifest, shards)
     check_content(home, [manifest.index], None)
     index = _read(home / manifest.index.file)
     sizes = torch.tensor(index["documents"].to_numpy())
     shared = SharedLists(sizes, owners[torch.tensor(index["shard"].to_numpy())], rank)
-    arrays = _load(home, manifest, shards, resolve(cache), progress=progress)
     qids = index["qid"].take(shared.own.numpy()).to_pylist()
-    names = _doc_ids(home, shards) if doc_ids and manifest.doc_ids else None
-    return RankingData(
-        features=torch.from_numpy(arrays["features"]),
-        labels=torch.from_numpy(arrays["labels"]),
-        offsets=offsets_from_sizes(sizes[shared.own]),
-        qids=tuple(qids),
-        order=torch.from_numpy(arrays["order"]),
-        doc_ids=names,
-        feature_names=manifest.feature_names,
-        shared_lists=shared,
-        table=manifest.table,
-    )
-
-
-def _load(
-    home: Path, manifest: Manifest, shards: Sequence[Shard], store: Cache | None, *, progress: bool
-) -> dict[str, NDArray[Any]]:
-    """Features, labels and order of some shards, which follow one another."""
-    import pyarrow as pa
-
+    store = resolve(cache)
     check_content(home, shards, store, progress=progress)
-    total = sum([shard.documents for shard in shards])
-    spec: dict[str, tuple[tuple[int, ...], Any]] = {
-        "features": ((total, manifest.features), np.dtype(manifest.dtype)),
-        "labels": ((total,), np.float32),
-        "order": ((total,), np.int64),
-    }
-
-    def fill(targets: dict[str, NDArray[Any]]) -> None:
-        done = 0
-        with progress_bar("Reading shards", total, enabled=progress) as report:
-            for shard in shards:
-                for lists in _pieces(home / shard.file, shard, manifest.features):
-                    done = _decode(lists, done, targets)
-                    report(done)
-        pa.default_memory_pool().release_unused()  # Arrow would keep what the largest piece took
-
-    if store is not None and shards:
-        key = {"shards": 1, "content": [shard.sha256 for shard in shards]}
-        return store.get_or_fill(key, spec, fill)
-    arrays = {}
-    for name, (shape, dtype) in spec.items():
-        arrays[name] = np.zeros(shape, dtype)
-    fill(arrays)
-    return arrays
+    arrays = _arrays(home, manifest, shards, store, progress=progress)
+    names = _doc_ids(home, shards) if doc_ids and manifest.doc_ids else None
+    about = {"feature_names": manifest.feature_names, "categories": manifest.categories, "table": manifest.table}
+    return shared_data(arrays, 0, shared, qids, doc_ids=names, **about)
 
 
-def _pieces(file: Path, shard: Shard, features: int) -> Iterator[pa.RecordBatch]:
-    """Some lists of a shard after the others."""
-    from pyarrow import parquet
-
-    values = max(1, shard.documents * features)
-    lists = max(1, _VALUES_AT_ONCE * shard.queries // values)
-    with parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False) as source:
-        yield from source.iter_batches(lists, use_threads=False)
-
-
-def _decode(lists: pa.RecordBatch, start: int, targets: dict[str, NDArray[Any]]) -> int:
-    """Write the documents of some lists to their rows, from ``start`` on; the row after the last of them."""
-    sizes = lists[PLACE].value_lengths().to_numpy()
-    rows = slice(start, start + int(sizes.sum()))
-    features = targets["features"][rows]
-    features[...] = lists["features"].flatten().flatten().to_numpy().reshape(features.shape)
-    if "label" in lists.schema.names:
-        targets["labels"][rows] = lists["label"].flatten().to_numpy()
-    firsts = start + np.cumsum(sizes) - sizes
-    targets["order"][rows] = np.repeat(firsts, sizes) + lists[PLACE].flatten().to_numpy()
-    return rows.stop
+def _arrays(home: Path, manifest: Manifest, shards: Sequence[Shard], store: Cache | None, *, progress: bool) -> Arrays:
+    """What `decode_lists` gives of some shards, which follow one another."""
+    dtype = getattr(torch, manifest.dtype)
+    if not shards:
+        empty = {"features": np.zeros((0, manifest.features), manifest.dtype), "labels": np.zeros(0, np.float32)}
+        return {**empty, "place": np.zeros(0, np.int32)}
+    words: dict[str, Vocabulary | None] = {}
+    for name, known in zip(manifest.feature_names or (), manifest.categories or (), strict=False):
+        if known is not None:
+            words[name] = known
+    options = ReadOptions(
+        missing="zero",  # a word outside its vocabulary, no other gap is left
+        dtype=dtype,
+        columns=SHARD_COLUMNS,
+        progress=progress,
+        categories=WordColumns(words),
+        doc_ids=False,
+    )
+    key = {"shards": 2, "content": [shard.sha256 for shard in shards]}
+    with open_files(ParquetFiles.local([home / shard.file for shard in shards]), options) as source:
+        places = source.numbers(PLACE).astype(np.int32)
+        source.number_queries()  # ids that became text may sort in another way
+        sizes = torch.from_numpy(np.bincount(source.codes))
+        return decode_lists(source, offsets_from_sizes(sizes)[:-1], store, key, places=places)
 
 
 def _read(file: Path, columns: list[str] | None = None) -> pa.Table:

@@ -38,7 +38,6 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
 PathLike = str | os.PathLike[str]
-_MOST_TIMES, _MOST_UNPACKED = 100, 1 << 26  # bytes of a compressed file, both as a multiple and in all
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ FORMATS = {
     "csv": Format("lgmml_torch.data.table:open_csv", (".csv",)),
     "tsv": Format("lgmml_torch.data.table:open_tsv", (".tsv",)),
     "npz": Format("lgmml_torch.data.arrays:open_npz", (".npz",)),
-    "parquet": Format("lgmml_torch.data.arrow:open_parquet", (".parquet",)),
+    "parquet": Format("lgmml_torch.data.folder:open_parquet", (".parquet",)),
     "arrow": Format("lgmml_torch.data.arrow:open_ipc", (".arrow", ".feather")),
 }
 
@@ -87,6 +86,7 @@ class ReadOptions:
         progress: show a bar if it takes more than two seconds.
         model: whether the features asked for are those of a model, which messages then mention.
         categories: which columns hold words, and those of them that are known.
+        doc_ids: whether the ids of documents are read, where there are any.
     """
 
     num_features: int | None = None
@@ -98,6 +98,7 @@ class ReadOptions:
     progress: bool = True
     model: bool = False
     categories: WordColumns = field(default_factory=WordColumns)
+    doc_ids: bool = True
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, MISSING_POLICIES)
@@ -219,10 +220,19 @@ class DataSource(ABC):
         """The id of each query."""
         return self._queries[1]
 
+    def number_queries(self) -> None:
+        """Give the queries the numbers of their first appearance as ids, so that they stand in that order."""
+        self._queries = self.codes, range(len(self.qids))
+
     @property
     def num_rows(self) -> int:
         """Documents in the source."""
         return len(self.codes)
+
+    @property
+    def num_features(self) -> int:
+        """Features of each document."""
+        return int(self._read(np.arange(1)).features.shape[1])
 
     @property
     def in_order(self) -> bool:
@@ -235,8 +245,8 @@ class DataSource(ABC):
         Raises:
             DataError: where something is wrong, and what.
         """
-        if labelled and not self.has_labels:
-            raise DataError(self._unlabelled())
+        if labelled:
+            self.check_labelled()
         part = self._whole()
         data = self._data(part, np.arange(self.num_rows))
         self._all_seen()
@@ -287,6 +297,11 @@ class DataSource(ABC):
     def place(self, row: int) -> str:
         """Where a row stands, for messages."""
         return f"{self.name}: row {row + 1} (from 1)"
+
+    def check_labelled(self) -> None:
+        """Refuse a source without labels."""
+        if not self.has_labels:
+            raise DataError(self._unlabelled())
 
     def _unlabelled(self) -> str:
         return f"{self.name}: there are no labels, and training needs them"
@@ -364,8 +379,9 @@ def open_source(
     """Open ranking data of any kind, to be read whole or list by list.
 
     Args:
-        what: a file (``-`` for standard input), a frame of pandas, polars or pyarrow, an array or sparse matrix with
-            its ``qid`` or ``group``, or a `RankingData`.
+        what: a file (``-`` for standard input), a folder, pattern (``*``) or address (``s3://…``) of Parquet files, a
+            frame of pandas, polars or pyarrow, an array or sparse matrix with its ``qid`` or ``group``, or a
+            `RankingData`.
         kind: the format of a file, one of `FORMATS`; by default what its name says. Other files are LETOR lines, which
             may lack the label; with a ``.query`` file beside them, LightGBM's.
         y: labels that belong to an array.
@@ -408,15 +424,22 @@ def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) 
     if kind is None:
         kind = kind_of(path)
     check_choice("kind", kind, FORMATS)
-    if str(path) != "-" and not Path(path).is_file():
+    if is_folder(path) and kind != "parquet":
+        raise DataError(f"{path}: only Parquet is read from folders, patterns and stores, got {kind!r}")
+    if str(path) != "-" and not is_folder(path) and not Path(path).is_file():
         raise DataError(f"{path}: no such file")
     return FORMATS[kind].open(path, options)
+
+
+def is_folder(path: PathLike) -> bool:
+    """Whether a path stands for files in several places: a folder, a pattern with ``*``, the address of a store."""
+    return "://" in str(path) or "*" in str(path) or Path(path).is_dir()
 
 
 def kind_of(path: PathLike) -> str:
     """What the name of a file says about its format, and the files beside it."""
     suffix = Path(str(path).lower().removesuffix(".gz")).suffix
-    kind = "letor"
+    kind = "parquet" if is_folder(path) else "letor"
     for name, form in FORMATS.items():
         if suffix in form.suffixes:
             kind = name
@@ -424,29 +447,6 @@ def kind_of(path: PathLike) -> str:
     if kind == "letor" and sizes_file(path).is_file():
         return "lightgbm"
     return kind
-
-
-def check_unpacked(name: str, packed: int, unpacked: int) -> None:
-    """Refuse a compressed file that unpacks to a multiple of its size that no data has.
-
-    Raises:
-        DataError: more than 64 MiB, and more than 100 times the size of the file.
-    """
-    if unpacked > max(_MOST_UNPACKED, _MOST_TIMES * packed):
-        times = f"{packed:,} bytes unpack to more than {_MOST_TIMES} times as many"
-        raise DataError(f"{name}: {times}; unpack it yourself if it is meant to be so")
-
-
-def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
-    """Refuse rows that cannot fit into the memory of this machine.
-
-    Raises:
-        DataError: how much is needed, and how much there is.
-    """
-    needed, there = rows * width * itemsize, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        sizes = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
-        raise DataError(f"{name}: {rows:,} documents of {width:,} features need {sizes}")
 
 
 def sizes_file(path: PathLike) -> Path:

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.source import PathLike, check_unpacked
+from lgmml_torch.data.source import PathLike
+from lgmml_torch.files import check_unpacked
 from lgmml_torch.inputs import MISSING_HINT
 from lgmml_torch.progress import progress_bar
 

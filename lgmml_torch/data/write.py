@@ -21,10 +21,11 @@ from lgmml_torch.data.arrow import NAMES
 from lgmml_torch.data.columns import Columns, require_arrow
 from lgmml_torch.data.shards import INDEX, MANIFEST, PLACE, SHARD, SHARD_FILE, Manifest, Shard
 from lgmml_torch.data.source import DataSource, PathLike
+from lgmml_torch.data.stream import places_of
 from lgmml_torch.files import replacing
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import argsort_segments, list_blocks, offsets_from_sizes, positions
+from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -239,6 +240,10 @@ def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]
         return {"features": pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), data.num_features)}
     out = {}
     for name, words, values in zip(data.feature_names or (), data.categories, features.T, strict=True):
+        if name in ("qid", "label", "docid", PLACE):
+            raise DataError(
+                f"a feature must not be called {name!r} to be saved with categories: that is another column"
+            )
         if words is None:
             out[name] = pa.array(np.ascontiguousarray(values))
         else:
@@ -274,10 +279,8 @@ def write_shards(
         raise DataError("there are no documents to write")
     text = _are_text(source.qids)
     labelled = isinstance(source, RankingData) or source.has_labels
-    shards: list[Shard] = []
+    shards, labels, doc_ids, written = list[Shard](), list[float](), False, 0
     index: dict[str, list[Any]] = {"qid": [], "documents": [], "shard": []}
-    labels: list[float] = []
-    doc_ids, written = False, 0
     clear_folder(home)
     with progress_bar("Writing shards", total, enabled=progress) as report:
         for data in _blocks(source, documents):
@@ -301,6 +304,7 @@ def write_shards(
         index=_write_index(home / INDEX, index),
         shards=tuple(shards),
         table=source.table,
+        categories=data.categories,
     )
     manifest.write(home)
     return manifest
@@ -367,8 +371,7 @@ def _blocks(source: DataSource | RankingData, documents: int) -> Iterator[Rankin
 def _write_shard(file: Path, data: RankingData, *, labelled: bool) -> Shard:
     import pyarrow as pa
 
-    place = torch.empty(data.num_documents, dtype=torch.int32)
-    place[argsort_segments(data.order, data.offsets)] = positions(data.offsets).int()
+    place = places_of(data)
     table = nested_table(data.replace(order=torch.arange(data.num_documents)))
     offsets = pa.array(data.offsets.numpy(), pa.int32())
     table = table.append_column(PLACE, pa.ListArray.from_arrays(offsets, pa.array(place.numpy())))

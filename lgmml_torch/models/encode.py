@@ -15,7 +15,10 @@ from torch import Tensor
 
 from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
+from lgmml_torch.files import scratch_array
 from lgmml_torch.ragged import RankingData
+
+_ROWS_AT_ONCE = 8192  # of lists that may exceed memory
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class CategoryEncoder:
         """
         if train.categories is None or train.feature_names is None:
             raise DataError("categories must stand in columns with names, got features without")
+        if train.shared_lists is not None and len(train.all_sizes) != len(train):
+            raise DataError("categories need all training lists in one process, got several processes that share them")
         steps: list[_Step] = [None] * train.num_features
         for column in category_columns(train.categories):
             codes = train.features[:, column].long()
@@ -126,7 +131,7 @@ class CategoryEncoder:
         found = self.recoded(data)
         if data.categories != self.categories:  # else their reader knew the words
             check_words(unknown_words(found.features, self.categories, self.names), data.num_documents)
-        return found.replace(features=self.numbers(found.features), feature_names=self.columns, categories=None)
+        return self._built(found, {})
 
     def encode_training(self, train: RankingData) -> RankingData:
         """The training lists: the mean labels of each query's words are those of other queries."""
@@ -136,7 +141,7 @@ class CategoryEncoder:
             if isinstance(step, MeanLabel):
                 codes, count = data.features[:, column].long(), len(step.means)
                 held[column] = out_of_fold(codes, data, count, self.settings)
-        return data.replace(features=self.numbers(data.features, held), feature_names=self.columns, categories=None)
+        return self._built(data, held)
 
     def recoded(self, data: RankingData) -> RankingData:
         """The same lists with the codes of this encoder's vocabularies; lists of other features are refused."""
@@ -145,6 +150,18 @@ class CategoryEncoder:
             raise DataError(f"the lists must have the features {list(self.names)}, with categories {asked}, got {got}")
         features = recoded(data.features, data.categories, self.categories)
         return data.replace(features=features, categories=self.categories)
+
+    def _built(self, data: RankingData, held: Mapping[int, Tensor]) -> RankingData:
+        if data.shared_lists is None:
+            features = self.numbers(data.features, held)
+        else:  # may exceed memory
+            kind = data.features.numpy().dtype
+            features = torch.from_numpy(scratch_array((data.num_documents, len(self.columns)), kind))
+            for start in range(0, data.num_documents, _ROWS_AT_ONCE):
+                rows = slice(start, start + _ROWS_AT_ONCE)
+                own = {column: values[rows] for column, values in held.items()}
+                features[rows] = self.numbers(data.features[rows], own)
+        return data.replace(features=features, feature_names=self.columns, categories=None)
 
     def numbers(self, features: Tensor, held: Mapping[int, Tensor] | None = None) -> Tensor:
         """The columns that come out of raw features with codes; ``held`` stands for mean labels, by column."""

@@ -1,4 +1,4 @@
-"""A set several times larger than the memory it may use: written as shards, trained and scored under a limit.
+"""A set several times larger than the memory it may use: trained and scored under a limit, as shards or as it lies.
 
 Run with ``python -m research.speed.larger`` as somebody who may make control groups. Settings follow as ``name=value``:
 
@@ -9,6 +9,9 @@ Run with ``python -m research.speed.larger`` as somebody who may make control gr
     folder=…       where everything goes (about three times ``gib``); the shards stay there for the next time. By
                    default a temporary one
     bank=trained   or boosted
+    files=0        train on so many Parquet files, a row per document and a column per feature, instead of shards; the
+                   lists are dealt out to the files, and one in fifty stands in two of them
+    server=…       the command of moto's server (``moto_server``): the Parquet files then lie in a store of this machine
 
 The limit is a control group's: what is mapped from files counts, and is given back when something else needs the room.
 A process that needs more than the limit is killed. The comparison trains on the first lists of the set twice, from
@@ -25,23 +28,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from pyarrow import fs, parquet
 
 from lgmml_torch.data.generated import LetorLike
 from lgmml_torch.data.source import DataSource, ReadOptions, SourceRows
 from lgmml_torch.data.write import save_table, write_shards
+from lgmml_torch.files import replacing
 from lgmml_torch.models.ranker import LGMML
 from research.speed.harness import GIB, parse, print_table, save_result
 
 ROOT = Path(__file__).parent.parent.parent
 DEFAULTS: dict[str, Any] = {
     "gib": 8.0, "limit": 2.0, "features": 1000, "subset": 300, "folder": "", "bank": "trained",
+    "files": 0, "server": "",
 }  # fmt: skip
 DOCUMENTS = 100  # of a list, on average
 OTHERS = 200  # lists for validation, and for the test
@@ -141,6 +148,57 @@ def write(lists: LetorLike, folder: Path, train: int) -> float:
     return sum(file.stat().st_size for file in (folder / "train").glob("*")) / GIB
 
 
+def write_files(lists: LetorLike, folder: Path, train: int, files: int) -> float:
+    """Write Parquet files as other programs do, where there are none; GiB of those to train on."""
+    ends = lists.num_queries - 2 * OTHERS, lists.num_queries - OTHERS, lists.num_queries
+    parts = {"train": (range(train), files), "valid": (range(*ends[:2]), 1), "test": (range(*ends[1:]), 1)}
+    for name, (queries, count) in parts.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            file = folder / name / f"part-{number:02d}.parquet"
+            if not file.exists():
+                with replacing(file) as temporary:
+                    parquet.write_table(_rows(lists, queries, number, count), temporary)
+    return sum(file.stat().st_size for file in (folder / "train").glob("*")) / GIB
+
+
+def _rows(lists: LetorLike, queries: range, number: int, count: int) -> pa.Table:
+    """The rows of one of so many files."""
+    qids, labels, features = [], [], []
+    for query in queries:
+        first = 7 * query % count
+        spread = query % 50 == 0
+        if first != number and not (spread and (first + 1) % count == number):
+            continue
+        one = lists.query(query)
+        own = np.arange(len(one.labels))
+        if spread and count > 1:
+            own = own[own % 2 == int(first != number)]
+        qids.append(np.full(len(own), query))
+        labels.append(one.labels[own])
+        features.append(one.features[own])
+    whole = np.concatenate(features).T.copy()
+    columns = {f"f{place}": values for place, values in enumerate(whole)}
+    return pa.table({"qid": np.concatenate(qids), "label": np.concatenate(labels), **columns})
+
+
+@contextmanager
+def served(command: str, folder: Path) -> Iterator[str]:
+    """The address of a folder's copy in a store of this machine."""
+    port = 5077
+    store = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    os.environ.update(store, AWS_ACCESS_KEY_ID="any", AWS_SECRET_ACCESS_KEY="any")
+    with subprocess.Popen([command, "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL) as server:
+        try:
+            time.sleep(10)
+            system, _ = fs.FileSystem.from_uri("s3://larger?allow_bucket_creation=true")
+            system.create_dir("larger")
+            fs.copy_files(str(folder), "larger/set", destination_filesystem=system)
+            yield "s3://larger/set"
+        finally:
+            server.terminate()
+
+
 def words_of(path: str, data: str, run_folder: str, bank: str, limit: str = "") -> list[str]:
     return [
         "train", f"data={data}", f"data.path={path}", *SETTINGS[bank], *COMMON, f"hydra.run.dir={run_folder}",
@@ -150,13 +208,17 @@ def words_of(path: str, data: str, run_folder: str, bank: str, limit: str = "") 
 
 def compare(lists: LetorLike, folder: Path, group: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The first lists of the set, from shards under the limit and from tables in memory."""
-    write(lists, folder / "subset", settings["subset"])
+    if settings["files"]:
+        write_files(lists, folder / "subset", settings["subset"], settings["files"])
+    else:
+        write(lists, folder / "subset", settings["subset"])
     ends = lists.num_queries - 2 * OTHERS, lists.num_queries - OTHERS, lists.num_queries
     table = folder / "table"
     table.mkdir(exist_ok=True)
     for name, (first, last) in {"train": (0, settings["subset"]), "vali": ends[:2], "test": ends[1:]}.items():
         save_table(GeneratedLists(lists, first, last).read(), table / f"{name}.parquet")
-    run(words_of("subset", "shards", "run-shards", settings["bank"]), group, folder)
+    kind = "folder" if settings["files"] else "shards"
+    run(words_of("subset", kind, "run-shards", settings["bank"]), group, folder)
     outside = group.parent  # without a limit
     run(words_of("table", "table", "run-table", settings["bank"]), outside, folder)
     models = [LGMML.load(folder / name / "model.safetensors").state_dict() for name in ("run-shards", "run-table")]
@@ -189,7 +251,7 @@ def _home(folder: str) -> Iterator[Path]:
     home = Path(folder, "lgmml-larger")
     home.mkdir(parents=True, exist_ok=True)
     for path in home.iterdir():
-        if not path.name.startswith("shards-"):
+        if path.is_dir() and not path.name.startswith(("shards-", "folder-")):
             shutil.rmtree(path)
     yield home
 
@@ -199,17 +261,26 @@ def main(words: Sequence[str] | None = None) -> None:
     queries = max(settings["subset"], int(settings["gib"] * GIB / (4 * settings["features"] * DOCUMENTS)))
     total = queries + 2 * OTHERS
     lists = LetorLike(total, settings["features"], num_documents=total * DOCUMENTS, seed=0)
-    with _home(settings["folder"]) as folder, limited(settings["limit"]) as group:
-        shards = f"shards-{queries}-{settings['features']}"
-        found: dict[str, Any] = {"shards GiB": write(lists, folder / shards, queries)}
-        found["train"] = run(words_of(shards, "shards", "run", settings["bank"]), group, folder)
-        found["score"] = run(["score", "run/model.safetensors", f"{shards}/train", "--output", "scores"], group, folder)
+    with _home(settings["folder"]) as folder, limited(settings["limit"]) as group, ExitStack() as stack:
+        found: dict[str, Any] = {}
+        kind = "folder" if settings["files"] else "shards"
+        path = f"{kind}-{queries}-{settings['features']}"
+        if settings["files"]:
+            found["files GiB"] = write_files(lists, folder / path, queries, settings["files"])
+        else:
+            found["shards GiB"] = write(lists, folder / path, queries)
+        if settings["server"]:
+            path = stack.enter_context(served(settings["server"], folder / path))
+        scores = "scores.npy" if settings["files"] else "scores"
+        found["train"] = run(words_of(path, kind, "run", settings["bank"]), group, folder)
+        found["score"] = run(["score", "run/model.safetensors", f"{path}/train", "--output", scores], group, folder)
         found["test ndcg@10"] = _test_value(folder / "run")
         found["subset"] = compare(lists, folder, group, settings)
     rows = {name: [f"{found[name].get(key, 0):,.0f}" for key in ("seconds", "own MiB")] for name in ("train", "score")}
     print_table("under the limit", ["", "seconds", "MiB of its own"], [[name, *row] for name, row in rows.items()])
     print(json.dumps(found, indent=1))
-    save_result(f"larger-{settings['bank']}", {"settings": settings, **found})
+    name = f"larger-{settings['bank']}" + "-files" * bool(settings["files"]) + "-store" * bool(settings["server"])
+    save_result(name, {"settings": settings, **found})
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lgmml_torch import files
 from lgmml_torch.checks import DataError
-from lgmml_torch.data import source as source_module
 from lgmml_torch.data import svmlight
-from lgmml_torch.data.source import check_memory, open_source
+from lgmml_torch.data.source import open_source
+from lgmml_torch.files import check_memory
 from tests.doors import small_model
 
 MEGABYTE = 1 << 20
@@ -106,7 +107,7 @@ def test_long_lists_take_memory_by_their_length(measured: dict[str, tuple[str, f
 
 
 def test_limits_stand_where_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "_MOST_UNPACKED", 1 << 16)
+    monkeypatch.setattr(files, "_MOST_UNPACKED", 1 << 16)
     plain = b"1 qid:1 1:0\n" * 20_000
     (tmp_path / "a.txt").write_bytes(plain)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(plain))

@@ -387,7 +387,7 @@ def test_tables_that_cannot_be_cut(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"few.npz: `split` needs a table with a column 'part'"):
         open_table(tmp_path / "few.npz", split="part")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty: no file of a known format in this folder"):
+    with pytest.raises(DataError, match=r"empty: there are no Parquet files"):
         open_table(tmp_path / "empty")
     with pytest.raises(DataError, match=r"none.csv: no such file"):
         open_table(tmp_path / "none.csv")

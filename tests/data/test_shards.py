@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data import shards
+from lgmml_torch.data import shards, stream
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.shards import (
     INDEX,
@@ -292,15 +292,15 @@ class TestParts:
 
 
 def test_owners_are_even() -> None:
-    def told(*documents: int) -> Manifest:
-        entries = tuple(Shard(f"{i}", 1, f"{i}", 1, n) for i, n in enumerate(documents))
-        return Manifest(len(entries), sum(documents), 1, "float32", None, None, False, entries[0], entries)
+    def owners(*documents: int, processes: int) -> list[int]:
+        return stream.even_owners(torch.tensor(documents), processes).tolist()
 
-    assert told(5, 5, 5, 5).owners(2) == [0, 0, 1, 1]
-    assert told(1, 1, 1, 9).owners(2) == [0, 0, 0, 1]
-    assert told(7).owners(3) == [1]
-    assert told(*[50_000] * 1000).owners(7) == sorted(told(*[50_000] * 1000).owners(7))
-    counts = np.bincount(told(*[50_000] * 1000).owners(7))
+    assert owners(5, 5, 5, 5, processes=2) == [0, 0, 1, 1]
+    assert owners(1, 1, 1, 9, processes=2) == [0, 0, 0, 1]
+    assert owners(7, processes=3) == [1]
+    many = owners(*[50_000] * 1000, processes=7)
+    assert many == sorted(many)
+    counts = np.bincount(many)
     assert counts.max() - counts.min() <= 1
 
 
@@ -433,7 +433,7 @@ def test_the_cache_is_named_by_the_content(folder: Path, tmp_path: Path, monkeyp
     open_shards(tmp_path / "copy", cache=cache)
     assert len(list(cache.folder.glob("*.lgc"))) == 2
     content = [shard.sha256 for shard in read_manifest(folder).shards]
-    assert cache.path({"shards": 1, "content": content}).is_dir()
+    assert cache.path({"shards": 2, "content": content}).is_dir()
     monkeypatch.setenv("LGMML_CACHE", str(tmp_path / "default"))
     open_shards(folder)
     open_shard_splits(folder)
@@ -464,7 +464,7 @@ def test_which_folders_are_parts(tmp_path: Path) -> None:
 def test_shards_are_read_in_pieces(folder: Path, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few lists a piece has, all of them come, in their order."""
     expected = open_shards(folder, cache=False)
-    monkeypatch.setattr(shards, "_VALUES_AT_ONCE", values)
+    monkeypatch.setattr(stream, "_VALUES_AT_ONCE", values)
     found = open_shards(folder, cache=False)
     for name in ("features", "labels", "order", "offsets"):
         assert getattr(found, name).equal(getattr(expected, name))
@@ -484,3 +484,21 @@ def test_a_folder_of_others_is_refused_before_anything_is_read(folder: Path, tmp
         with pytest.raises(DataError, match=r"shards need a folder of their own, this one holds 'mine.txt'"):
             write_shards(source, tmp_path / "notes")
         assert "_queries" not in vars(source)  # nobody has asked whose rows they are
+
+
+def test_categories_keep_their_words(tmp_path: Path) -> None:
+    """Words, numbers and words outside the vocabulary; a vocabulary may hold words that no document has."""
+    colours, rng = ("blue", "green", "red"), np.random.default_rng(0)
+    X = np.column_stack([rng.integers(-1, 2, 40), rng.normal(size=40)]).astype(np.float32)
+    plain = RankingData.from_arrays(X, rng.integers(0, 3, 40), qid=np.arange(40) % 6, feature_names=["colour", "price"])
+    data = plain.replace(categories=(colours, None))
+    manifest = write_shards(data, tmp_path / "set", documents=15)
+    assert manifest.categories == read_manifest(tmp_path / "set").categories == (colours, None)
+    for cache in (False, tmp_path / "cache"):
+        found = open_shards(tmp_path / "set", cache=cache)
+        assert_same_lists(found, data)
+        assert found.categories == data.categories
+    halves = [open_shards(tmp_path / "set", rank=rank, world_size=2, cache=False) for rank in range(2)]
+    assert torch.equal(torch.cat([half.features for half in halves]), data.features)
+    with pytest.raises(DataError, match="a feature must not be called 'place' to be saved with categories"):
+        write_shards(data.replace(feature_names=("colour", "place")), tmp_path / "set")

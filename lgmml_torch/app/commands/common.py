@@ -13,7 +13,7 @@ from typing import IO, Any
 import torch
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive
-from lgmml_torch.data.catalog import CATALOG, open_dataset
+from lgmml_torch.data.catalog import CATALOG, find_table, open_dataset
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import DataSource, open_source
 from lgmml_torch.files import replacing
@@ -28,6 +28,8 @@ data:
   a Parquet or Arrow (feather) file: a row per document, or a row per query with lists in its columns
   an .npz file with arrays X, qid and, optionally, y and docid
   a file without qid: beside which FILE.query gives the number of documents of each query (LightGBM's way)
+  a folder of Parquet files, in folders or not, with --split if it has parts; also 'folder/*.parquet', s3://bucket/folder,
+  gs://... and hdfs://...; rows of a query may stand in several files, which are read in the order of their names
   a folder or known data set (mq2008, ohsumed, ...; below LGMML_DATA), with --split and --fold
   a folder of shards, as lgmml convert writes them, with --split if it has parts
   - for standard input
@@ -138,9 +140,11 @@ def columns_of(args: Namespace, model: LGMML | None = None) -> Columns:
     )
 
 
-def is_set(name: str) -> bool:
-    """Whether data is a folder or a set known by name, which has parts, and not a file."""
-    return name in CATALOG or (name != "-" and Path(name).is_dir())
+def is_set(name: str, split: str | None) -> bool:
+    """Whether data is a set known by name or a folder laid out like one, and not a file or Parquet files."""
+    if name in CATALOG or shards_at(name):
+        return True
+    return name != "-" and Path(name).is_dir() and find_table(name, split) is None
 
 
 def open_data(args: Namespace, model: LGMML | None, *, reading: dict[str, Any] | None = None) -> DataSource:
@@ -153,7 +157,7 @@ def open_data(args: Namespace, model: LGMML | None, *, reading: dict[str, Any] |
     if args.missing is not None:
         how["missing"] = args.missing
     columns = columns_of(args, model)
-    if is_set(name):
+    if is_set(name, args.split):
         if folders := shards_at(name):
             from lgmml_torch.data.shards import open_shards
 
@@ -164,7 +168,7 @@ def open_data(args: Namespace, model: LGMML | None, *, reading: dict[str, Any] |
         source = open_source(parts[args.split], num_features=how["num_features"], feature_names=how["feature_names"])
         source.name = f"{name}, {args.split}"
         return source
-    return open_source(name, kind=args.input_format, columns=columns, **how)
+    return open_source(find_table(name, args.split) or name, kind=args.input_format, columns=columns, **how)
 
 
 def shards_at(name: str) -> dict[str, Path]:

@@ -23,6 +23,7 @@ from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from lgmml_torch.app.commands.score import score_batches
 from lgmml_torch.app.start import hydra_value
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache, digest
-from lgmml_torch.data.catalog import open_dataset, open_table
+from lgmml_torch.data.catalog import find_table, open_dataset, open_table
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.shards import (
     SHARD_COLUMNS,
@@ -44,7 +45,7 @@ from lgmml_torch.data.shards import (
     document_keys,
     read_manifest,
 )
-from lgmml_torch.data.source import ReadOptions, open_file, open_source
+from lgmml_torch.data.source import ReadOptions, is_folder, open_file, open_source
 from lgmml_torch.data.write import check_room, clear_folder, save_parquet, write_shards
 from lgmml_torch.files import SUFFIX, sweep
 from lgmml_torch.inputs import MISSING_HINT
@@ -56,6 +57,7 @@ _INSPECT_EXAMPLES = """
 A problem is mended by a setting of data=table, and the table is read again, until it can be read or no setting helps.
 examples:
   lgmml inspect products.csv
+  lgmml inspect s3://shop/clicks
   lgmml inspect clicks.parquet --qid-column session --label-column clicked
 """
 # Usual names of the columns that every table must have, and what is said of a table without.
@@ -71,7 +73,7 @@ def add_inspect_options(parser: ArgumentParser) -> None:
     """Arguments and options of the command."""
     parser.epilog = _INSPECT_EXAMPLES
     parser.set_defaults(execute=_inspect)
-    parser.add_argument("data", metavar="TABLE", help="a CSV, TSV, Parquet or Arrow file, or a folder of them")
+    parser.add_argument("data", metavar="TABLE", help="a file, or a folder, pattern or address of Parquet files")
     parser.add_argument("--qid-column", metavar="NAME", help="column with the query (default: found by its name)")
     parser.add_argument("--label-column", metavar="NAME", help="column with the relevance (default: found by its name)")
 
@@ -99,12 +101,14 @@ def _inspect(args: Namespace) -> None:
     for name, value in settings.items():
         if value:
             words.append(f"data.{name}={hydra_value(value)}")
-    sys.stdout.write(f"train with: lgmml train data=table {shlex.join(words)}\n")
+    kind = "folder" if is_folder(args.data) else "table"
+    sys.stdout.write(f"train with: lgmml train data={kind} {shlex.join(words)}\n")
 
 
 def _read_table(path: str, settings: dict[str, Any]) -> dict[str, RankingData]:
     """The parts of the table; a category with about as many words as there are documents is refused, too."""
-    parts = open_table(path, cache=False, **settings)
+    with TemporaryDirectory() as cache:  # what is mapped from there stays until it is not needed
+        parts = open_table(path, cache=cache, stream=is_folder(path), **settings)
     data = parts["train"]
     for name, words in zip(data.feature_names or (), data.categories or (), strict=False):
         if words is not None and len(words) > _FREE_TEXT * data.num_documents:
@@ -164,11 +168,11 @@ def _convert(args: Namespace) -> None:
     home = Path(args.folder)
     if args.data != "-" and home.resolve() in Path(args.data).resolve().parents:
         raise DataError(f"{home}: the folder for the shards must not be the one that {args.data} lies in")
-    if is_set(args.data):
+    if is_set(args.data, args.split):
         _convert_set(args, home)
         return
     options = ReadOptions(num_features=args.num_features, missing=args.missing or "error", columns=columns_of(args))
-    with open_file(args.data, options, kind=args.input_format) as source:
+    with open_file(find_table(args.data, args.split) or args.data, options, kind=args.input_format) as source:
         sys.stdout.write(f"{home}: {write_shards(source, home, documents=args.documents)}\n")
 
 
@@ -275,14 +279,8 @@ def _score_shard(work: _Work, shard: Shard, model: LGMML | None = None) -> int:
     model = model or _model[0]
     check_content(work.source, [shard], Cache(), progress=False)
     file = work.source / shard.file
-    with open_source(
-        file,
-        kind="parquet",
-        num_features=model.num_features,
-        feature_names=model.feature_names,
-        columns=SHARD_COLUMNS,
-        dtype=model.dtype,
-    ) as lists:
+    how = {**model.reading, "missing": "zero"}  # gaps were filled before; what is left is words without a meaning
+    with open_source(file, kind="parquet", columns=SHARD_COLUMNS, dtype=model.dtype, **how) as lists:
         found = []
         for _, scores in score_batches(model, lists, work.args):
             found.append(scores)
