@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_whole
-from lgmml_torch.models.preprocess.base import Preprocess, Source
-from lgmml_torch.models.preprocess.lists import TrainingLists
+from lgmml_torch.models.preprocess.base import Preprocess, Source, TrainingLists
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,

@@ -18,8 +18,7 @@ from lgmml_torch.functional.features import (
     pad_knots,
     ramp_knots,
 )
-from lgmml_torch.models.preprocess.base import Preprocess, Source
-from lgmml_torch.models.preprocess.lists import TrainingLists
+from lgmml_torch.models.preprocess.base import Preprocess, Source, TrainingLists
 
 _RAMP_ROWS = 100_000  # documents whose values the ends of ramps are taken from: more would move them by little
 
@@ -112,10 +111,6 @@ class _Columns(Preprocess):
 
     def _sources(self, width: int) -> list[Source]:
         return [Source(column, self.view) for column in self.kept.tolist()]
-
-    def columns_kept(self) -> Tensor | None:  # (D',) long
-        """The features kept."""
-        return self.kept
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         if len(self.kept) == features.shape[1]:
