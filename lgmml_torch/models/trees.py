@@ -117,11 +117,7 @@ class TreeBase(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Features a document must have.
-
-        Raises:
-            MissingDependencyError: the library is not installed.
-        """
+        """Features a document must have; the library must be installed."""
         return self._trees().num_features
 
     def check(self, num_features: int, feature_names: tuple[str, ...] | None = None) -> None:
@@ -236,11 +232,7 @@ class _XGBoost:
 
 
 def _try_out(content: bytes, kind: str, file: Path) -> bytes:
-    """Let the library read a model and score some rows in a child process; the model as XGBoost writes it.
-
-    Raises:
-        CheckpointError: the library refused the model, or ended or blocked the process.
-    """
+    """Let the library read a model and score some rows in a child process; the model as XGBoost writes it."""
     _library(kind)
     if kind == "lightgbm":
         _check_text(content, file)

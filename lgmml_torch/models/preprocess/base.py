@@ -68,27 +68,15 @@ class Preprocess(nn.Module):
 
     @property
     def num_features_in(self) -> int:
-        """Number of features `fit` saw.
-
-        Raises:
-            LGMMLError: before `fit`.
-        """
+        """Number of features `fit` saw; refused before, as all that depends on it."""
         if not self.fitted:
             raise LGMMLError(f"preprocessing {self.name!r} must be fitted before it is used: call `fit` first")
         return self._num_features_in
 
     @property
     def num_features_out(self) -> int:
-        """Number of features `forward` gives.
-
-        Raises:
-            LGMMLError: before `fit`.
-        """
-        return self._width_out(self.num_features_in)
-
-    def _width_out(self, width: int) -> int:
-        """Number of features out, of a fitted step with this many in."""
-        return width
+        """Number of features `forward` gives."""
+        return len(self.sources())
 
     @property
     def fitted(self) -> bool:
@@ -96,11 +84,7 @@ class Preprocess(nn.Module):
         return self._num_features_in != -1
 
     def sources(self) -> list[Source]:
-        """For every column of the result, the feature it comes from and the view of it.
-
-        Raises:
-            LGMMLError: before `fit`.
-        """
+        """For every column of the result, the feature it comes from and the view of it."""
         return self._sources(self.num_features_in)
 
     def _sources(self, width: int) -> list[Source]:

@@ -106,9 +106,6 @@ class _Columns(Preprocess):
     state = ("kept",)
     kept: Tensor  # (D',) long, rising
 
-    def _width_out(self, width: int) -> int:
-        return len(self.kept)
-
     def _sources(self, width: int) -> list[Source]:
         return [Source(column, self.view) for column in self.kept.tolist()]
 
@@ -238,9 +235,6 @@ class Ramps(Preprocess):
         super().__init__()
         self.count, self.max_columns, self.others = int(count), max_columns, others
 
-    def _width_out(self, width: int) -> int:
-        return len(self.origin)
-
     def _sources(self, width: int) -> list[Source]:
         """Ramps of a feature are counted from 1."""
         columns = self.origin.tolist()
@@ -355,9 +349,6 @@ class PCA(Preprocess):
             )
         super().__init__()
         self.components = components
-
-    def _width_out(self, width: int) -> int:
-        return self.directions.shape[1]
 
     def _sources(self, width: int) -> list[Source]:
         """Components, each of several features."""
