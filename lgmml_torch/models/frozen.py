@@ -202,13 +202,7 @@ def _norm2(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
 
 def _standardize(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
     mean, deviation = _array(step.mean, dtype), _array(step.deviation, dtype)
-
-    def run(x: _Array, bounds: Sequence[int]) -> _Array:
-        centred = x - mean
-        centred /= deviation
-        return centred
-
-    return run
+    return lambda x, _: (x - mean) / deviation
 
 
 def _signed_log1p(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
@@ -222,8 +216,7 @@ def _clip(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
 
 def _limited(x: _Array, low: Any, high: Any) -> _Array:
     """`numpy.clip`, which takes several times as long to start."""
-    limited: _Array = np.maximum(x, low)
-    np.minimum(limited, high, out=limited)
+    limited: _Array = np.minimum(np.maximum(x, low), high)
     return limited
 
 
@@ -280,8 +273,6 @@ def _by_list(of_list: Callable[[_Array], _Array]) -> Callable[[Any, Any], _Array
     """A step that treats every list by itself."""
 
     def run(x: _Array, bounds: Sequence[int]) -> _Array:
-        if len(bounds) == 2 and len(x):
-            return of_list(x)
         out = np.empty_like(x)
         for start, stop in pairwise(bounds):
             if stop > start:

@@ -244,16 +244,6 @@ class TrainingLists:
             return self.steps[-1].num_features_out
         return self.features.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the features."""
-        return self.features.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the features are."""
-        return self.features.device
-
     def check(self, name: str) -> None:
         """Require lists that the preprocessing of this name can be fitted on.
 

@@ -40,7 +40,7 @@ class Norm2(Preprocess):
     def _fit(self, lists: TrainingLists) -> None:
         mean, deviation = lists.moments
         norm = (mean.square() + deviation.square()).sqrt() * lists.num_documents**0.5
-        self.norm = _positive_or_one(norm, lists.dtype)
+        self.norm = _positive_or_one(norm, lists.features.dtype)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return features / self.norm.to(features.dtype)
@@ -64,9 +64,9 @@ class Standardize(Preprocess):
 
     def _fit(self, lists: TrainingLists) -> None:
         mean, deviation = lists.moments
-        varies = deviation > 2 * torch.finfo(lists.dtype).eps * mean.abs()
-        self.mean = mean.to(lists.dtype)
-        self.deviation = _positive_or_one(torch.where(varies, deviation, 0.0), lists.dtype)
+        varies = deviation > 2 * torch.finfo(lists.features.dtype).eps * mean.abs()
+        self.mean = mean.to(lists.features.dtype)
+        self.deviation = _positive_or_one(torch.where(varies, deviation, 0.0), lists.features.dtype)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return (features - self.mean.to(features.dtype)) / self.deviation.to(features.dtype)
@@ -133,7 +133,7 @@ class KeepColumns(_Columns):
     def _fit(self, lists: TrainingLists) -> None:
         if self.columns[-1] >= lists.num_features:
             raise LGMMLError(f"`columns` must lie below the {lists.num_features} features, got {self.columns[-1]}")
-        self.kept = torch.tensor(self.columns, device=lists.device)
+        self.kept = torch.tensor(self.columns, device=lists.features.device)
 
 
 class RemoveConstant(_Columns):
@@ -200,8 +200,8 @@ class Quantile(Preprocess):
                 level = torch.special.ndtri(clipped).numpy()
             knots.append(column)
             levels.append(level)
-        self.knots = pad_knots(knots, lists.dtype).to(lists.device)
-        self.levels = pad_knots(levels, lists.dtype).to(lists.device)
+        self.knots = pad_knots(knots, lists.features.dtype).to(lists.features)
+        self.levels = pad_knots(levels, lists.features.dtype).to(lists.features)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return interpolate_knots(features, self.knots, self.levels)
@@ -253,7 +253,7 @@ class Ramps(Preprocess):
         counts = torch.tensor([len(knot) - 1 for knot in knots])
         if count and not int(counts.sum()):
             raise LGMMLError(f"`features` must have a feature that varies, got {len(knots)} that do not")
-        self.origin = torch.arange(len(knots)).repeat_interleave(counts).to(lists.device)
+        self.origin = torch.arange(len(knots)).repeat_interleave(counts).to(lists.features.device)
         low = np.concatenate([knot[:-1] for knot in knots])
         high = np.concatenate([knot[1:] for knot in knots])
         self.low = torch.from_numpy(low).to(lists.features)
@@ -367,8 +367,8 @@ class PCA(Preprocess):
         variances, vectors = variances.flip(0).clamp_min(0), vectors.flip(1)
         largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
         vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
-        self.mean = lists.moments[0].to(lists.dtype)
-        self.directions = vectors[:, : self._count(variances)].to(lists.dtype).contiguous()
+        self.mean = lists.moments[0].to(lists.features.dtype)
+        self.directions = vectors[:, : self._count(variances)].to(lists.features.dtype).contiguous()
 
     def _count(self, variances: Tensor) -> int:
         if isinstance(self.components, float):
