@@ -398,15 +398,14 @@ class LocalMetrics(nn.Module):
         return spec
 
     @classmethod
-    def from_spec(cls, spec: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> Self:
+    def from_spec(cls, spec: dict[str, Any]) -> Self:
         """A bank of the right shapes, to be filled by ``load_state_dict``."""
         blocks = []
         for block in spec["blocks"]:
             count, width, rank = block["shape"]
-            support = None if block["full"] else torch.zeros(count, width, dtype=torch.long)
-            anchors, factors = torch.zeros(count, width, dtype=dtype), torch.zeros(count, width, rank, dtype=dtype)
-            made = MetricBlock(anchors, factors, support=support)
+            support = None if block["full"] else torch.zeros(count, width)
+            made = MetricBlock(torch.zeros(count, width), torch.zeros(count, width, rank), support=support)
             if block.get("zoomed"):  # a checkpoint from the middle of training
-                made.register_buffer("zoom", torch.zeros(width, dtype=dtype))
+                made.register_buffer("zoom", torch.zeros(width))
             blocks.append(made)
         return cls(blocks, num_features=spec["num_features"], norm=spec["norm"])

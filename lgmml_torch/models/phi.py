@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -291,7 +291,7 @@ class Phi(nn.Module):
         columns: Tensor,  # (C,)
     ) -> Phi:
         """The weights of some metrics only; mode and policy stay."""
-        small = Phi.from_spec({**self.spec(), "num_metrics": len(columns)}).to(self.table.weight)
+        small = Phi(**{**self.spec(), "num_metrics": len(columns)}).to(self.table.weight)
         both = torch.cat([columns, columns + self.num_metrics])
         small.table.weight.copy_(self.table.weight[:, columns])
         if small.deviation is not None and self.deviation is not None:
@@ -306,14 +306,9 @@ class Phi(nn.Module):
         return small
 
     def spec(self) -> dict[str, Any]:
-        """All that is needed, besides the parameters and buffers, to build the module again."""
+        """The arguments of a module of the same shapes, to be filled by ``load_state_dict``."""
         names = ("num_queries", "num_metrics", "mode", "policy", "deviations", "neighbours", "hidden", "sparse")
         return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def from_spec(cls, spec: dict[str, Any]) -> Self:
-        """A module of the right shapes, to be filled by ``load_state_dict``."""
-        return cls(**spec)
 
     @staticmethod
     def _typed(value: Any) -> Tensor:

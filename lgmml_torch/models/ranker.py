@@ -417,7 +417,7 @@ class LGMML(nn.Module):
             parts["base"] = TreeBase.from_spec(spec["base"])
         if spec.get("grade_map") is not None:
             parts["grade_map"] = GradeMap.from_spec(spec["grade_map"])
-        metrics, phi = LocalMetrics.from_spec(spec["metrics"]), Phi.from_spec(spec["phi"])
+        metrics, phi = LocalMetrics.from_spec(spec["metrics"]), Phi(**spec["phi"])
         model = cls(build_preprocess(spec["preprocess"]), metrics, phi, **parts)
         model.about = spec.get("about")
         return model.to(getattr(torch, spec["dtype"]))

@@ -29,7 +29,8 @@ from lgmml_torch.evaluation.tables import preprocessing_steps
 from lgmml_torch.models.combine import combination_weights, merge_models
 from lgmml_torch.models.explain import Explanation, explain
 from lgmml_torch.models.export import EXPORTERS, compare_exported
-from lgmml_torch.models.importance import feature_label, structural_importance
+from lgmml_torch.models.importance import structural_importance
+from lgmml_torch.models.preprocess.base import feature_label
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, load_checkpoint
 from lgmml_torch.ragged import RankingData

@@ -26,6 +26,13 @@ _CHUNK_ROWS = 16384  # that are transformed together, or fewer where they are wi
 _CHUNK_VALUES = 1 << 21
 
 
+def feature_label(names: Sequence[str] | None, feature: int) -> str:
+    """The name of a raw feature, or else its number, from 1 as in LETOR files."""
+    if names is None:
+        return f"feature {feature + 1}"
+    return names[feature]
+
+
 class Source(NamedTuple):
     """Where a column comes from: the feature, from 0 (−1: several), and the view of it, empty for its own scale."""
 
@@ -36,10 +43,7 @@ class Source(NamedTuple):
         """The name of the feature, or else its number from 1 on, and the view."""
         if self.feature < 0:
             return self.view
-        name = f"feature {self.feature + 1}"
-        if names is not None:
-            name = names[self.feature]
-        return ", ".join(filter(None, (name, self.view)))
+        return ", ".join(filter(None, (feature_label(names, self.feature), self.view)))
 
     def __str__(self) -> str:
         return self.called()
