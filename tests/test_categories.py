@@ -26,7 +26,7 @@ from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.evaluation.card import model_card
 from lgmml_torch.models.combine import merge_models
-from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, mean_labels
+from lgmml_torch.models.encode import CategoryEncoder, CategorySettings
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.importance import pair_importance, structural_importance
 from lgmml_torch.models.ranker import LGMML
@@ -263,8 +263,6 @@ def test_unknown_words_get_the_mean() -> None:
     assert (got[:, :3] == 0).all()
     (mean,) = got[:, 4].unique().tolist()
     assert mean == pytest.approx(float(train.labels.mean()), rel=1e-6)
-    means, prior = mean_labels(torch.tensor([-1, -1]), torch.tensor([1.0, 0.0]), 2, 0.0)
-    assert (means.tolist(), prior) == ([0.5, 0.5], 0.5)
     with pytest.raises(DataError, match="the lists must have the features"):
         encoder.encode(train.select([0]).replace(categories=None))
 

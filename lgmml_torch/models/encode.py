@@ -78,7 +78,7 @@ class CategoryEncoder:
             if len(used) <= settings.max_one_hot:
                 steps[column] = {"codes": used}
             else:
-                means, prior = mean_labels(codes, train.labels, len(words), settings.smoothing)
+                means, prior = _mean_labels(codes, train.labels, len(words), settings.smoothing)
                 steps[column] = {"means": means.tolist(), "prior": prior}
         return cls(train.feature_names, train.categories, tuple(steps), settings)
 
@@ -171,7 +171,7 @@ class CategoryEncoder:
         return cls(tuple(spec["names"]), tuple(words), tuple(spec["steps"]), settings)
 
 
-def mean_labels(
+def _mean_labels(
     codes: Tensor,  # (N,) −1 for other words
     labels: Tensor,  # (N,)
     count: int,
@@ -179,7 +179,7 @@ def mean_labels(
 ) -> tuple[Tensor, float]:
     """(Σ labels + smoothing·mean)/(documents + smoothing) of each word, in float64, and the mean of all documents.
 
-    >>> means, prior = mean_labels(torch.tensor([0, 0, 1]), torch.tensor([2.0, 1.0, 0.0]), 3, 1.0)
+    >>> means, prior = _mean_labels(torch.tensor([0, 0, 1]), torch.tensor([2.0, 1.0, 0.0]), 3, 1.0)
     >>> means.tolist(), prior
     ([1.3333333333333333, 0.5, 1.0], 1.0)
     """
@@ -209,7 +209,7 @@ def _out_of_fold(
         others = own
         if folds > 1:
             others = ~own
-        means, prior = mean_labels(codes[others], data.labels[others], count, settings.smoothing)
+        means, prior = _mean_labels(codes[others], data.labels[others], count, settings.smoothing)
         out[own] = torch.cat([means, means.new_tensor([prior])])[codes[own]]
     return out
 

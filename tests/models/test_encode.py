@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
-from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, encode_splits, mean_labels
+from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, encode_splits
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
@@ -56,8 +56,7 @@ class TestFit:
         data = lists()
         encoder = fitted(data)
         assert encoder.steps[:2] == ({"codes": [0, 1, 2]}, None)
-        means, prior = mean_labels(data.features[:, 2].long(), data.labels, 6, 2.0)
-        assert encoder.steps[2] == {"means": means.tolist(), "prior": prior}
+        assert encoder.widths == [3, 1, 1]
         assert encoder.columns == ("colour=blue", "colour=green", "colour=red", "x", "brand (mean label)")
         assert encoder.vocabularies == {"colour": COLOURS, "brand": BRANDS}
 
@@ -78,24 +77,32 @@ class TestFit:
                 fitted(other)
 
 
+def words_of(codes: list[int], labels: list[float], words: str, group: list[int]) -> RankingData:
+    """Lists of one feature, a word; codes of −1 are unknown words."""
+    features = torch.tensor(codes, dtype=torch.float64)[:, None]
+    data = RankingData.from_arrays(features, labels, group=group, dtype=torch.float64)
+    return data.replace(feature_names=("word",), categories=(tuple(words),))
+
+
 class TestMeanLabels:
     def test_they_are_the_smoothed_means(self) -> None:
-        codes = torch.tensor([0, 0, 1, -1, 3, 3])
-        labels = torch.tensor([0.1, 0.7, 2.0, 3.0, 1.0, 0.0])
-        means, prior = mean_labels(codes, labels, 5, 1.5)
-        values = labels.double().tolist()
-        assert means.dtype == torch.float64
-        assert prior == pytest.approx(sum(values) / 6, rel=1e-15)
+        values = [0.5, 0.75, 2.0, 3.0, 1.0, 0.0]
+        step = fitted(words_of([0, 0, 1, -1, 3, 3], values, "abcde", [6]), max_one_hot=0, smoothing=1.5).steps[0]
+        assert step is not None
+        assert step["prior"] == pytest.approx(sum(values) / 6, rel=1e-15)
         by_word: list[list[float]] = [values[:2], values[2:3], [], values[4:], []]
-        assert means.tolist() == pytest.approx([smoothed(own, prior, 1.5) for own in by_word], rel=1e-14)
+        expected = [smoothed(own, step["prior"], 1.5) for own in by_word]
+        assert step["means"] == pytest.approx(expected, rel=1e-14)
 
     def test_without_smoothing_words_without_documents_get_the_mean_of_all(self) -> None:
-        means, prior = mean_labels(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]), 3, 0.0)
-        assert (means.tolist(), prior) == ([1.5, 1.5, 1.5], 1.5)
+        data = words_of([1, 1], [1.0, 2.0], "abc", [2])
+        step = fitted(data, max_one_hot=0, smoothing=0.0).steps[0]
+        assert step == {"means": [1.5, 1.5, 1.5], "prior": 1.5}
 
-    def test_without_documents_all_means_are_zero(self) -> None:
-        means, prior = mean_labels(torch.zeros(0, dtype=torch.long), torch.zeros(0), 2, 1.0)
-        assert (means.tolist(), prior) == ([0.0, 0.0], 0.0)
+    def test_without_documents_of_other_folds_the_mean_is_zero(self) -> None:
+        data = words_of([0, 1], [1.0, 2.0], "ab", [2, 0])
+        encoder = fitted(data, max_one_hot=0, folds=2)
+        assert encoder.encode_training(data).features.tolist() == [[0.0], [0.0]]
 
 
 class TestOutOfFold:
