@@ -34,6 +34,7 @@ _Array = NDArray[Any]
 _ArrayStep = Callable[[_Array, Sequence[int]], _Array]
 """Called with features ``(N, D)`` and the bounds of the lists ``(Q+1,)``, gives ``(N, D')``; changes neither."""
 
+_FEW_ROWS = 32  # whose quantiles are looked up one by one: half of the time of preprocessing a list of 10
 _MOST_ENTRIES = 1 << 22  # of the matrix of all metrics: a larger one is slower than one metric after another
 
 
@@ -241,10 +242,14 @@ def _quantile(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
     gaps[:, :-1], rises[:, :-1] = np.diff(halves), np.diff(levels)
     gaps[gaps <= 0] = 1
     table, level, half, gap, rise = (values.ravel() for values in (knots, levels, halves, gaps, rises))
-    zero, one = dtype.type(0), dtype.type(1)
+    rising, zero, one = torch.from_numpy(knots), dtype.type(0), dtype.type(1)
 
     def run(x: _Array, bounds: Sequence[int]) -> _Array:
-        below = _bisected(x, table, start, width)
+        if len(x) <= _FEW_ROWS:
+            above = torch.searchsorted(rising, torch.from_numpy(x.T.copy()), right=True).numpy().T
+            below = np.maximum(above - 1, 0) + start
+        else:
+            below = _bisected(x, table, start, width)
         share = _limited((x * dtype.type(0.5) - half.take(below)) / gap.take(below), zero, one)
         share *= rise.take(below)
         share += level.take(below)
@@ -259,7 +264,7 @@ def _bisected(
     start: _Array,  # (D,)
     width: int,
 ) -> _Array:  # (N, D)
-    """Places of the knots at or below the values, by bisections of all at once."""
+    """Places of the knots at or below the values, by bisections of all at once: the faster way for many rows."""
     below = np.empty(x.shape, dtype=np.intp)
     below[:] = start
     step = width // 2

@@ -272,8 +272,16 @@ class LGMML(nn.Module):
 
     def _kept_frozen(self, policy: str) -> FrozenScorer | None:
         """The frozen form; None while metrics are trained, on other devices, and where there is none."""
-        tensors = [*self.parameters(), *self.buffers()]
-        parts = map(id, (*self.modules(), *tensors))
+        modules: list[nn.Module] = [self]
+        tensors: list[Tensor] = []
+        for part in modules:  # by hand: torch's own iterators take a fifth of the time of a short list
+            for tensor in (*part._parameters.values(), *part._buffers.values()):
+                if tensor is not None:
+                    tensors.append(tensor)
+            for child in part._modules.values():
+                if child is not None:
+                    modules.append(child)
+        parts = (*map(id, modules), *map(id, tensors))
         return self._frozen.get(lambda: self._freeze_if_possible(policy), tensors, policy, self.kernel, *parts)
 
     def _freeze_if_possible(self, policy: str) -> FrozenScorer | None:

@@ -70,7 +70,7 @@ def drawn(rows: int, seed: int = 5) -> torch.Tensor:
 
 class TestScores:
     @pytest.mark.parametrize("preprocess", list(PREPROCESS))
-    @pytest.mark.parametrize("rows", [1, 2, 33, 300])
+    @pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 300])
     def test_of_one_list(self, preprocess: str, rows: int) -> None:
         model = small_model(preprocess=copy.deepcopy(PREPROCESS[preprocess]))
         assert_scores(model, drawn(rows), torch.tensor([0, rows]))
