@@ -36,7 +36,6 @@ from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.calibration import GradeMap
 from lgmml_torch.functional.ranking.measures import mean_measure
 from lgmml_torch.inputs import feature_names
-from lgmml_torch.models.encode import OneHot
 from lgmml_torch.models.importance import structural_importance
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
@@ -400,10 +399,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         encoder = self.model_.encoder
         if encoder is None:
             return np.asarray(columns)
-        widths = []
-        for step in encoder.steps:
-            widths.append(len(step.codes) if isinstance(step, OneHot) else 1)
-        return np.array([float(part.sum()) for part in torch.split(columns, widths)])
+        return np.array([float(part.sum()) for part in torch.split(columns, encoder.widths)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model, see `LGMML.save`."""

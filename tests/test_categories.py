@@ -26,7 +26,7 @@ from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.evaluation.card import model_card
 from lgmml_torch.models.combine import merge_models
-from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, MeanLabel, OneHot, mean_labels
+from lgmml_torch.models.encode import CategoryEncoder, CategorySettings
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.importance import pair_importance, structural_importance
 from lgmml_torch.models.ranker import LGMML
@@ -220,7 +220,7 @@ def test_other_parts_are_read_with_the_words_of_training(tmp_path: Path) -> None
 def test_the_encoder_is_what_it_says() -> None:
     train = lists_of(frame(12))
     encoder = CategoryEncoder.fit(train, CategorySettings(max_one_hot=3, smoothing=2.0, folds=4))
-    assert [type(step) for step in encoder.steps] == [OneHot, type(None), MeanLabel, type(None)]
+    assert encoder.widths == [3, 1, 1, 1]
     assert encoder.columns == ("colour=blue", "colour=green", "colour=red", "x", "brand (mean label)", "new")
     seen = encoder.encode(train)
     assert torch.equal(seen.features[:, :3].argmax(1).float(), train.features[:, 0])
@@ -263,8 +263,6 @@ def test_unknown_words_get_the_mean() -> None:
     assert (got[:, :3] == 0).all()
     (mean,) = got[:, 4].unique().tolist()
     assert mean == pytest.approx(float(train.labels.mean()), rel=1e-6)
-    means, prior = mean_labels(torch.tensor([-1, -1]), torch.tensor([1.0, 0.0]), 2, 0.0)
-    assert (means.tolist(), prior) == ([0.5, 0.5], 0.5)
     with pytest.raises(DataError, match="the lists must have the features"):
         encoder.encode(train.select([0]).replace(categories=None))
 

@@ -7,7 +7,7 @@ thread. Definitions:
 - A change of module is a call in another module than the call before.
 - Before data: modules entered before the first call of a reader. A reader is a function of ``lgmml_torch/data`` whose
   annotated result names `RankingData`. Documents are those in the results of readers, without readers that these call.
-- Preprocessed are the rows given to `Preprocess.forward` or to `fit_transform` of several steps, without calls from
+- Preprocessed are the rows given to `Preprocess.forward` or to `Chain.fit_transform`, without calls from
   inside another one.
 - Scored are the documents given to `LGMML.score`, and in evaluation to `Trained.score`. A call is for the page if a
   file or folder called page, page_data, charts or look is on the stack, for evaluation if one called evaluation is,
@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 PAGE = {"page", "page_data", "charts", "look"}
-PREPROCESSING = {"Preprocess.forward", "_Composite.fit_transform"}
+PREPROCESSING = {"Preprocess.forward", "Chain.fit_transform"}
 
 
 class Trace:

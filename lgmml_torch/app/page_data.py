@@ -22,13 +22,13 @@ from lgmml_torch.models.importance import (
     Importance,
     PartialEffect,
     PermutationImportance,
-    feature_label,
     pair_importance,
     partial_effect,
     permutation_importance,
     sample_lists,
 )
 from lgmml_torch.models.local_metrics import MetricBlock
+from lgmml_torch.models.preprocess.base import feature_label
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments

@@ -17,7 +17,7 @@ from lgmml_torch.checks import DataError, check_choice, check_whole
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
-from lgmml_torch.models.preprocess.lists import TrainingLists
+from lgmml_torch.models.preprocess.base import TrainingLists
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import centre_segments, segment_min
 

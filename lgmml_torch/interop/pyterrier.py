@@ -108,9 +108,8 @@ def labels_of(rows: pd.DataFrame, qrels: pd.DataFrame) -> NDArray[Any]:
     for name in ("qid", "docno", "label"):
         if name not in qrels.columns:
             raise DataError(f"qrels must have the columns qid, docno and label; there is no {name!r}")
-    judged = dict(
-        zip(zip(qrels["qid"].astype(str), qrels["docno"].astype(str), strict=True), qrels["label"], strict=True)
-    )
+    pairs = zip(qrels["qid"].astype(str), qrels["docno"].astype(str), strict=True)
+    judged = dict(zip(pairs, qrels["label"], strict=True))
     labels = []
     for pair in zip(rows["qid"].astype(str), rows["docno"].astype(str), strict=True):
         labels.append(max(float(judged.get(pair, 0.0)), 0.0))

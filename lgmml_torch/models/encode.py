@@ -7,7 +7,7 @@ metrics, weights and explanations see its columns, which are called ``colour=red
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
@@ -43,22 +43,9 @@ class CategorySettings:
             raise LGMMLError(f"`folds` must be a whole number of at least 2, got {self.folds!r}")
 
 
-@dataclass(frozen=True)
-class OneHot:
-    """A column for each of these codes, 1 where a document has it; all 0 for any other word."""
-
-    codes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class MeanLabel:
-    """The smoothed mean label of each code, and the overall mean for words without training documents."""
-
-    means: tuple[float, ...]
-    prior: float
-
-
-_Step = OneHot | MeanLabel | None  # None: a number, which stays as it is
+# What happens to a raw feature, in primitives. {"codes": …}: a column for each of these codes, 1 where a document has
+# it. {"means": …, "prior": …}: the smoothed mean label of each code, the overall mean for others. None: a number stays.
+_Step = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -94,10 +81,10 @@ class CategoryEncoder:
             words = train.categories[column] or ()
             used = torch.bincount(codes[codes >= 0]).nonzero()[:, 0].tolist()
             if len(used) <= settings.max_one_hot:
-                steps[column] = OneHot(tuple(used))
+                steps[column] = {"codes": used}
             else:
-                means, prior = mean_labels(codes, train.labels, len(words), settings.smoothing)
-                steps[column] = MeanLabel(tuple(means.tolist()), prior)
+                means, prior = _mean_labels(codes, train.labels, len(words), settings.smoothing)
+                steps[column] = {"means": means.tolist(), "prior": prior}
         return cls(train.feature_names, train.categories, tuple(steps), settings)
 
     @property
@@ -114,13 +101,22 @@ class CategoryEncoder:
         """The names of the columns that come out."""
         found: list[str] = []
         for name, words, step in zip(self.names, self.categories, self.steps, strict=True):
-            if isinstance(step, OneHot):
-                found += [f"{name}={(words or ())[code]}" for code in step.codes]
-            elif step is None:
+            if step is None or words is None:
                 found.append(name)
+            elif "codes" in step:
+                found += [f"{name}={words[code]}" for code in step["codes"]]
             else:
                 found.append(f"{name} (mean label)")
         return tuple(found)
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of columns that each raw feature becomes."""
+        found = []
+        for step in self.steps:
+            codes = (step or {}).get("codes")
+            found.append(1 if codes is None else len(codes))
+        return found
 
     def encode(self, data: RankingData) -> RankingData:
         """Any lists, by what was learnt from the training lists.
@@ -138,9 +134,9 @@ class CategoryEncoder:
         data = self.recoded(train)
         held: dict[int, Tensor] = {}
         for column, step in enumerate(self.steps):
-            if isinstance(step, MeanLabel):
-                codes, count = data.features[:, column].long(), len(step.means)
-                held[column] = out_of_fold(codes, data, count, self.settings)
+            if step is not None and "means" in step:
+                codes, count = data.features[:, column].long(), len(step["means"])
+                held[column] = _out_of_fold(codes, data, count, self.settings)
         return self._built(data, held)
 
     def recoded(self, data: RankingData) -> RankingData:
@@ -168,59 +164,33 @@ class CategoryEncoder:
         parts: list[Tensor] = []
         for column, step in enumerate(self.steps):
             values = features[:, column]
-            if isinstance(step, OneHot):
-                wanted = torch.tensor(step.codes, dtype=values.dtype, device=values.device)
-                parts.append((values[:, None] == wanted).to(values.dtype))
-            elif isinstance(step, MeanLabel):
-                table = torch.tensor([*step.means, step.prior], dtype=values.dtype, device=values.device)
-                found = table[values.long()]  # −1, an unknown word, is the last entry
-                parts.append((held or {}).get(column, found).to(values)[:, None])
-            else:
+            if step is None:
                 parts.append(values[:, None])
+            elif "codes" in step:
+                parts.append((values[:, None] == values.new_tensor(step["codes"])).to(values.dtype))
+            else:
+                found = values.new_tensor([*step["means"], step["prior"]])[values.long()]  # −1, unknown: the last
+                parts.append((held or {}).get(column, found).to(values)[:, None])
         return torch.cat(parts, dim=1)
 
     def spec(self) -> dict[str, Any]:
         """All of it in primitives."""
-        settings = self.settings
         words: list[list[str] | None] = []
         for vocabulary in self.categories:
             words.append(None if vocabulary is None else list(vocabulary))
-        return {
-            "names": list(self.names),
-            "words": words,
-            "steps": list(map(_plain, self.steps)),
-            "max_one_hot": settings.max_one_hot,
-            "smoothing": settings.smoothing,
-            "folds": settings.folds,
-        }
+        return {"names": list(self.names), "words": words, "steps": list(self.steps), **asdict(self.settings)}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         """The inverse of `spec`."""
-        steps: list[_Step] = []
-        for step in spec["steps"]:
-            if step is None:
-                steps.append(None)
-            elif "codes" in step:
-                steps.append(OneHot(tuple(step["codes"])))
-            else:
-                steps.append(MeanLabel(tuple(step["means"]), step["prior"]))
         words: list[tuple[str, ...] | None] = []
-        for entry in spec["words"]:
-            words.append(None if entry is None else tuple(entry))
+        for vocabulary in spec["words"]:
+            words.append(None if vocabulary is None else tuple(vocabulary))
         settings = CategorySettings(spec["max_one_hot"], spec["smoothing"], spec["folds"])
-        return cls(tuple(spec["names"]), tuple(words), tuple(steps), settings)
+        return cls(tuple(spec["names"]), tuple(words), tuple(spec["steps"]), settings)
 
 
-def _plain(step: _Step) -> dict[str, Any] | None:
-    if step is None:
-        return None
-    if isinstance(step, OneHot):
-        return {"codes": list(step.codes)}
-    return {"means": list(step.means), "prior": step.prior}
-
-
-def mean_labels(
+def _mean_labels(
     codes: Tensor,  # (N,) −1 for other words
     labels: Tensor,  # (N,)
     count: int,
@@ -228,7 +198,7 @@ def mean_labels(
 ) -> tuple[Tensor, float]:
     """(Σ labels + smoothing·mean)/(documents + smoothing) of each word, in float64, and the mean of all documents.
 
-    >>> means, prior = mean_labels(torch.tensor([0, 0, 1]), torch.tensor([2.0, 1.0, 0.0]), 3, 1.0)
+    >>> means, prior = _mean_labels(torch.tensor([0, 0, 1]), torch.tensor([2.0, 1.0, 0.0]), 3, 1.0)
     >>> means.tolist(), prior
     ([1.3333333333333333, 0.5, 1.0], 1.0)
     """
@@ -241,7 +211,7 @@ def mean_labels(
     return torch.where(counts > 0, means, torch.full_like(means, prior)), prior
 
 
-def out_of_fold(
+def _out_of_fold(
     codes: Tensor,  # (N,) −1 for other words
     data: RankingData,
     count: int,
@@ -258,7 +228,7 @@ def out_of_fold(
         others = own
         if folds > 1:
             others = ~own
-        means, prior = mean_labels(codes[others], data.labels[others], count, settings.smoothing)
+        means, prior = _mean_labels(codes[others], data.labels[others], count, settings.smoothing)
         out[own] = torch.cat([means, means.new_tensor([prior])])[codes[own]]
     return out
 

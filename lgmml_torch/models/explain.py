@@ -197,11 +197,7 @@ def _one_list(
 
 
 def _find_query(data: RankingData, qid: Hashable) -> int:
-    """The index of a query; text finds a number and the other way round, as command lines know only text.
-
-    Raises:
-        DataError: when it is not there.
-    """
+    """The index of a query; text finds a number and the other way round, as command lines know only text."""
     for wanted in (qid, str(qid)):
         for index, known in enumerate(data.qids):
             if known == wanted or (isinstance(wanted, str) and str(known) == wanted):
@@ -213,11 +209,7 @@ def _find_query(data: RankingData, qid: Hashable) -> int:
 
 
 def _find_document(data: RankingData, name: str | int) -> int:
-    """The row of a document of the only query: by its id, or by its place in the caller's order, from 0.
-
-    Raises:
-        DataError: when it is not there, or when the id is not unique.
-    """
+    """The row of a document of the only query: by its id, or by its place in the caller's order, from 0."""
     if isinstance(name, str):
         rows = []
         for row, known in enumerate(data.doc_ids or ()):

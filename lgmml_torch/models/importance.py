@@ -54,13 +54,6 @@ class Importance:
         return [(feature, float(self.features[feature])) for feature in largest_parts(self.features, count)]
 
 
-def feature_label(names: Sequence[str] | None, feature: int) -> str:
-    """The name of a raw feature, or else its number, from 1 as in LETOR files."""
-    if names is None:
-        return f"feature {feature + 1}"
-    return names[feature]
-
-
 def feature_weight(
     bank: LocalMetrics,
     phi: Tensor,  # (K,)

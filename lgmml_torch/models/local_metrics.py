@@ -7,8 +7,8 @@ full-dimensional blocks with blocks whose metrics look at a few features each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,19 +28,37 @@ from lgmml_torch.functional.distance import (
 from lgmml_torch.functional.low_rank import TINY, low_rank_distances
 from lgmml_torch.functional.score import kernel as kappa_of
 
+_Made = TypeVar("_Made")
+
 _LEAST_SCALE = 1e-4
 _ZOOM_RATE = 5.0  # how much faster features are strengthened and muted than a single entry of a factor moves
 
 
-def tensor_state(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
-    """What changes when a tensor is replaced or written to; valid while the tensors live."""
-    state = []
-    for tensor in tensors:
-        version = 0
-        if not tensor.is_inference():
-            version = tensor._version
-        state.append((tensor.data_ptr(), version))
-    return tuple(state)
+class Kept:
+    """Something made of tensors, kept until one of them is replaced or written to; copies and pickles start without.
+
+    As torch's own gradients do, it overlooks what is written through ``.data``.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, Any, Sequence[Tensor]] | None = None
+
+    def get(self, make: Callable[[], _Made], tensors: Sequence[Tensor], *key: Any) -> _Made:
+        """What ``make`` gave for these tensors and this key, or gives now."""
+        state = [*key]
+        for tensor in tensors:
+            version = 0
+            if not tensor.is_inference():
+                version = tensor._version
+            state.append((tensor.data_ptr(), version))
+        kept = self._kept  # which another thread may exchange
+        if kept is None or kept[0] != state:
+            kept = self._kept = (state, make(), tensors)  # with them, so that no other tensor gets their addresses
+        made: _Made = kept[1]
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_kept": None}
 
 
 class MetricBlock(nn.Module):
@@ -76,7 +94,7 @@ class MetricBlock(nn.Module):
         quality: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self._kept: tuple[tuple[Any, ...], TileFiller, tuple[Tensor, ...]] | None = None
+        self._fillers = Kept()
         check_shape("anchors", anchors, (None, None))
         count, width = anchors.shape
         check_shape("factors", factors, (count, width, None))
@@ -209,18 +227,15 @@ class MetricBlock(nn.Module):
         method, support = "factor", self._own_support
         if support is None:
             method = full_method(features, self.factors, norm)
+
+        def make() -> TileFiller:
+            lenses = self.zoomed_factors
+            return distance_filler(features, self.anchors, lenses, support=support, norm=norm, method=method)
+
         buffers = [self.support, self.anchors, self.factors]
         if self.zoom is not None:
             buffers.append(self.zoom)
-        key = (features.dtype, features.device, norm, method, *tensor_state(buffers))
-        if self._kept is None or self._kept[0] != key:
-            lenses = self.zoomed_factors
-            filler = distance_filler(features, self.anchors, lenses, support=support, norm=norm, method=method)
-            self._kept = (key, filler, tuple(buffers))  # with them, so that no other tensor gets their addresses
-        return self._kept[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # fillers are closures, which cannot be pickled
+        return self._fillers.get(make, buffers, features.dtype, features.device, norm, method)
 
     def select(self, columns: Tensor) -> MetricBlock:
         """The block with some of its metrics only, a zoom made part of their factors."""
@@ -383,15 +398,14 @@ class LocalMetrics(nn.Module):
         return spec
 
     @classmethod
-    def from_spec(cls, spec: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> Self:
+    def from_spec(cls, spec: dict[str, Any]) -> Self:
         """A bank of the right shapes, to be filled by ``load_state_dict``."""
         blocks = []
         for block in spec["blocks"]:
             count, width, rank = block["shape"]
-            support = None if block["full"] else torch.zeros(count, width, dtype=torch.long)
-            anchors, factors = torch.zeros(count, width, dtype=dtype), torch.zeros(count, width, rank, dtype=dtype)
-            made = MetricBlock(anchors, factors, support=support)
+            support = None if block["full"] else torch.zeros(count, width)
+            made = MetricBlock(torch.zeros(count, width), torch.zeros(count, width, rank), support=support)
             if block.get("zoomed"):  # a checkpoint from the middle of training
-                made.register_buffer("zoom", torch.zeros(width, dtype=dtype))
+                made.register_buffer("zoom", torch.zeros(width))
             blocks.append(made)
         return cls(blocks, num_features=spec["num_features"], norm=spec["norm"])

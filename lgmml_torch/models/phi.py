@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -168,7 +168,7 @@ class Phi(nn.Module):
             return (base + self._typed(self.deviation(queries))).clamp_min(0)
         if self.gate is None:
             return base
-        return self.gated(base, self.summaries[queries])
+        return self._gated(base, self.summaries[queries])
 
     def for_new(
         self,
@@ -180,68 +180,58 @@ class Phi(nn.Module):
         name = policy or self.policy
         self._check_policy(name)
         rule = RULES[name]
-        if rule.looks and summaries is None:
-            raise LGMMLError(f"`summaries` must be given for policy {name!r}, got None")
-        if rule.looks and summaries is not None:
+        if rule.looks:
+            if summaries is None:
+                raise LGMMLError(f"`summaries` must be given for policy {name!r}, got None")
             check_shape("summaries", summaries, (count, 2 * self.num_metrics))
         return rule.weights(self, summaries)
 
-    def mean_row(self) -> Tensor:  # (1, K)
-        """The mean of all rows.
-
-        Raises:
-            LGMMLError: there are none, as in some checkpoints of release 0.2.
-        """
+    def _trained_rows(self, policy: str) -> Tensor:  # (Q, K)
+        """The rows of the training queries, which some checkpoints of release 0.2 do not have."""
         if not self.table.num_embeddings:
-            raise LGMMLError("`policy` 'mean' needs the rows of the training queries, and this file has none of them")
-        return self.table.weight.mean(0, keepdim=True)
+            raise LGMMLError(
+                f"`policy` {policy!r} needs the rows of the training queries, and this file has none of them"
+            )
+        return self.table.weight
+
+    def mean_row(self) -> Tensor:  # (1, K)
+        """The mean of all rows."""
+        return self._trained_rows("mean").mean(0, keepdim=True)
 
     def nearest(
         self,
         summaries: Tensor,  # (Q, 2K)
     ) -> Tensor:  # (Q, K)
-        """The mean row of the training queries whose means of κ are nearest.
-
-        Raises:
-            LGMMLError: there are no rows, as in some checkpoints of release 0.2.
-        """
-        if not self.table.num_embeddings:
-            raise LGMMLError("`policy` 'knn' needs the rows of the training queries, and this file has none of them")
+        """The mean row of the training queries whose means of κ are nearest."""
         half = self.num_metrics
-        return nearest_mean(summaries[:, :half], self.summaries[:, :half], self.table.weight, self.neighbours)
+        rows = self._trained_rows("knn")
+        return nearest_mean(summaries[:, :half], self.summaries[:, :half], rows, self.neighbours)
 
     def amortized(
         self,
         summaries: Tensor,  # (Q, 2K)
     ) -> Tensor:  # (Q, K)
-        """Weights as a function of the list: by the gate, or by regression of the rows of training queries."""
-        if self.mode == "per_query":
-            return self.regressed(summaries)
-        return self.gated(self.table.weight, summaries)
+        """Weights as a function of the list: by the gate, or by regression of the rows of training queries.
 
-    def gated(
-        self,
-        base: Tensor,  # (1, K)
-        summaries: Tensor,  # (Q, 2K)
-    ) -> Tensor:  # (Q, K)
-        """The weights times the gate's answer to the lists' summaries."""
-        assert self.gate is not None
-        return base * self._typed(self.gate(self._standard(summaries))).exp()
-
-    def regressed(
-        self,
-        summaries: Tensor,  # (Q, 2K)
-    ) -> Tensor:  # (Q, K)
-        """The rows that ridge regression of the training rows on their list summaries predicts, clamped at 0.
-
-        It is solved in closed form, in float64: W = (ZᵀZ + c·I)⁻¹ Zᵀ(Φ − mean Φ).
+        That is ridge regression on their list summaries, in closed form and float64, clamped at 0:
+        W = (ZᵀZ + c·I)⁻¹ Zᵀ(Φ − mean Φ).
         """
+        if self.mode != "per_query":
+            return self._gated(self.table.weight, summaries)
         solution = self._solution
         if solution is None:
             solution = self._solve()
         mean = self.mean_row()
         rows: Tensor = mean + (self._standard(summaries).double() @ solution).to(mean.dtype)
         return rows.clamp_min(0)
+
+    def _gated(
+        self,
+        base: Tensor,  # (1, K)
+        summaries: Tensor,  # (Q, 2K)
+    ) -> Tensor:  # (Q, K)
+        assert self.gate is not None
+        return base * self._typed(self.gate(self._standard(summaries))).exp()
 
     def _solve(self) -> Tensor:  # (2K, K)
         known = self._standard(self.summaries).double()
@@ -301,7 +291,7 @@ class Phi(nn.Module):
         columns: Tensor,  # (C,)
     ) -> Phi:
         """The weights of some metrics only; mode and policy stay."""
-        small = Phi.from_spec({**self.spec(), "num_metrics": len(columns)}).to(self.table.weight)
+        small = Phi(**{**self.spec(), "num_metrics": len(columns)}).to(self.table.weight)
         both = torch.cat([columns, columns + self.num_metrics])
         small.table.weight.copy_(self.table.weight[:, columns])
         if small.deviation is not None and self.deviation is not None:
@@ -316,14 +306,9 @@ class Phi(nn.Module):
         return small
 
     def spec(self) -> dict[str, Any]:
-        """All that is needed, besides the parameters and buffers, to build the module again."""
+        """The arguments of a module of the same shapes, to be filled by ``load_state_dict``."""
         names = ("num_queries", "num_metrics", "mode", "policy", "deviations", "neighbours", "hidden", "sparse")
         return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def from_spec(cls, spec: dict[str, Any]) -> Self:
-        """A module of the right shapes, to be filled by ``load_state_dict``."""
-        return cls(**spec)
 
     @staticmethod
     def _typed(value: Any) -> Tensor:
@@ -369,11 +354,6 @@ def _embedding(rows: int, width: int, sparse: bool) -> nn.Embedding:
     return nn.Embedding(rows, width, sparse=sparse, _weight=torch.zeros(rows, width))
 
 
-def _given(summaries: Tensor | None) -> Tensor:
-    assert summaries is not None  # `for_new` asks for them
-    return summaries
-
-
 class Policy(NamedTuple):
     """What a query gets that was not trained on.
 
@@ -383,7 +363,7 @@ class Policy(NamedTuple):
         looks: whether it looks at the new list.
     """
 
-    weights: Callable[[Phi, Tensor | None], Tensor]
+    weights: Callable[[Phi, Any], Tensor]
     looks: bool = False
 
 
@@ -391,8 +371,8 @@ RULES: dict[str, Policy] = {
     "ones": Policy(lambda phi, _: phi.table.weight.new_ones(1, phi.num_metrics)),
     "shared": Policy(lambda phi, _: phi.table.weight),
     "mean": Policy(lambda phi, _: phi.mean_row()),
-    "knn": Policy(lambda phi, summaries: phi.nearest(_given(summaries)), looks=True),
-    "amortized": Policy(lambda phi, summaries: phi.amortized(_given(summaries)), looks=True),
+    "knn": Policy(lambda phi, summaries: phi.nearest(summaries), looks=True),
+    "amortized": Policy(lambda phi, summaries: phi.amortized(summaries), looks=True),
     AUTO: Policy(lambda phi, _: phi.mean_row()),
 }
 """Policies by name. A new one stands here, and in `POLICIES` with the ways of training Φ that allow it."""

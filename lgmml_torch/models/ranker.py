@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,8 +18,8 @@ from lgmml_torch.functional.calibration import GradeMap, fit_grade_map
 from lgmml_torch.functional.score import KERNELS, kernel, list_summary, tie_equal_rows
 from lgmml_torch.functional.score import score as score_kappa
 from lgmml_torch.models.encode import CategoryEncoder, check_same_table
-from lgmml_torch.models.frozen import FrozenScorer, KeptFrozen
-from lgmml_torch.models.local_metrics import LocalMetrics, tensor_state
+from lgmml_torch.models.frozen import FrozenScorer
+from lgmml_torch.models.local_metrics import Kept, LocalMetrics
 from lgmml_torch.models.phi import RULES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import build_preprocess
@@ -82,8 +83,7 @@ class LGMML(nn.Module):
             raise LGMMLError("`feature_names` must be the columns of the encoder, got others")
         self.encoder, self.base, self.table, self.grade_map = encoder, base, table, grade_map
         self.about: dict[str, Any] | None = None
-        self._trimmed: tuple[Any, LGMML, list[Tensor]] | None = None
-        self._frozen = KeptFrozen()
+        self._frozen = Kept()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -208,7 +208,7 @@ class LGMML(nn.Module):
         policy = policy or self.phi.policy
         frozen = None
         if rows is None and data.num_documents <= _SHORT:
-            frozen = self._frozen.of(self, policy)
+            frozen = self._kept_frozen(policy)
         if frozen is None:
             scores = self._in_blocks(data, policy=policy, rows=rows, documents_at_once=documents_at_once)
         else:
@@ -265,10 +265,30 @@ class LGMML(nn.Module):
         plain = self.encoder is None and self.base is None and features.shape[1] == self.num_features
         if not plain or len(features) > _SHORT or not np.isfinite(features).all():
             return None
-        frozen = self._frozen.of(self, self.phi.policy)
+        frozen = self._kept_frozen(self.phi.policy)
         if frozen is None:
             return None
         return frozen.of_lists(features, [0, len(features)])
+
+    def _kept_frozen(self, policy: str) -> FrozenScorer | None:
+        """The frozen form; None while metrics are trained, on other devices, and where there is none."""
+        modules: list[nn.Module] = [self]
+        tensors: list[Tensor] = []
+        for part in modules:  # by hand: torch's own iterators take a fifth of the time of a short list
+            for tensor in (*part._parameters.values(), *part._buffers.values()):
+                if tensor is not None:
+                    tensors.append(tensor)
+            for child in part._modules.values():
+                if child is not None:
+                    modules.append(child)
+        parts = (*map(id, modules), *map(id, tensors))
+        return self._frozen.get(lambda: self._freeze_if_possible(policy), tensors, policy, self.kernel, *parts)
+
+    def _freeze_if_possible(self, policy: str) -> FrozenScorer | None:
+        if self.device.type == "cpu" and not self.metrics.trained:
+            with suppress(LGMMLError):
+                return FrozenScorer(self, policy)
+        return None
 
     def score_in_caller_order(self, data: RankingData, **options: Any) -> NDArray[Any]:  # (N,)
         """The scores in the order in which the caller gave the rows; ``options`` are those of `score`.
@@ -321,15 +341,7 @@ class LGMML(nn.Module):
         used = (most > 0).nonzero()[:, 0]
         if len(used) == self.metrics.num_metrics or len(used) == 0:
             return self
-        parts = [*self.phi.parameters(), *self.metrics.parameters(), *self.metrics.buffers()]
-        state = (self.preprocess, self.kernel, self.base, tensor_state(parts))
-        if self._trimmed is None or self._trimmed[0] != state:  # kept: large sets come in many calls
-            small = self.replace(metrics=self.metrics.select(used), phi=self.phi.select(used))
-            self._trimmed = (state, small, parts)
-        return self._trimmed[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_trimmed": None}
+        return self.replace(metrics=self.metrics.select(used), phi=self.phi.select(used))
 
     def known_rows(self, qids: tuple[Hashable, ...]) -> Tensor:  # (Q,)
         """Row of Φ of each query id, −1 where it was not in the training data."""
@@ -405,7 +417,7 @@ class LGMML(nn.Module):
             parts["base"] = TreeBase.from_spec(spec["base"])
         if spec.get("grade_map") is not None:
             parts["grade_map"] = GradeMap.from_spec(spec["grade_map"])
-        metrics, phi = LocalMetrics.from_spec(spec["metrics"]), Phi.from_spec(spec["phi"])
+        metrics, phi = LocalMetrics.from_spec(spec["metrics"]), Phi(**spec["phi"])
         model = cls(build_preprocess(spec["preprocess"]), metrics, phi, **parts)
         model.about = spec.get("about")
         return model.to(getattr(torch, spec["dtype"]))

@@ -6,9 +6,8 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lgmml_torch.checks import CheckpointError, LGMMLError, check_choice, check_shape, require
-from lgmml_torch.models.local_metrics import tensor_state
+from lgmml_torch.models.local_metrics import Kept
 from lgmml_torch.ragged import RankingData
 
 KINDS = {"lightgbm": "LightGBM", "xgboost": "XGBoost"}
@@ -80,7 +79,7 @@ class TreeBase(nn.Module):
                 raise LGMMLError(f"`{name}` must be at least 0 and finite, got {value}")
         self.kind, self.weight, self.own_weight = kind, float(weight), float(own_weight)
         self.register_buffer("content", torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy()))
-        self._kept: tuple[Any, _Trees, Tensor] | None = None
+        self._read = Kept()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -118,11 +117,7 @@ class TreeBase(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Features a document must have.
-
-        Raises:
-            MissingDependencyError: the library is not installed.
-        """
+        """Features a document must have; the library must be installed."""
         return self._trees().num_features
 
     def check(self, num_features: int, feature_names: tuple[str, ...] | None = None) -> None:
@@ -190,26 +185,14 @@ class TreeBase(nn.Module):
         """Of the right size, to be filled by ``load_state_dict``."""
         return cls(bytes(spec["size"]), kind=spec["kind"], weight=spec["weight"], own_weight=spec["own_weight"])
 
-    def _trees(self) -> _Trees:
-        state = tensor_state([self.content])
-        if self._kept is None or self._kept[0] != state:
-            library = _library(self.kind)
-            content = self.content.cpu().numpy().tobytes()
-            readers: dict[str, Callable[[Any, bytes], _Trees]] = {"lightgbm": _LightGBM, "xgboost": _XGBoost}
-            self._kept = (state, readers[self.kind](library, content), self.content)
-        return self._kept[1]
+    def _trees(self) -> _LightGBM | _XGBoost:
+        return self._read.get(self._open, [self.content])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}
-
-
-class _Trees(Protocol):
-    """A model as either library has read it."""
-
-    num_features: int
-    names: list[str] | None
-
-    def predict(self, features: NDArray[Any]) -> Any: ...
+    def _open(self) -> _LightGBM | _XGBoost:
+        content = self.content.cpu().numpy().tobytes()
+        if self.kind == "lightgbm":
+            return _LightGBM(_library(self.kind), content)
+        return _XGBoost(_library(self.kind), content)
 
 
 class _LightGBM:
@@ -249,11 +232,7 @@ class _XGBoost:
 
 
 def _try_out(content: bytes, kind: str, file: Path) -> bytes:
-    """Let the library read a model and score some rows in a child process; the model as XGBoost writes it.
-
-    Raises:
-        CheckpointError: the library refused the model, or ended or blocked the process.
-    """
+    """Let the library read a model and score some rows in a child process; the model as XGBoost writes it."""
     _library(kind)
     if kind == "lightgbm":
         _check_text(content, file)

@@ -15,8 +15,7 @@ from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.distributed import limit_documents
 from lgmml_torch.files import scratch_array
 from lgmml_torch.functional.selection import FeatureChoice, FeatureSums, choose_features
-from lgmml_torch.models.preprocess.base import Preprocess
-from lgmml_torch.models.preprocess.lists import TrainingLists
+from lgmml_torch.models.preprocess.base import Preprocess, TrainingLists
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import tensors_digest
 from lgmml_torch.ragged import RankingData

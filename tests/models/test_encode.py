@@ -9,15 +9,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
-from lgmml_torch.models.encode import (
-    CategoryEncoder,
-    CategorySettings,
-    MeanLabel,
-    OneHot,
-    encode_splits,
-    mean_labels,
-    out_of_fold,
-)
+from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, encode_splits
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
@@ -63,21 +55,20 @@ class TestFit:
     def test_few_words_get_columns_and_many_become_mean_labels(self) -> None:
         data = lists()
         encoder = fitted(data)
-        assert encoder.steps[:2] == (OneHot((0, 1, 2)), None)
-        means, prior = mean_labels(data.features[:, 2].long(), data.labels, 6, 2.0)
-        assert encoder.steps[2] == MeanLabel(tuple(means.tolist()), prior)
+        assert encoder.steps[:2] == ({"codes": [0, 1, 2]}, None)
+        assert encoder.widths == [3, 1, 1]
         assert encoder.columns == ("colour=blue", "colour=green", "colour=red", "x", "brand (mean label)")
         assert encoder.vocabularies == {"colour": COLOURS, "brand": BRANDS}
 
     def test_the_words_that_occur_are_counted(self) -> None:
-        for most, kind in [(2, MeanLabel), (3, OneHot), (4, OneHot)]:
-            assert isinstance(fitted(lists(), max_one_hot=most).steps[0], kind)
+        for most, width in [(2, 1), (3, 3), (4, 3)]:
+            assert fitted(lists(), max_one_hot=most).widths[0] == width
 
     def test_means_are_one_for_each_word_of_the_vocabulary(self) -> None:
         step = fitted(lists(), max_one_hot=0).steps[0]
-        assert isinstance(step, MeanLabel)
-        assert len(step.means) == len(COLOURS)
-        assert step.means[3] == step.prior  # no document is white
+        assert step is not None
+        assert len(step["means"]) == len(COLOURS)
+        assert step["means"][3] == step["prior"]  # no document is white
 
     def test_names_and_categories_are_needed(self) -> None:
         data = lists()
@@ -86,33 +77,41 @@ class TestFit:
                 fitted(other)
 
 
+def words_of(codes: list[int], labels: list[float], words: str, group: list[int]) -> RankingData:
+    """Lists of one feature, a word; codes of −1 are unknown words."""
+    features = torch.tensor(codes, dtype=torch.float64)[:, None]
+    data = RankingData.from_arrays(features, labels, group=group, dtype=torch.float64)
+    return data.replace(feature_names=("word",), categories=(tuple(words),))
+
+
 class TestMeanLabels:
     def test_they_are_the_smoothed_means(self) -> None:
-        codes = torch.tensor([0, 0, 1, -1, 3, 3])
-        labels = torch.tensor([0.1, 0.7, 2.0, 3.0, 1.0, 0.0])
-        means, prior = mean_labels(codes, labels, 5, 1.5)
-        values = labels.double().tolist()
-        assert means.dtype == torch.float64
-        assert prior == pytest.approx(sum(values) / 6, rel=1e-15)
+        values = [0.5, 0.75, 2.0, 3.0, 1.0, 0.0]
+        step = fitted(words_of([0, 0, 1, -1, 3, 3], values, "abcde", [6]), max_one_hot=0, smoothing=1.5).steps[0]
+        assert step is not None
+        assert step["prior"] == pytest.approx(sum(values) / 6, rel=1e-15)
         by_word: list[list[float]] = [values[:2], values[2:3], [], values[4:], []]
-        assert means.tolist() == pytest.approx([smoothed(own, prior, 1.5) for own in by_word], rel=1e-14)
+        expected = [smoothed(own, step["prior"], 1.5) for own in by_word]
+        assert step["means"] == pytest.approx(expected, rel=1e-14)
 
     def test_without_smoothing_words_without_documents_get_the_mean_of_all(self) -> None:
-        means, prior = mean_labels(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]), 3, 0.0)
-        assert (means.tolist(), prior) == ([1.5, 1.5, 1.5], 1.5)
+        data = words_of([1, 1], [1.0, 2.0], "abc", [2])
+        step = fitted(data, max_one_hot=0, smoothing=0.0).steps[0]
+        assert step == {"means": [1.5, 1.5, 1.5], "prior": 1.5}
 
-    def test_without_documents_all_means_are_zero(self) -> None:
-        means, prior = mean_labels(torch.zeros(0, dtype=torch.long), torch.zeros(0), 2, 1.0)
-        assert (means.tolist(), prior) == ([0.0, 0.0], 0.0)
+    def test_without_documents_of_other_folds_the_mean_is_zero(self) -> None:
+        data = words_of([0, 1], [1.0, 2.0], "ab", [2, 0])
+        encoder = fitted(data, max_one_hot=0, folds=2)
+        assert encoder.encode_training(data).features.tolist() == [[0.0], [0.0]]
 
 
 class TestOutOfFold:
     def test_means_come_from_the_queries_of_other_folds(self) -> None:
         for queries, folds in [(7, 3), (7, 2), (3, 5), (2, 2), (1, 5)]:
-            data, settings = lists(queries), CategorySettings(smoothing=2.0, folds=folds)
+            data = lists(queries, dtype=torch.float64)
             codes = data.features[:, 2].long()
-            found = out_of_fold(codes, data, 6, settings)
-            assert found.dtype == torch.float64
+            encoder = CategoryEncoder.fit(data, CategorySettings(max_one_hot=0, smoothing=2.0, folds=folds))
+            found = encoder.encode_training(data).features[:, 2]
             parts = min(folds, queries)
             fold = torch.randperm(queries, generator=torch.Generator().manual_seed(0)) % parts
             for row in range(data.num_documents):
@@ -135,8 +134,8 @@ class TestEncode:
             assert torch.equal(found.features[:, code], (colour == code).float())
         assert torch.equal(found.features[:, 3], x)
         step = encoder.steps[2]
-        assert isinstance(step, MeanLabel)
-        expected = [step.means[int(code)] if code >= 0 else step.prior for code in brand]
+        assert step is not None
+        expected = [step["means"][int(code)] if code >= 0 else step["prior"] for code in brand]
         torch.testing.assert_close(found.features[:, 4], torch.tensor(expected))
         assert (found.feature_names, found.categories) == (encoder.columns, None)
         assert torch.equal(found.labels, new.labels)
@@ -152,17 +151,15 @@ class TestEncode:
         data = lists(dtype=torch.float64)
         encoder = fitted(data)
         step = encoder.steps[2]
-        assert isinstance(step, MeanLabel)
+        assert step is not None
         found = encoder.encode(data).features
         assert found.dtype == torch.float64
-        assert set(found[:, 4].tolist()) <= {*step.means, step.prior}
+        assert set(found[:, 4].tolist()) <= {*step["means"], step["prior"]}
 
     def test_training_lists_get_means_of_other_folds_and_all_else_alike(self) -> None:
         data = lists()
         encoder = fitted(data)
         found, plain = encoder.encode_training(data), encoder.encode(data)
-        expected = out_of_fold(data.features[:, 2].long(), data, 6, encoder.settings)
-        torch.testing.assert_close(found.features[:, 4], expected.float())
         assert not torch.equal(found.features[:, 4], plain.features[:, 4])
         assert torch.equal(found.features[:, :4], plain.features[:, :4])
         assert (found.feature_names, found.categories) == (encoder.columns, None)

@@ -1,30 +1,39 @@
-"""Importance: shares that add up, drops that a naive loop finds too, effects that follow the score."""
+"""Importance: shares that add up, drops and effects that a naive loop finds too, and what is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.significance import Interval
+from lgmml_torch.models import importance as parts
 from lgmml_torch.models.explain import explain, explain_pairs
 from lgmml_torch.models.importance import (
-    feature_label,
+    Importance,
+    feature_weight,
     pair_importance,
     partial_effect,
     permutation_importance,
     sample_lists,
     structural_importance,
 )
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.models.preprocess.base import feature_label
 from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
 from lgmml_torch.models.preprocess.steps import PCA, ListRank, Quantile, RemoveConstant, Standardize
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.plots import differences_picture, effect_picture, importance_picture
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import segment_std
 from tests.doors import FEATURES, small_data, small_model
+from tests.models.test_explain import Added
 from tests.models.test_trees import lightgbm_booster
 
 
@@ -203,3 +212,205 @@ def test_pictures() -> None:
     assert len(effect_picture(effects).axes) == 6
     (axis,) = differences_picture([0.1, -0.2, 0.0], first="a", second="b", measure="ndcg@10").axes
     assert axis.get_ylabel() == "difference in ndcg@10"
+
+
+class Curved:
+    """The square of the third feature, and a little of the first."""
+
+    def score(self, data: RankingData) -> Tensor:
+        return (data.features[:, 2] ** 2 + 0.1 * data.features[:, 0]).double()
+
+
+def test_leading_features_are_the_largest_shares() -> None:
+    shares = [0.05 * place for place in range(25)]
+    found = Importance(torch.tensor(shares), torch.ones(1))
+    assert found.base == 0.0
+    assert [feature for feature, _ in found.leading()] == list(range(24, 14, -1))
+    assert found.leading(1) == [(24, pytest.approx(1.2))]
+    assert 0 not in [feature for feature, _ in found.leading(99)]
+    level = Importance(torch.full((3000,), 0.25), torch.ones(1))
+    assert [feature for feature, _ in level.leading(3000)] == list(range(3000))
+
+
+class TestStructure:
+    def test_zoomed_factors_count_as_distances_see_them(self) -> None:
+        bank = LocalMetrics([MetricBlock(torch.zeros(1, 2), torch.eye(2)[None])], num_features=2)
+        bank.train_metrics_()
+        with torch.no_grad():
+            bank.iter_blocks()[0].zoom.copy_(torch.tensor([0.4, 0.0]))
+        found = feature_weight(bank, torch.ones(1))
+        assert found.dtype == torch.float64
+        assert found.tolist() == pytest.approx([0.9, 0.1])
+
+    def test_metrics_and_weights_of_nothing_have_no_share(self) -> None:
+        factors = torch.stack([torch.zeros(2, 2), torch.diag(torch.tensor([1.0, 3.0]))])
+        bank = LocalMetrics([MetricBlock(torch.zeros(2, 2), factors)], num_features=2)
+        assert feature_weight(bank, torch.tensor([5.0, 1.0])).tolist() == pytest.approx([0.1, 0.9])
+        assert feature_weight(bank, torch.zeros(2)).tolist() == [0.0, 0.0]
+        model = small_model()
+        with torch.no_grad():
+            model.phi.table.weight.zero_()
+        found = structural_importance(model)
+        assert not found.features.any()
+        assert not found.metrics.any()
+
+    def test_weights_are_those_of_a_new_query(self) -> None:
+        for mode, policy in [("per_query", "mean"), ("per_query", "knn"), ("amortized", "shared")]:
+            model = small_model(mode=mode)
+            model.phi.policy = policy
+            phi = model.phi.table.weight.detach().double().mean(0)
+            torch.testing.assert_close(structural_importance(model).metrics, phi / phi.sum())
+            model.phi.policy = "ones"
+            assert structural_importance(model).metrics.tolist() == pytest.approx([1 / 7] * 7)
+
+
+class TestPairs:
+    def test_shares_are_what_a_loop_over_the_pairs_finds(self) -> None:
+        for base in [False, True]:
+            for policy in [None, "mean"]:
+                model, data = small_model(mode="per_query"), small_data(14, seed=3)
+                model.base = Added() if base else None
+                found = pair_importance(model, data, lists=5, pairs=3, seed=2, policy=policy)
+                useful = sample_lists(data.select((data.sizes >= 2).nonzero()[:, 0]), 5, seed=2)
+                generator = torch.Generator().manual_seed(2)
+                features, metrics, trees = torch.zeros(FEATURES).double(), torch.zeros(7).double(), 0.0
+                for query, size in enumerate(useful.sizes.tolist()):
+                    part = useful.select([query])
+                    first = torch.randint(size, (3,), generator=generator)
+                    other = (first + torch.randint(1, size, (3,), generator=generator)) % size
+                    assert not (first == other).any()
+                    for a, b in zip(first.tolist(), other.tolist(), strict=True):
+                        places = int(part.order[a]), int(part.order[b])
+                        one = explain(model, part, qid=part.qids[0], document=places[0], over=places[1], policy=policy)
+                        columns = one.features.sum(0)
+                        own = torch.zeros(FEATURES).double()
+                        for column, source in enumerate(one.columns):
+                            own[source.feature] += columns[column]
+                        features += own.abs()
+                        metrics += one.metrics.abs()
+                        trees += abs(one.base)
+                torch.testing.assert_close(found.features, features / (features.sum() + trees))
+                torch.testing.assert_close(found.metrics, metrics / (metrics.sum() + trees))
+                assert found.base == pytest.approx(trees / float(features.sum() + trees))
+                assert (found.base > 0) == base
+
+    def test_lists_of_two_count_and_lists_of_one_do_not(self) -> None:
+        model = small_model()
+        x = torch.randn(5, FEATURES, generator=torch.Generator().manual_seed(0))
+        two = RankingData.from_arrays(x[:2], [0, 1], qid=[1, 1])
+        mixed = RankingData.from_arrays(x, [0, 1, 0, 1, 0], qid=[1, 1, 2, 3, 4])
+        assert torch.equal(pair_importance(model, two).features, pair_importance(model, mixed).features)
+
+    def test_scores_without_differences_have_no_shares(self) -> None:
+        model, data = small_model(), small_data()
+        with torch.no_grad():
+            model.phi.table.weight.zero_()
+        found = pair_importance(model, data)
+        assert not found.features.any()
+        assert not found.metrics.any()
+        assert found.base == 0
+
+    def test_there_must_be_lists_and_pairs(self) -> None:
+        model, data = small_model(), small_data()
+        for name in ("lists", "pairs"):
+            with pytest.raises(LGMMLError, match=f"`{name}` must be positive, got 0"):
+                pair_importance(model, data, **{name: 0})
+
+
+class Asked:
+    """Stands for the bootstrap, and remembers what it was asked."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[dict[str, Any]] = []
+        patch.setattr(parts, "bootstrap_interval", self)
+
+    def __call__(self, values: Tensor, **options: Any) -> Interval:
+        seed = options.pop("generator").initial_seed()
+        self.calls.append({"values": values.clone(), "seed": seed, **options})
+        return Interval(float(values.nanmean()), 0.0, 0.0, 0.0, 0, 0)
+
+    def settings(self) -> set[tuple[Any, ...]]:
+        return {(call["seed"], call["confidence"], call["resamples"]) for call in self.calls}
+
+
+class TestShuffles:
+    def test_rules_of_the_measure_are_those_asked_for(self) -> None:
+        data = small_data(20)
+        for preset in ("default", "letor4"):
+            found = permutation_importance(Curved(), data, features=[2], preset=preset, n_repeats=1, resamples=5)
+            before = rank_data(Curved().score(data), data, metrics=["ndcg@10"], preset=preset)["ndcg@10"]
+            assert found.baseline.mean == pytest.approx(float(before.nanmean()))
+            assert f"({preset})" in found.definition
+
+    def test_the_first_and_the_last_feature(self) -> None:
+        data = small_data(8)
+        found = permutation_importance(Curved(), data, features=[0, 4], n_repeats=1, resamples=5)
+        assert found.drops.shape == (2, 8)
+        for feature in (-1, FEATURES):
+            with pytest.raises(LGMMLError, match=rf"`feature` must lie in \[0, 4\], got {feature}"):
+                permutation_importance(Curved(), data, features=[feature])
+
+    def test_the_data_stay_as_they_are(self) -> None:
+        data = small_data(8)
+        before = data.features.clone()
+        permutation_importance(Curved(), data, n_repeats=1, resamples=5)
+        partial_effect(Curved(), data, 2, points=3, resamples=5)
+        assert torch.equal(data.features, before)
+
+
+class TestEffects:
+    def test_changes_are_what_a_loop_finds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked, data = Asked(monkeypatch), small_data(15, seed=2)
+        found = partial_effect(Curved(), data, 2, points=5, documents=2, seed=6, confidence=0.5, resamples=9)
+        column = np.sort(data.features[:, 2].numpy())
+        places = [round(float(place)) for place in np.linspace(0, len(column) - 1, 5)]
+        assert found.values == pytest.approx(sorted({float(column[place]) for place in places}))
+        generator = torch.Generator().manual_seed(6)
+        expected = np.zeros((len(found.values), 15))
+        for _ in range(2):
+            draws = torch.rand(15, generator=generator)
+            for query in range(15):
+                row = int(data.offsets[query]) + int(draws[query] * data.sizes[query])
+                own = float(data.features[row, 2])
+                for place, value in enumerate(found.values):
+                    expected[place, query] += (value**2 - own**2) / 2
+        for place, call in enumerate(asked.calls):
+            assert call["values"].tolist() == pytest.approx(expected[place].tolist(), abs=1e-5)
+        assert asked.settings() == {(6, 0.5, 9)}
+        assert found.spread == pytest.approx(float(segment_std(Curved().score(data), data.offsets).mean()))
+
+    def test_values_are_those_that_occur(self) -> None:
+        data = small_data(6)
+        found = partial_effect(Curved(), data, 1, points=4, resamples=5)
+        assert set(found.values) <= {float(value) for value in data.features[:, 1]}
+        assert len(found.values) == 4
+        assert partial_effect(Curved(), data, 1, points=1, resamples=5).values == (float(data.features[:, 1].min()),)
+
+    def test_the_same_documents_are_drawn_without_a_seed_as_with_0(self) -> None:
+        data = small_data(15, seed=2)
+        found, same, other = (
+            partial_effect(Curved(), data, 2, points=3, documents=1, resamples=5, **seed)
+            for seed in ({}, {"seed": 0}, {"seed": 1})
+        )
+        assert found.intervals == same.intervals
+        assert found.intervals != other.intervals
+
+    def test_empty_lists_are_left_out(self) -> None:
+        data = small_data(6)
+        offsets = torch.cat([data.offsets[:3], data.offsets[2:]])
+        holes = data.replace(offsets=offsets, qids=(*data.qids, 99))
+        found, expected = (partial_effect(Curved(), lists, 2, points=3, resamples=20) for lists in (holes, data))
+        assert found.intervals == expected.intervals
+        single = data.select((data.sizes == 1).nonzero()[:, 0])
+        assert single.num_queries
+        assert partial_effect(Curved(), single, 2, points=2, resamples=5).spread == 0
+        with pytest.raises(LGMMLError, match="`data` must have documents, got none"):
+            partial_effect(Curved(), data.select([]), 2)
+
+    def test_there_must_be_points_and_documents(self) -> None:
+        for name in ("points", "documents"):
+            with pytest.raises(LGMMLError, match=f"`{name}` must be positive, got 0"):
+                partial_effect(Curved(), small_data(), 0, **{name: 0})
+        for feature in (-1, FEATURES):
+            with pytest.raises(LGMMLError, match=rf"`feature` must lie in \[0, 4\], got {feature}"):
+                partial_effect(Curved(), small_data(), feature)

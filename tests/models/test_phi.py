@@ -69,7 +69,7 @@ def test_projection_touches_given_rows_only() -> None:
 def test_state_round_trip() -> None:
     for mode in POLICIES:
         phi = Phi(3, 2, mode=mode, init=torch.tensor([0.25, 4.0]))
-        again = Phi.from_spec(phi.spec())
+        again = Phi(**phi.spec())
         again.load_state_dict(phi.state_dict())
         assert torch.equal(again(torch.tensor([1])), phi(torch.tensor([1])))
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.functional.features import OrderlessSum, block_moments, block_ranges
-from lgmml_torch.models.preprocess import lists as preprocess_lists
-from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.preprocess import base
+from lgmml_torch.models.preprocess.base import Preprocess, TrainingLists
 from lgmml_torch.models.preprocess.compose import Chain, Concat, all_views, list_rank_features
-from lgmml_torch.models.preprocess.lists import TrainingLists
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
@@ -146,7 +145,7 @@ STEPS: dict[str, Callable[[], Preprocess]] = {
 
 
 def fitted(name: str, owner: list[int] | None, block: int, column: int) -> dict[str, Any]:
-    preprocess_lists.BLOCK_VALUES, preprocess_lists.COLUMN_VALUES = block, column
+    base.BLOCK_VALUES, base.COLUMN_VALUES = block, column
     data = own_part(DATA, owner)
     preprocess = STEPS[name]().fit_lists(TrainingLists(data.features, data.offsets, data.shared_lists))
     return dict(preprocess.state_dict())
@@ -157,7 +156,7 @@ class TestSharedLists:
     def sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those that `fitted` sets in this process are set back."""
         for name in ("BLOCK_VALUES", "COLUMN_VALUES"):
-            monkeypatch.setattr(preprocess_lists, name, getattr(preprocess_lists, name))
+            monkeypatch.setattr(base, name, getattr(base, name))
 
     def test_from_files_as_in_memory(self) -> None:
         for name in STEPS:

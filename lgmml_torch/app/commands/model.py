@@ -27,10 +27,10 @@ from lgmml_torch.checks import DataError, LGMMLError, check_positive
 from lgmml_torch.evaluation.card import model_card, read_report
 from lgmml_torch.evaluation.tables import preprocessing_steps
 from lgmml_torch.models.combine import combination_weights, merge_models
-from lgmml_torch.models.encode import OneHot
 from lgmml_torch.models.explain import Explanation, explain
 from lgmml_torch.models.export import EXPORTERS, compare_exported
-from lgmml_torch.models.importance import feature_label, structural_importance
+from lgmml_torch.models.importance import structural_importance
+from lgmml_torch.models.preprocess.base import feature_label
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, load_checkpoint
 from lgmml_torch.ragged import RankingData
@@ -151,7 +151,7 @@ def _categories(model: LGMML) -> str | None:
     for name, known, step in zip(model.encoder.names, model.encoder.categories, model.encoder.steps, strict=True):
         if known is not None:
             encoding = "mean label"
-            if isinstance(step, OneHot):
+            if step is not None and "codes" in step:
                 encoding = "a column each"
             texts.append(f"{name} ({len(known)} words, {encoding})")
     return ", ".join(texts)

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lgmml_torch.checks import LGMMLError, check_offsets
-from lgmml_torch.models.preprocess.lists import TrainingLists
+from lgmml_torch import distributed
+from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
+from lgmml_torch.distributed import SharedLists
+from lgmml_torch.functional.features import OrderlessSum, block_moments, block_ranges, row_blocks
+from lgmml_torch.segments import list_blocks
 
+_Found = TypeVar("_Found")
+
+BLOCK_VALUES = 1 << 20  # raw features of whole lists that go through the steps together
+COLUMN_VALUES = 1 << 23  # of whole columns that a process looks at together
 _CHUNK_ROWS = 16384  # that are transformed together, or fewer where they are wide
 _CHUNK_VALUES = 1 << 21
+
+
+def feature_label(names: Sequence[str] | None, feature: int) -> str:
+    """The name of a raw feature, or else its number, from 1 as in LETOR files."""
+    if names is None:
+        return f"feature {feature + 1}"
+    return names[feature]
 
 
 class Source(NamedTuple):
@@ -26,10 +43,7 @@ class Source(NamedTuple):
         """The name of the feature, or else its number from 1 on, and the view."""
         if self.feature < 0:
             return self.view
-        name = f"feature {self.feature + 1}"
-        if names is not None:
-            name = names[self.feature]
-        return ", ".join(filter(None, (name, self.view)))
+        return ", ".join(filter(None, (feature_label(names, self.feature), self.view)))
 
     def __str__(self) -> str:
         return self.called()
@@ -58,27 +72,15 @@ class Preprocess(nn.Module):
 
     @property
     def num_features_in(self) -> int:
-        """Number of features `fit` saw.
-
-        Raises:
-            LGMMLError: before `fit`.
-        """
+        """Number of features `fit` saw; refused before, as all that depends on it."""
         if not self.fitted:
             raise LGMMLError(f"preprocessing {self.name!r} must be fitted before it is used: call `fit` first")
         return self._num_features_in
 
     @property
     def num_features_out(self) -> int:
-        """Number of features `forward` gives.
-
-        Raises:
-            LGMMLError: before `fit`.
-        """
-        return self._width_out(self.num_features_in)
-
-    def _width_out(self, width: int) -> int:
-        """Number of features out, of a fitted step with this many in."""
-        return width
+        """Number of features `forward` gives."""
+        return len(self.sources())
 
     @property
     def fitted(self) -> bool:
@@ -86,11 +88,7 @@ class Preprocess(nn.Module):
         return self._num_features_in != -1
 
     def sources(self) -> list[Source]:
-        """For every column of the result, the feature it comes from and the view of it.
-
-        Raises:
-            LGMMLError: before `fit`.
-        """
+        """For every column of the result, the feature it comes from and the view of it."""
         return self._sources(self.num_features_in)
 
     def _sources(self, width: int) -> list[Source]:
@@ -169,14 +167,9 @@ class Preprocess(nn.Module):
     @torch.no_grad()
     def _in_chunks(self, features: Tensor, offsets: Tensor) -> Tensor:
         out = features.new_empty((len(features), self.num_features_out))
-        first, last = 0, len(offsets) - 1
-        while first < last:
-            start = int(offsets[first])
-            stop = int(torch.searchsorted(offsets, start + self._chunk, right=True)) - 1
-            stop = min(max(stop, first + 1), last)  # a list longer than a chunk goes through whole
-            end = int(offsets[stop])
-            out[start:end] = self._transform(features[start:end], offsets[first : stop + 1] - start)
-            first = stop
+        for first, last in list_blocks(offsets, self._chunk):  # a list longer than a chunk goes through whole
+            start, stop = int(offsets[first]), int(offsets[last])
+            out[start:stop] = self._transform(features[start:stop], offsets[first : last + 1] - start)
         return out
 
     def _start(self, lists: TrainingLists) -> None:
@@ -188,10 +181,6 @@ class Preprocess(nn.Module):
         self.width.fill_(width)
         self._num_features_in = width
         return self
-
-    def columns_kept(self) -> Tensor | None:  # (D',) long
-        """Which columns of the features the result consists of, unchanged; None where it is made of them otherwise."""
-        return None
 
     def _fit(self, lists: TrainingLists) -> None:
         """Set the buffers; nothing to learn by default."""
@@ -219,3 +208,152 @@ class Preprocess(nn.Module):
         if not self.fitted:
             return "not fitted"
         return f"{self.num_features_in} → {self.num_features_out} features"
+
+
+class TrainingLists:
+    """Training lists on their way through the steps of a preprocessing.
+
+    In memory, what a step makes of them is made once. Lists that processes share, or that are mapped from files, may
+    be larger than memory: they go through all steps again, block by block, whenever something is asked. The answers
+    are the same bits either way, but for `covariance`, which is the same up to rounding.
+
+    Args:
+        features: ``(n, D)`` of the lists that are here.
+        offsets: ``(q+1,)`` of these lists.
+        shared_lists: where these are the lists of one process of several: who has which.
+        steps: fitted, which the features go through.
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        offsets: Tensor,
+        shared_lists: SharedLists | None = None,
+        *,
+        steps: tuple[Preprocess, ...] = (),
+    ) -> None:
+        self.features, self.offsets, self.shared_lists, self.steps = features, offsets, shared_lists, steps
+
+    @property
+    def num_documents(self) -> int:
+        """Of all processes."""
+        if self.shared_lists is None:
+            return len(self.features)
+        return int(self.shared_lists.offsets[-1])
+
+    @property
+    def num_features(self) -> int:
+        """Number of columns, after the steps so far."""
+        if self.steps:
+            return self.steps[-1].num_features_out
+        return self.features.shape[1]
+
+    def check(self, name: str) -> None:
+        """Require lists that the preprocessing of this name can be fitted on.
+
+        Raises:
+            LGMMLError: for no rows or columns, values that are not finite, or offsets that do not fit the rows.
+        """
+        features = self.features
+        check_shape("features", features, (None, None))
+        if not features.is_floating_point():
+            raise LGMMLError(f"`features` must hold floating-point values, got {features.dtype}")
+        if self.num_documents == 0 or self.num_features == 0:
+            raise LGMMLError(f"`features` must have rows and columns to fit {name!r}, got {tuple(features.shape)}")
+        check_offsets(self.offsets, len(features))
+        if self.shared_lists is None:
+            check_finite("features", features)
+        elif not self.steps:
+            _ = self.ranges  # what is not finite is noticed by all processes
+
+    def through(self, step: Preprocess) -> TrainingLists:
+        """The lists as a fitted step makes them."""
+        if self.shared_lists is None:
+            return TrainingLists(step(self.features, self.offsets), self.offsets)
+        return TrainingLists(self.features, self.offsets, self.shared_lists, steps=(*self.steps, step))
+
+    @cached_property
+    def ranges(self) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
+        """Middle and half width of the range of each column over all documents.
+
+        Raises:
+            LGMMLError: values that are not finite, on every process.
+        """
+        return block_ranges(self.blocks(), self.features.new_empty(self.num_features), self._all_reduce)
+
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
+        """Mean and (population) standard deviation of each column over all documents."""
+        return block_moments(self.blocks(), self.num_documents, self.ranges, self._all_reduce)
+
+    def weighted_sum(
+        self,
+        weights: Tensor,  # (n,) of the documents that are here
+    ) -> Tensor:  # (D,) float64
+        """The sum over all documents of each column times the weights."""
+        centre, half = self.ranges
+        largest = weights.abs().max() if len(weights) else weights.new_zeros(())
+        scale = (centre.abs() + half) * self._all_reduce(largest.double(), "max")
+        scale = torch.where(scale > 0, scale, 1.0)
+        total, start = OrderlessSum(self.num_documents, scale), 0
+        for block in self.blocks():
+            part = weights[start : start + len(block)].double()[:, None]
+            total.add(block.double() * part / scale)
+            start += len(block)
+        total.parts = self._all_reduce(total.parts, "sum")
+        return total.total * scale
+
+    def blocks(self) -> Iterator[Tensor]:  # (n, D)
+        """The rows that are here, some at a time."""
+        if self.shared_lists is None:
+            yield from row_blocks(self.features, BLOCK_VALUES)
+            return
+        for first, last in list_blocks(self.offsets, max(1, BLOCK_VALUES // max(1, self.features.shape[1]))):
+            start, stop = int(self.offsets[first]), int(self.offsets[last])
+            block = self.features[start:stop]
+            for step in self.steps:
+                block = step(block, self.offsets[first : last + 1] - start)
+            yield block
+
+    def per_column(self, call: Callable[[NDArray], _Found]) -> list[_Found]:  # type: ignore[type-arg]
+        """What a function finds in each column, which it is given whole; each process looks at some of them."""
+        if self.shared_lists is None:
+            return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
+        _ = self.ranges  # for what is not finite
+        rank, size = distributed.rank(), distributed.world_size()
+        # Columns that the process with most documents reads at once.
+        together = 2 * COLUMN_VALUES // self.shared_lists.most
+        width = min(COLUMN_VALUES // self.num_documents, together // size, math.ceil(self.num_features / size))
+        width = max(1, width)  # columns that each process looks at
+        found: list[_Found] = []
+        for start in range(0, self.num_features, width * size):
+            here = self._columns(start, min(start + width * size, self.num_features))
+            mine: list[_Found] = []
+            for number in range(math.ceil(here.shape[1] / width)):
+                whole = self.shared_lists.collect(here[:, number * width : (number + 1) * width], number)
+                if number == rank:
+                    mine = [call(column.numpy()) for column in whole.mT.contiguous().cpu()]
+            for part in self.shared_lists.all_gather(mine):
+                found += part
+        return found
+
+    def _columns(self, start: int, stop: int) -> Tensor:  # (n, D')
+        found, done = self.features.new_empty((len(self.features), stop - start)), 0
+        for block in self.blocks():
+            found[done : done + len(block)] = block[:, start:stop]
+            done += len(block)
+        return found
+
+    def covariance(self) -> Tensor:  # (D, D) float64
+        """That of the columns over all documents."""
+        mean, _ = self.moments
+        total = mean.new_zeros((len(mean), len(mean)))
+        for block in self.blocks():
+            centred = block.double() - mean
+            total.addmm_(centred.mT, centred, alpha=1 / self.num_documents)
+        return self._all_reduce(total, "sum")
+
+    def _all_reduce(self, values: Tensor, operation: str) -> Tensor:
+        if self.shared_lists is None:
+            return values
+        return self.shared_lists.all_reduce(values, operation)

@@ -12,7 +12,6 @@ tensor([-1.,  1.])
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_whole
-from lgmml_torch.models.preprocess.base import Preprocess, Source
-from lgmml_torch.models.preprocess.lists import TrainingLists
+from lgmml_torch.models.preprocess.base import Preprocess, Source, TrainingLists
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
@@ -54,22 +52,6 @@ class _Composite(Preprocess):
         """The steps' own descriptions."""
         return {"steps": [step.spec() for step in self._parts()]}
 
-    def fit_transform(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, D')
-        """`fit`, and the training features transformed, with no step run twice."""
-        lists = TrainingLists(features, offsets)
-        self._start(lists)
-        transformed = self._fit_transform(lists)
-        self._finish(features.shape[1])
-        return transformed
-
-    @abstractmethod
-    def _fit_transform(self, lists: TrainingLists) -> Tensor:
-        """Every step fitted, and what they make of lists in memory."""
-
     def _parts(self) -> list[Preprocess]:
         return cast(list[Preprocess], list(self.steps))
 
@@ -82,11 +64,6 @@ class Chain(_Composite):
     """Steps one after the other, each fitted on what the ones before it give. An empty chain changes nothing."""
 
     name = "chain"
-
-    def _width_out(self, width: int) -> int:
-        for step in self._parts():
-            width = step.num_features_out
-        return width
 
     def _sources(self, width: int) -> list[Source]:
         """Traced back through the steps; "list rank of log" when both leave their mark."""
@@ -102,9 +79,17 @@ class Chain(_Composite):
             traced = step.origins() @ traced
         return traced
 
-    def _fit_transform(self, lists: TrainingLists) -> Tensor:
+    def fit_transform(
+        self,
+        features: Tensor,  # (N, D)
+        offsets: Tensor,  # (Q+1,)
+    ) -> Tensor:  # (N, D')
+        """`fit`, and the training features transformed, with no step run twice."""
+        lists = TrainingLists(features, offsets)
+        self._start(lists)
         for step in self._parts():
             lists = lists.through(step.fit_lists(lists))
+        self._finish(features.shape[1])
         return lists.features
 
     def _fit(self, lists: TrainingLists) -> None:
@@ -130,9 +115,6 @@ class Concat(_Composite):
             raise LGMMLError("`steps` must hold at least one step, got none")
         super().__init__(steps)
 
-    def _width_out(self, width: int) -> int:
-        return sum(step.num_features_out for step in self._parts())
-
     def _sources(self, width: int) -> list[Source]:
         """Those of the steps, one after the other."""
         together = []
@@ -143,12 +125,6 @@ class Concat(_Composite):
     def origins(self) -> Tensor:  # (D', D)
         """Those of the steps, one after the other."""
         return torch.cat([step.origins() for step in self._parts()])
-
-    def _fit_transform(self, lists: TrainingLists) -> Tensor:
-        transformed = []
-        for step in self._parts():
-            transformed.append(lists.through(step.fit_lists(lists)).features)
-        return torch.cat(transformed, dim=1)
 
     def _fit(self, lists: TrainingLists) -> None:
         for step in self._parts():

@@ -18,8 +18,7 @@ from lgmml_torch.functional.features import (
     pad_knots,
     ramp_knots,
 )
-from lgmml_torch.models.preprocess.base import Preprocess, Source
-from lgmml_torch.models.preprocess.lists import TrainingLists
+from lgmml_torch.models.preprocess.base import Preprocess, Source, TrainingLists
 
 _RAMP_ROWS = 100_000  # documents whose values the ends of ramps are taken from: more would move them by little
 
@@ -41,7 +40,7 @@ class Norm2(Preprocess):
     def _fit(self, lists: TrainingLists) -> None:
         mean, deviation = lists.moments
         norm = (mean.square() + deviation.square()).sqrt() * lists.num_documents**0.5
-        self.norm = _positive_or_one(norm, lists.dtype)
+        self.norm = _positive_or_one(norm, lists.features.dtype)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return features / self.norm.to(features.dtype)
@@ -65,9 +64,9 @@ class Standardize(Preprocess):
 
     def _fit(self, lists: TrainingLists) -> None:
         mean, deviation = lists.moments
-        varies = deviation > 2 * torch.finfo(lists.dtype).eps * mean.abs()
-        self.mean = mean.to(lists.dtype)
-        self.deviation = _positive_or_one(torch.where(varies, deviation, 0.0), lists.dtype)
+        varies = deviation > 2 * torch.finfo(lists.features.dtype).eps * mean.abs()
+        self.mean = mean.to(lists.features.dtype)
+        self.deviation = _positive_or_one(torch.where(varies, deviation, 0.0), lists.features.dtype)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return (features - self.mean.to(features.dtype)) / self.deviation.to(features.dtype)
@@ -107,15 +106,8 @@ class _Columns(Preprocess):
     state = ("kept",)
     kept: Tensor  # (D',) long, rising
 
-    def _width_out(self, width: int) -> int:
-        return len(self.kept)
-
     def _sources(self, width: int) -> list[Source]:
         return [Source(column, self.view) for column in self.kept.tolist()]
-
-    def columns_kept(self) -> Tensor | None:  # (D',) long
-        """The features kept."""
-        return self.kept
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         if len(self.kept) == features.shape[1]:
@@ -141,7 +133,7 @@ class KeepColumns(_Columns):
     def _fit(self, lists: TrainingLists) -> None:
         if self.columns[-1] >= lists.num_features:
             raise LGMMLError(f"`columns` must lie below the {lists.num_features} features, got {self.columns[-1]}")
-        self.kept = torch.tensor(self.columns, device=lists.device)
+        self.kept = torch.tensor(self.columns, device=lists.features.device)
 
 
 class RemoveConstant(_Columns):
@@ -208,8 +200,8 @@ class Quantile(Preprocess):
                 level = torch.special.ndtri(clipped).numpy()
             knots.append(column)
             levels.append(level)
-        self.knots = pad_knots(knots, lists.dtype).to(lists.device)
-        self.levels = pad_knots(levels, lists.dtype).to(lists.device)
+        self.knots = pad_knots(knots, lists.features.dtype).to(lists.features)
+        self.levels = pad_knots(levels, lists.features.dtype).to(lists.features)
 
     def _transform(self, features: Tensor, offsets: Tensor) -> Tensor:
         return interpolate_knots(features, self.knots, self.levels)
@@ -243,9 +235,6 @@ class Ramps(Preprocess):
         super().__init__()
         self.count, self.max_columns, self.others = int(count), max_columns, others
 
-    def _width_out(self, width: int) -> int:
-        return len(self.origin)
-
     def _sources(self, width: int) -> list[Source]:
         """Ramps of a feature are counted from 1."""
         columns = self.origin.tolist()
@@ -264,7 +253,7 @@ class Ramps(Preprocess):
         counts = torch.tensor([len(knot) - 1 for knot in knots])
         if count and not int(counts.sum()):
             raise LGMMLError(f"`features` must have a feature that varies, got {len(knots)} that do not")
-        self.origin = torch.arange(len(knots)).repeat_interleave(counts).to(lists.device)
+        self.origin = torch.arange(len(knots)).repeat_interleave(counts).to(lists.features.device)
         low = np.concatenate([knot[:-1] for knot in knots])
         high = np.concatenate([knot[1:] for knot in knots])
         self.low = torch.from_numpy(low).to(lists.features)
@@ -361,9 +350,6 @@ class PCA(Preprocess):
         super().__init__()
         self.components = components
 
-    def _width_out(self, width: int) -> int:
-        return self.directions.shape[1]
-
     def _sources(self, width: int) -> list[Source]:
         """Components, each of several features."""
         return [Source(-1, f"component {number + 1}") for number in range(self.directions.shape[1])]
@@ -381,8 +367,8 @@ class PCA(Preprocess):
         variances, vectors = variances.flip(0).clamp_min(0), vectors.flip(1)
         largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
         vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
-        self.mean = lists.moments[0].to(lists.dtype)
-        self.directions = vectors[:, : self._count(variances)].to(lists.dtype).contiguous()
+        self.mean = lists.moments[0].to(lists.features.dtype)
+        self.directions = vectors[:, : self._count(variances)].to(lists.features.dtype).contiguous()
 
     def _count(self, variances: Tensor) -> int:
         if isinstance(self.components, float):
