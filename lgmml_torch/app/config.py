@@ -1,10 +1,13 @@
-"""Finding the configuration, and telling people what is wrong with theirs in one sentence."""
+"""Finding the configuration, telling people what is wrong with theirs in one sentence, and what Hydra calls in runs."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import re
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from hydra.experimental.callback import Callback
+from omegaconf import MISSING, DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.checks import (
     ConfigError,
+    DataError,
     LGMMLError,
     Rule,
     at_least,
@@ -40,6 +45,8 @@ from lgmml_torch.checks import (
     optional,
     text,
 )
+
+log = logging.getLogger(__name__)
 
 
 def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: Path | None = None) -> DictConfig:
@@ -328,3 +335,66 @@ def check_settings(cfg: DictConfig) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(str(error)) from error
+
+
+class MeansOfJobs(Callback):
+    """After ``python train.py -m data.fold=1,2,3``: the table of means, in the log and in ``means.md``."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write the table when all jobs are done."""
+        from lgmml_torch.app.report import means_markdown, write_text  # Lightning takes seconds to import
+
+        folder = Path(config.hydra.sweep.dir)
+        try:
+            table = means_markdown(folder)
+        except DataError as error:
+            log.warning("%s", error)
+            return
+        write_text(folder / "means.md", table)
+        log.info("means over the runs (%s):\n%s", folder / "means.md", table)
+
+
+class NewFolder(Callback):
+    """Give every run, and every sweep, a folder of its own, also when several start in the same second.
+
+    A folder without the time in its name was chosen by the user and is used as it is.
+    """
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Create the folder; all processes of a run get that of the first."""
+        _own_folder(config, config.hydra.run)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Create the folder of the jobs."""
+        _own_folder(config, config.hydra.sweep)
+
+
+def _own_folder(config: DictConfig, place: DictConfig) -> None:
+    unresolved = OmegaConf.to_container(place, resolve=False)
+    assert isinstance(unresolved, dict)
+    if "${now:" not in unresolved["dir"]:
+        return
+    from lgmml_torch import distributed  # imports torch
+
+    HydraConfig.instance().set_config(config)  # the name of the data, which is part of the path, is looked up there
+    folder = Path(place.dir)
+    if distributed.rank() == 0:
+        with suppress(OSError):  # Hydra reports it when it creates the folder
+            folder = _create(folder)
+    with read_write(place):
+        place.dir = distributed.broadcast(str(folder))
+
+
+def _create(folder: Path) -> Path:
+    """Create a folder that does not exist yet: this name, or the name with -2, -3 … appended."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        free = folder
+        if number > 1:
+            free = folder.with_name(f"{folder.name}-{number}")
+        try:
+            free.mkdir()
+        except FileExistsError:
+            continue
+        return free
+    raise AssertionError

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the model, tables for people and programs, hyperparameters with the final figures."""
+"""What runs leave behind: the model, tables for people and programs, the final figures, means over several runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 import math
 import platform
 import re
+import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,16 +17,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import __version__
 from lgmml_torch.app.compose import asked_measures
+from lgmml_torch.app.config import parse_overrides
 from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.rankers import Ranker
+from lgmml_torch.checks import DataError
 from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings, evaluate_scores
-from lgmml_torch.evaluation.tables import preprocessing_steps, print_evaluations, run_markdown
+from lgmml_torch.evaluation.tables import markdown_table, preprocessing_steps, print_evaluations, run_markdown
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.phi import POLICIES
@@ -223,7 +226,7 @@ def report_content(found: RunResult, settings: Any) -> dict[str, Any]:
         "validation curve": {str(epoch): value for epoch, value in found.keeper.curve.items()},
         "best epoch": found.keeper.best_epoch,
         "bank": found.bank_history,
-        "data": {name: statistics(part) for name, part in found.splits.items()},
+        "data": {name: _statistics(part) for name, part in found.splits.items()},
         "model": {
             "metrics": model.metrics.num_metrics,
             "kernel": model.kernel,
@@ -239,7 +242,7 @@ def report_content(found: RunResult, settings: Any) -> dict[str, Any]:
     }
 
 
-def statistics(data: RankingData) -> dict[str, Any]:
+def _statistics(data: RankingData) -> dict[str, Any]:
     """`RankingData.statistics` with the most frequent labels only: fractions may all be different."""
     if data.shared_lists is not None:  # of all processes what each of them knows; labels stay with their lists
         sizes = data.all_sizes
@@ -337,3 +340,73 @@ def _readable(value: Any) -> Any:
                 rest.append(f"{key}={_readable(item)}")
         return f"{value.get('_target_', '').rpartition('.')[2]}({', '.join(rest)})"
     return value
+
+
+_REPEATED = ("seed", "data.seed", "data.fold")  # settings in which runs of one kind differ
+
+
+def means_markdown(folder: Path) -> str:
+    """A table of the runs below a folder: a row for each kind of run and of data, means with standard deviations.
+
+    Runs are of one kind when they differ in seed and fold only.
+
+    Raises:
+        DataError: there are no reports of runs.
+    """
+    files = sorted(folder.glob("*/report.json"), key=lambda file: (len(file.parent.name), file.parent.name))
+    if not files:
+        raise DataError(f"{folder}: there is no run with a report.json below it")
+    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    definitions: dict[str, str] = {}  # by measure
+    overrides = [_overrides(file.parent) for file in files]
+    shared = set(overrides[0]).intersection(*overrides)
+    common = [text for text in overrides[0] if text in shared]
+    for file, own in zip(files, overrides, strict=True):
+        kind = ", ".join(text for text in own if text not in common) or "all"
+        for evaluation in json.loads(file.read_text(encoding="utf-8"))["evaluations"]:
+            rows[kind, evaluation["split"], evaluation["policy"]].append(evaluation["metrics"])
+            for name, metric in evaluation["metrics"].items():
+                definitions[name] = metric["definition"]
+    header = ["runs of", "data", "weights", *definitions, "runs", "queries"]
+    lines = []
+    for key, runs in rows.items():
+        queries, cells = 0, list[str]()
+        for metrics in runs:
+            queries += max((metric["counted"] for metric in metrics.values()), default=0)
+        for name in definitions:
+            cells.append(_cell(runs, name))
+        lines.append([*key, *cells, str(len(runs)), str(queries)])
+    table = markdown_table(header, lines, text=3)
+    note = "Mean over runs of each run's mean over queries, ± the standard deviation between runs."
+    notes = ""
+    for text in sorted(definitions.values()):
+        notes += f"- {text}\n"
+    if common:
+        table = f"All runs: {', '.join(common)}.\n\n{table}"
+    return f"{table}\n\n{note}\n\n{notes}"
+
+
+def _overrides(run: Path) -> list[str]:
+    """The overrides of a run, without seed and fold."""
+    file = run / ".hydra" / "overrides.yaml"
+    if not file.is_file():
+        return []
+    words = list(map(str, OmegaConf.load(file)))
+    kept = []
+    for word, item in zip(words, parse_overrides(words), strict=True):
+        if item.get_key_element() not in _REPEATED:
+            kept.append(word)
+    return kept
+
+
+def _cell(runs: Sequence[dict[str, Any]], name: str) -> str:
+    values = []
+    for metrics in runs:
+        if name in metrics and metrics[name]["mean"] is not None:
+            values.append(metrics[name]["mean"])
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):.4f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.4f}"

@@ -27,7 +27,7 @@ from rich.table import Table
 from lgmml_torch.app.commands.common import print_tables
 from lgmml_torch.app.compose import asked_settings, load_splits, metrics_kind
 from lgmml_torch.app.config import load_config, parse_overrides
-from lgmml_torch.app.runs import means_markdown
+from lgmml_torch.app.report import means_markdown
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DivergedError, check_positive, require

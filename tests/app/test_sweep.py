@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 
 from lgmml_torch.app import cli, sweep
 from lgmml_torch.app.compose import build
-from lgmml_torch.app.config import load_config
-from lgmml_torch.app.runs import MeansOfJobs, means_markdown
+from lgmml_torch.app.config import MeansOfJobs, load_config
+from lgmml_torch.app.report import means_markdown
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DataError, MissingDependencyError
 from tests.app.test_train import small
