@@ -43,9 +43,8 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
-    from lgmml_torch.training.recipe import Recipe
     from lgmml_torch.training.resume import Start
-    from lgmml_torch.training.stages import Prepared, Trained
+    from lgmml_torch.training.stages import Trained
 
 log = logging.getLogger(__name__)
 
@@ -78,19 +77,6 @@ def _started(init_model: Any) -> Start | None:
     return Start.of(init_model)
 
 
-def _prepared_from(start: Start | None, splits: Mapping[str, RankingData], recipe: Recipe, verbose: bool) -> Prepared:
-    """Preprocessing and metrics: fitted, added to those of a start, or a start's own."""
-    from lgmml_torch.training.callbacks import log_rounds
-    from lgmml_torch.training.stages import prepare, reuse
-
-    if start is None or recipe.builder.grows:
-        told = None
-        if verbose:
-            told = log_rounds
-        return prepare(splits, recipe, told, start=start)
-    return reuse(start, splits, recipe)
-
-
 def asked_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that differ from their defaults: what the user asked for."""
     usual = LGMMLRanker().get_params(deep=False)
@@ -106,10 +92,10 @@ def _fit_model(
 ) -> tuple[Trained, Bank]:
     """Preprocessing, metrics, then Φ; nothing stays on disk."""
     # Lightning takes its time to import.
-    from lgmml_torch.training.callbacks import LogEpochs
+    from lgmml_torch.training.callbacks import LogEpochs, log_rounds
     from lgmml_torch.training.defaults import GRADIENT_CLIP, Sizes, choose_defaults, make_recipe
     from lgmml_torch.training.recipe import TrainerSettings
-    from lgmml_torch.training.stages import train_phi
+    from lgmml_torch.training.stages import prepare, train_phi
 
     kind = None
     if start is not None:
@@ -117,16 +103,15 @@ def _fit_model(
     chosen = choose_defaults(Sizes.of(splits["train"]), asked_params(params), start=kind)
     log.info("%s", chosen.reason)
     recipe = replace(make_recipe(params, chosen, seed), grows=start is not None)
-    verbose = bool(params["verbose"])
-    prepared = _prepared_from(start, splits, recipe, verbose)
+    on_round, watching = None, []
+    if params["verbose"]:
+        on_round, watching = log_rounds, [LogEpochs()]
+    prepared = prepare(splits, recipe, on_round, start=start)
     trainer = {"max_epochs": params["epochs"], "accelerator": ACCELERATORS[params["device"]]}
     if params["epochs"] is None:
         trainer["max_epochs"] = chosen.epochs
     if chosen.bank == "trained":
         trainer["gradient_clip_val"] = GRADIENT_CLIP
-    watching = []
-    if verbose:
-        watching.append(LogEpochs())
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = folder
         with _keyboard_interrupts():

@@ -254,7 +254,7 @@ def _seed_or_state(name: str, value: Any) -> None:
         check_seed(name, value)
 
 
-def column_names(name: str, value: Any) -> None:
+def _column_names(name: str, value: Any) -> None:
     """A list of words."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not all(isinstance(x, str) for x in value):
         raise LGMMLError(f"`{name}` must be a list of names of columns, got {shortened(value)}")
@@ -276,7 +276,7 @@ PARAMETERS: dict[str, Rule] = {
     "bank_options": optional(instance_of(Mapping, called="a mapping")),
     "preprocess": optional(instance_of(Preprocess, Mapping, called="a Preprocess or a mapping that describes one")),
     "features": one_of(("auto", "all")),
-    "categories": optional(column_names),
+    "categories": optional(_column_names),
     "missing": one_of(MISSING_POLICIES),
     "max_one_hot": counts_from_zero,
     "kernel": one_of(KERNELS),

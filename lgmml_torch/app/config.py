@@ -342,7 +342,8 @@ class MeansOfJobs(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Write the table when all jobs are done."""
-        from lgmml_torch.app.report import means_markdown, write_text  # Lightning takes seconds to import
+        from lgmml_torch.app.report import means_markdown  # Lightning takes seconds to import
+        from lgmml_torch.files import write_text
 
         folder = Path(config.hydra.sweep.dir)
         try:

@@ -238,7 +238,7 @@ def _describe_query(
     ranks = [*range(min(ROWS, len(order))), *sorted(below[:_BELOW])]
     middle = order[(len(order) - 1) // 2]
     pairs = [(order[rank], middle) for rank in ranks]
-    wrong = inversion(labels)
+    wrong = _inversion(labels)
     if wrong is not None:
         pairs.append((order[wrong[0]], order[wrong[1]]))
     by_feature = explain_pairs(model, part, torch.tensor(pairs)).features @ model.preprocess.origins()
@@ -258,11 +258,11 @@ def _leading_parts(row: Tensor, names: tuple[str, ...]) -> _Parts:
     return tuple((names[feature], float(row[feature])) for feature in largest_parts(row, _PARTS))
 
 
-def inversion(labels: list[float]) -> tuple[int, int] | None:
+def _inversion(labels: list[float]) -> tuple[int, int] | None:
     """Of labels in ranked order: the first rank below which a better document stands, and the first best one below.
 
-    >>> inversion([2, 0, 1, 1]), inversion([2, 1, 0])
-    ((1, 2), None)
+    >>> _inversion([2, 0, 1, 1]), _inversion([0, 2, 1, 2]), _inversion([2, 1, 0])
+    ((1, 2), (0, 1), None)
     """
     for rank, label in enumerate(labels):
         most = max(labels[rank + 1 :], default=label)

@@ -8,7 +8,6 @@ import math
 import platform
 import re
 import statistics
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,27 +34,15 @@ from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import KeepCheckpoints
 from lgmml_torch.training.loggers import output_of
+from lgmml_torch.training.resume import KeepCheckpoints
 from lgmml_torch.training.stages import Prepared, Trained
 
 log = logging.getLogger(__name__)
 
 _LABELS = 20  # different ones that a report counts
 _OWN = "this model: "  # before the weights, in a table with other rankers
-
-
-class Stopwatch:
-    """Seconds of the stages of a run."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """The stage that has just ended."""
-        now = time.perf_counter()
-        self.seconds[stage], self._since = round(now - self._since, 3), now
+_ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +57,7 @@ class RunResult:
         keeper: the validation curve, and the epoch kept.
         bank_history: how building the metrics went.
         seconds: of each stage.
+        settings: the whole configuration, as primitives.
         others: what to compare the model with.
     """
 
@@ -80,6 +68,7 @@ class RunResult:
     keeper: KeepCheckpoints
     bank_history: dict[str, Any]
     seconds: Mapping[str, float]
+    settings: Any
     others: Sequence[Ranker] = ()
 
     @property
@@ -91,6 +80,85 @@ class RunResult:
     def best_valid(self) -> float:
         """What they are worth on validation queries."""
         return self.keeper.best
+
+    def write(self) -> None:
+        """Write the model, ``report.md``, ``report.json`` and ``report.html``, and print the table."""
+        settings, content = self.settings, self.content()
+        self.model.about = _about(content)
+        self.model.save(self.folder / "model.safetensors")
+        print_evaluations(self.evaluations)
+        split, data = reported_part(self.splits)
+        paired = [compare_with(self.model, other, data, split, settings) for other in self.others]
+        content["comparisons"] = [each.to_dict() for each in paired]
+        sentences = [f"{each.first} against {each.second}, {split}: {each.sentence()}" for each in paired]
+        for sentence in sentences:
+            log.info("%s", sentence)
+        text = run_markdown(
+            self.evaluations, self.keeper.curve, self.best_epoch, settings["name"], settings["chosen"],
+            bank=self.bank_history, seconds=self.seconds, settings=_flat(settings, ""),
+            measure=settings.get("measure", "ndcg@10"),
+            comparisons=sentences,
+        )  # fmt: skip
+        write_text(self.folder / "report.md", text)
+        write_text(self.folder / "report.json", json.dumps(content, indent=2, default=str))
+        page = make_page(content, page_data(content, self.model, data, split), paired)
+        write_text(self.folder / "report.html", page)
+
+    def tell(self, loggers: Sequence[Logger]) -> None:
+        """Tell every logger the settings, the final figures and, where it has a place for them, the run's files."""
+        files = [self.folder / name for name in _ATTACHED if (self.folder / name).is_file()]
+        for output in map(output_of, loggers):
+            output.outcome(self.comparable_settings(), self.figures())
+            output.attach(files)
+            output.close()
+        log.info("model, report and logs are in %s", self.folder)
+
+    def figures(self) -> dict[str, float]:
+        """``final/test/ndcg@10``: the means of the model as it is used; of other ways to rank, their name is added."""
+        found = {}
+        for e in self.evaluations:
+            part = {"training queries": "train"}.get(e.split, e.split.partition(":")[0])
+            policy = e.policy.removeprefix(_OWN)
+            own = policy == self.model.phi.policy or policy.startswith((OWN_PHI, "together"))
+            if not own:
+                part += f"-{policy.replace(' ', '_')}"
+            for name, mean in e.means.items():
+                if not math.isnan(mean):
+                    found[f"final/{part}/{name}"] = mean
+        return found
+
+    def comparable_settings(self) -> dict[str, Any]:
+        """Settings to tell runs apart by: dotted names, a part by the name of what it makes, no folders."""
+        return {key: value for key, value in _flat(self.settings, "").items() if not _INCOMPARABLE.match(key)}
+
+    def content(self) -> dict[str, Any]:
+        """What ``report.json`` holds: all that the page needs besides the model and the lists."""
+        model = self.model
+        versions = {"lgmml-torch": __version__, "python": platform.python_version()}
+        for name in ("torch", "numpy", "pytorch-lightning"):
+            versions[name] = version(name)
+        adds_to = None
+        if model.base is not None:
+            adds_to = f"a {model.base.title} model"
+        return {
+            "evaluations": list(map(Evaluation.to_dict, self.evaluations)),
+            "validation curve": {str(epoch): value for epoch, value in self.keeper.curve.items()},
+            "best epoch": self.keeper.best_epoch,
+            "bank": self.bank_history,
+            "data": {name: _statistics(part) for name, part in self.splits.items()},
+            "model": {
+                "metrics": model.metrics.num_metrics,
+                "kernel": model.kernel,
+                "preprocessing": preprocessing_steps(model.preprocess),
+                "columns after preprocessing": model.metrics.num_features,
+                "weights": f"{model.phi.mode}, new queries: {model.phi.policy}",
+                "adds to": adds_to,
+            },
+            "seconds": dict(self.seconds),
+            "versions": versions,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config": self.settings,
+        }
 
 
 def measuring_rules(cfg: DictConfig) -> dict[str, Any]:
@@ -159,89 +227,6 @@ def _evaluate_split(
     return evaluate_scores(scores, data, split=split, policy=title.format(weights), **options)
 
 
-def write_report(found: RunResult, settings: Any) -> None:
-    """Write the model, ``report.md``, ``report.json`` and ``report.html``, and print the table."""
-    folder, evaluations, keeper = found.folder, found.evaluations, found.keeper
-    content = report_content(found, settings)
-    found.model.about = about(content)
-    found.model.save(folder / "model.safetensors")
-    print_evaluations(evaluations)
-    split, data = reported_part(found.splits)
-    paired = [compare_with(found.model, other, data, split, settings) for other in found.others]
-    content["comparisons"] = [each.to_dict() for each in paired]
-    sentences = [f"{each.first} against {each.second}, {split}: {each.sentence()}" for each in paired]
-    for sentence in sentences:
-        log.info("%s", sentence)
-    text = run_markdown(
-        evaluations, keeper.curve, keeper.best_epoch, settings["name"], settings["chosen"],
-        bank=found.bank_history, seconds=found.seconds, settings=_flat(settings, ""),
-        measure=settings.get("measure", "ndcg@10"),
-        comparisons=sentences,
-    )  # fmt: skip
-    write_text(folder / "report.md", text)
-    write_text(folder / "report.json", json.dumps(content, indent=2, default=str))
-    write_text(folder / "report.html", make_page(content, page_data(content, found.model, data, split), paired))
-
-
-_ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
-
-
-def tell_loggers(found: RunResult, settings: Any, loggers: Sequence[Logger]) -> None:
-    """Settings to compare runs by, the final figures, and the files of the run, to every logger that has a place."""
-    figures = final_figures(found.evaluations, found.model.phi.policy)
-    files = [found.folder / name for name in _ATTACHED if (found.folder / name).is_file()]
-    for output in map(output_of, loggers):
-        output.outcome(comparable(settings), figures)
-        output.attach(files)
-        output.close()
-    log.info("model, report and logs are in %s", found.folder)
-
-
-def final_figures(evaluations: Sequence[Evaluation], own_policy: str) -> dict[str, float]:
-    """``final/test/ndcg@10``: the means of the model as it is used; of other ways to rank, their name is added."""
-    found = {}
-    for e in evaluations:
-        part = {"training queries": "train"}.get(e.split, e.split.partition(":")[0])
-        policy = e.policy.removeprefix(_OWN)
-        own = policy == own_policy or policy.startswith((OWN_PHI, "together"))
-        if not own:
-            part += f"-{policy.replace(' ', '_')}"
-        for name, mean in e.means.items():
-            if not math.isnan(mean):
-                found[f"final/{part}/{name}"] = mean
-    return found
-
-
-def report_content(found: RunResult, settings: Any) -> dict[str, Any]:
-    """What ``report.json`` holds: all that the page needs besides the model and the lists."""
-    model = found.model
-    versions = {"lgmml-torch": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "pytorch-lightning"):
-        versions[name] = version(name)
-    adds_to = None
-    if model.base is not None:
-        adds_to = f"a {model.base.title} model"
-    return {
-        "evaluations": list(map(Evaluation.to_dict, found.evaluations)),
-        "validation curve": {str(epoch): value for epoch, value in found.keeper.curve.items()},
-        "best epoch": found.keeper.best_epoch,
-        "bank": found.bank_history,
-        "data": {name: _statistics(part) for name, part in found.splits.items()},
-        "model": {
-            "metrics": model.metrics.num_metrics,
-            "kernel": model.kernel,
-            "preprocessing": preprocessing_steps(model.preprocess),
-            "columns after preprocessing": model.metrics.num_features,
-            "weights": f"{model.phi.mode}, new queries: {model.phi.policy}",
-            "adds to": adds_to,
-        },
-        "seconds": dict(found.seconds),
-        "versions": versions,
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config": settings,
-    }
-
-
 def _statistics(data: RankingData) -> dict[str, Any]:
     """`RankingData.statistics` with the most frequent labels only: fractions may all be different."""
     if data.shared_lists is not None:  # of all processes what each of them knows; labels stay with their lists
@@ -254,7 +239,7 @@ def _statistics(data: RankingData) -> dict[str, Any]:
     return {**found, "labels": dict(sorted(common))}
 
 
-def about(content: Mapping[str, Any]) -> dict[str, Any]:
+def _about(content: Mapping[str, Any]) -> dict[str, Any]:
     """The few facts of a report that travel in the model file."""
     train, config = content["data"]["train"], content["config"]
     trained_on = {"name": config["name"]}
@@ -301,19 +286,6 @@ def compare_with(model: LGMML, other: Ranker, data: RankingData, split: str, set
 _INCOMPARABLE = re.compile(
     r"(paths|callbacks|logger|evaluation|trainer(?!\.max_epochs))\b|(name|chosen|resume|threads|.*\.(num_workers|data_dir|cache))$"
 )
-
-
-def comparable(settings: Any) -> dict[str, Any]:
-    """Settings to tell runs apart by: one level of dotted names, a part by the name of what it makes, no folders.
-
-    >>> comparable({"phi": {"_target_": "lgmml_torch.models.phi.Phi", "mode": "shared"}, "base": "/x/y.txt", "seed": 1})
-    {'phi': 'Phi', 'phi.mode': 'shared', 'base': 'y.txt', 'seed': 1}
-    """
-    found = _flat(settings, "")
-    for key in list(found):
-        if _INCOMPARABLE.match(key):
-            del found[key]
-    return found
 
 
 def _flat(settings: Any, prefix: str) -> dict[str, Any]:

@@ -54,15 +54,6 @@ def set_threads(asked: int | None) -> None:
         torch.set_num_threads(max(1, min(torch.get_num_threads(), joblib.cpu_count())))
 
 
-def _join_processes() -> None:
-    """Join the other processes of the run, if there are any; only the first one reports."""
-    from lgmml_torch import distributed
-
-    distributed.join()
-    if distributed.rank():
-        logging.getLogger("lgmml_torch").setLevel(logging.WARNING)
-
-
 def main(command: Sequence[str] | None = None) -> None:
     """The command line: ``python train.py`` and ``lgmml train``.
 
@@ -88,7 +79,11 @@ def _train(watch: Watch, command: list[str]) -> None:
     try:
         check_command(sys.argv[1:])
         if "RANK" in os.environ:  # torchrun or Ray has started several processes
-            _join_processes()
+            from lgmml_torch import distributed
+
+            distributed.join()
+            if distributed.rank():  # only the first one reports
+                logging.getLogger("lgmml_torch").setLevel(logging.WARNING)
     except ConfigError as error:
         fail(error)
 

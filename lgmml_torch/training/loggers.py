@@ -130,7 +130,7 @@ class MLflow(MLFlowLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Numbers at a step; MLflow has no ``@`` in names: ``val/ndcg_at_10``."""
-        plain = {plain_name(name): value for name, value in _without_epoch(metrics).items()}
+        plain = {_plain_name(name): value for name, value in _without_epoch(metrics).items()}
         super().log_metrics(plain, step)
 
 
@@ -141,11 +141,11 @@ def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
     return kept
 
 
-def plain_name(name: str) -> str:
+def _plain_name(name: str) -> str:
     """A name of letters, digits and ``_ - . / `` only.
 
-    >>> plain_name("val/ndcg@10")
-    'val/ndcg_at_10'
+    >>> _plain_name("val/ndcg@10"), _plain_name("final/test, α/map")
+    ('val/ndcg_at_10', 'final/test_ _/map')
     """
     return re.sub(r"[^a-zA-Z0-9_/. -]+", "_", name.replace("@", "_at_"))
 
