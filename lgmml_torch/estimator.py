@@ -24,12 +24,9 @@ from lgmml_torch.estimator_inputs import (
     Rows,
     check_columns,
     check_parameters,
-    find_queries,
     held_out,
     query_weights,
-    score_one_list,
     surroundings,
-    validation_rows,
     weighed,
 )
 from lgmml_torch.fitting.bank import Bank
@@ -284,10 +281,10 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         """
         check_parameters(self.get_params(deep=False), grows=init_model is not None)
         seed, start = self._seed(), _started(init_model)
-        rows = find_queries(Rows(X, y, qid, group))
+        rows = Rows(X, y, qid, group).with_queries()
         reading = {"categories": self.categories, "missing": self.missing}
         data = weighed(self._data(rows, **reading, positions=position), sample_weight)
-        judged = validation_rows(eval_set, eval_qid, eval_group)
+        judged = Rows.to_validate_on(eval_set, eval_qid, eval_group)
         if judged is None:
             train, valid = held_out(data, self.validation_fraction, seed)
         else:
@@ -329,7 +326,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             group: sizes of consecutive queries instead.
         """
         rows = Rows(X, None, qid, group)
-        scores = score_one_list(getattr(self, "model_", None), rows, getattr(torch, self.precision))
+        scores = rows.score_one_list(getattr(self, "model_", None), getattr(torch, self.precision))
         if scores is None:
             check_is_fitted(self, "model_")
             unlabelled = np.zeros(X.shape[0] if hasattr(X, "shape") else len(X), np.float32)
@@ -412,7 +409,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
 
     def _features(self, rows: Rows) -> RankingData:
         """Data for the fitted model."""
-        rows = find_queries(rows)
+        rows = rows.with_queries()
         check_columns(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
         known = self.model_.reading
         data = self._data(rows, categories=known["categories"], missing=known["missing"])

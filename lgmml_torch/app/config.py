@@ -60,15 +60,15 @@ def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: P
         folder = config_dir()
     with initialize_config_dir(str(folder), version_base="1.3"):
         try:
-            return compose(name, overrides=spelt_out(overrides))
+            return compose(name, overrides=_spelt_out(overrides))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_one_sentence(error, overrides, name, folder)) from error
 
 
-def spelt_out(words: Sequence[str]) -> list[str]:
+def _spelt_out(words: Sequence[str]) -> list[str]:
     """The words with a loss that is the dotted name of a function as Hydra knows it: a part and its setting.
 
-    >>> spelt_out(["seed=1", "loss=shop.losses.spread"])
+    >>> _spelt_out(["seed=1", "loss=shop.losses.spread"])
     ['seed=1', 'loss=function', 'loss.name=shop.losses.spread']
     """
     found = []
@@ -113,17 +113,18 @@ def _commented(text: str, prefix: str) -> list[str]:
 OmegaConf.register_new_resolver("explained_settings", _explained_settings, replace=True)  # for the help of Hydra
 
 
-def check_command(words: Sequence[str]) -> None:
-    """Check the words of a command line before Hydra does, which would answer with a traceback.
+def check_command(words: Sequence[str]) -> list[str]:
+    """Check the words of a command line before Hydra does, which would answer with a traceback; the words for Hydra.
 
     Settings are checked, too, except those of a sweep, which each of its runs checks.
 
     Raises:
         ConfigError: as in `load_config`, or for a setting that breaks its rule.
     """
-    args = get_args_parser().parse_args(list(words))
+    words = _spelt_out(words)
+    args = get_args_parser().parse_args(words)
     if args.help or args.hydra_help or args.info or args.shell_completion or args.experimental_rerun:
-        return
+        return words
     folder, places, kept = None, list[str](), list[str]()
     if args.config_dir is not None:
         if not Path(args.config_dir).is_dir():
@@ -144,6 +145,7 @@ def check_command(words: Sequence[str]) -> None:
     cfg = load_config([*search_path(places), *kept], name=name, folder=folder)
     if args.cfg is None and name == "train" and not any(item.is_sweep_override() for item in parsed):
         check_settings(cfg)
+    return words
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:

@@ -34,7 +34,7 @@ from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.loggers import output_of
+from lgmml_torch.training.loggers import LoggerOutput
 from lgmml_torch.training.resume import KeepCheckpoints
 from lgmml_torch.training.stages import Prepared, Trained
 
@@ -107,7 +107,7 @@ class RunResult:
     def tell(self, loggers: Sequence[Logger]) -> None:
         """Tell every logger the settings, the final figures and, where it has a place for them, the run's files."""
         files = [self.folder / name for name in _ATTACHED if (self.folder / name).is_file()]
-        for output in map(output_of, loggers):
+        for output in map(LoggerOutput.of, loggers):
             output.outcome(self.comparable_settings(), self.figures())
             output.attach(files)
             output.close()

@@ -73,11 +73,10 @@ def _train(watch: Watch, command: list[str]) -> None:
     import hydra
 
     logging.raiseExceptions = False  # a log file on a full disk is no reason for a traceback with every line
-    from lgmml_torch.app.config import check_command, spelt_out
+    from lgmml_torch.app.config import check_command
 
-    sys.argv[1:] = spelt_out(sys.argv[1:])
     try:
-        check_command(sys.argv[1:])
+        sys.argv[1:] = check_command(sys.argv[1:])
         if "RANK" in os.environ:  # torchrun or Ray has started several processes
             from lgmml_torch import distributed
 

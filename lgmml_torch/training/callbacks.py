@@ -18,7 +18,7 @@ from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import plots
 from lgmml_torch.checks import check_unit_interval
-from lgmml_torch.training.loggers import LoggerOutput, output_of
+from lgmml_torch.training.loggers import LoggerOutput
 from lgmml_torch.training.resume import KeepCheckpoints
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _show(trainer: pl.Trainer, tag: str, draw: Callable[[], Any], step: int) -> 
 def _outputs(trainer: pl.Trainer) -> list[LoggerOutput]:
     if not trainer.is_global_zero:
         return []
-    return list(map(output_of, trainer.loggers))
+    return list(map(LoggerOutput.of, trainer.loggers))
 
 
 def _figures(info: Any) -> dict[str, float]:

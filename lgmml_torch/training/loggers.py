@@ -158,6 +158,14 @@ class LoggerOutput:
     def __init__(self, logger: Any) -> None:
         self.logger = logger
 
+    @staticmethod
+    def of(logger: Logger) -> LoggerOutput:
+        """The output of a logger."""
+        for kind, output in LOGGER_OUTPUTS.items():
+            if isinstance(logger, kind):
+                return output(logger)
+        return LoggerOutput(logger)
+
     def picture(self, tag: str, figure: Any, step: int) -> None:
         """Show a figure of matplotlib."""
 
@@ -258,11 +266,3 @@ LOGGER_OUTPUTS: dict[type[Logger], type[LoggerOutput]] = {
     WandbLogger: _WandbOutput,
     MLFlowLogger: _MLflowOutput,
 }
-
-
-def output_of(logger: Logger) -> LoggerOutput:
-    """The output of a logger."""
-    for kind, output in LOGGER_OUTPUTS.items():
-        if isinstance(logger, kind):
-            return output(logger)
-    return LoggerOutput(logger)
