@@ -73,23 +73,16 @@ class _SafeEvents:
     def __init__(self, writer: Any, fail: Callable[[OSError], None]) -> None:
         self._writer, self._fail = writer, fail
 
-    def add_event(self, event: Any) -> None:
-        self._attempt(self._writer.add_event, event)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._writer, name)
 
-    def flush(self) -> None:
-        self._attempt(self._writer.flush)
+        def attempt(*args: Any) -> Any:
+            try:
+                return method(*args)
+            except OSError as error:
+                self._fail(error)
 
-    def close(self) -> None:
-        self._attempt(self._writer.close)
-
-    def get_logdir(self) -> str:
-        return str(self._writer.get_logdir())
-
-    def _attempt(self, method: Callable[..., None], *args: Any) -> None:
-        try:
-            method(*args)
-        except OSError as error:
-            self._fail(error)
+        return attempt
 
 
 class Wandb(WandbLogger):
