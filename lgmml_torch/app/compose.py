@@ -116,11 +116,7 @@ def check_targets(part: Any, allowed: Sequence[str] | None = None) -> None:
 
 
 def _check_name(setting: str, name: str, allowed: Sequence[str] | None = None) -> None:
-    """Refuse the dotted name of code that does not belong here.
-
-    Raises:
-        ConfigError: the name.
-    """
+    """Refuse the dotted name of code that does not belong here."""
     advice = ""
     if allowed is None:
         allowed = (*TARGETS, *filter(None, os.environ.get("LGMML_TARGETS", "").split(",")))
@@ -367,11 +363,7 @@ def check_parts(cfg: DictConfig) -> None:
 
 
 def _check_start_files(cfg: DictConfig) -> None:
-    """Have a look at the files a run is to start from, before data is read.
-
-    Raises:
-        LGMMLError: there is no such file, or it is of another kind.
-    """
+    """Refuse files to start from that are missing or of another kind, before data is read."""
     if cfg.warm_start is not None:
         read_model(cfg.warm_start)
     elif cfg.grow:
@@ -404,11 +396,7 @@ def make_trainer_settings(
 
 
 def _check_trainer(cfg: DictConfig) -> None:
-    """Make Lightning's trainer once for nothing: a device that is not there should not cost a fit.
-
-    Raises:
-        ConfigError: what Lightning has to say, or a precision that the processor cannot compute in.
-    """
+    """Refuse what Lightning refuses, such as a device that is not there, and a precision that cannot be computed in."""
     try:
         with quiet_lightning():
             callbacks = _make_callbacks(cfg, validated=True)

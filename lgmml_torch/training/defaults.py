@@ -101,9 +101,6 @@ def budget_seconds(budget: str) -> float | None:
 def _find_budget(budget: str, documents: int, columns: int) -> _Budget:
     """The budget of that name, or the largest that takes at most a time such as ``"60s"`` or ``"10m"`` of one core.
 
-    Raises:
-        LGMMLError: neither a name nor a time.
-
     >>> _find_budget("90s", 700_000, 1_000).rounds, _find_budget("2h", 700_000, 1_000).rounds
     (100, 400)
     """

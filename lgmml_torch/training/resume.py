@@ -268,11 +268,7 @@ def _run_of(file: Path) -> str | None:
 
 
 def _check_same_run(file: Path, run: str | None) -> None:
-    """Require that a checkpoint is of a run, where both ids are known.
-
-    Raises:
-        CheckpointError: it is of another run.
-    """
+    """Require that a checkpoint is of a run, where both ids are known."""
     written = _run_of(file)
     if None not in (written, run) and written != run:
         raise CheckpointError(f"{file} belongs to another run; put back the file of the run that is resumed")
