@@ -116,11 +116,6 @@ def all_reduce(values: Tensor, operation: str) -> Tensor:
     return values
 
 
-def barrier() -> None:
-    """Wait until all processes are here."""
-    all_gather(None)
-
-
 def broadcast_tensors(tensors: dict[str, Tensor]) -> None:
     """Overwrite tensors by those of rank 0."""
     if world_size() == 1:
@@ -146,7 +141,7 @@ def broadcast_file(path: Path) -> None:
 
 
 @dataclass
-class Traffic:
+class _Traffic:
     """What one process has sent to others so far."""
 
     calls: int = 0
@@ -175,7 +170,7 @@ class SharedLists:
     sizes: Tensor
     owner: Tensor
     rank: int = 0
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: _Traffic = field(default_factory=_Traffic)
 
     def __post_init__(self) -> None:
         if self.sizes.shape != self.owner.shape:
@@ -342,10 +337,10 @@ def limit_documents(data: RankingData, documents: int, *, seed: int = 0, folder:
     drawn = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
     within = sizes[drawn].cumsum(0) <= documents
     within[0] = True
-    return pick_lists(data, drawn[within].sort().values, folder)
+    return _pick_lists(data, drawn[within].sort().values, folder)
 
 
-def pick_lists(
+def _pick_lists(
     data: RankingData,
     queries: Tensor,  # (C,) rising
     folder: Path | None = None,

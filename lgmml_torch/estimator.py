@@ -24,12 +24,9 @@ from lgmml_torch.estimator_inputs import (
     Rows,
     check_columns,
     check_parameters,
-    find_queries,
     held_out,
     query_weights,
-    score_one_list,
     surroundings,
-    validation_rows,
     weighed,
 )
 from lgmml_torch.fitting.bank import Bank
@@ -42,9 +39,8 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
-    from lgmml_torch.training.recipe import Recipe
     from lgmml_torch.training.resume import Start
-    from lgmml_torch.training.stages import Prepared, Trained
+    from lgmml_torch.training.stages import Trained
 
 log = logging.getLogger(__name__)
 
@@ -77,19 +73,6 @@ def _started(init_model: Any) -> Start | None:
     return Start.of(init_model)
 
 
-def _prepared_from(start: Start | None, splits: Mapping[str, RankingData], recipe: Recipe, verbose: bool) -> Prepared:
-    """Preprocessing and metrics: fitted, added to those of a start, or a start's own."""
-    from lgmml_torch.training.callbacks import log_rounds
-    from lgmml_torch.training.stages import prepare, reuse
-
-    if start is None or recipe.builder.grows:
-        told = None
-        if verbose:
-            told = log_rounds
-        return prepare(splits, recipe, told, start=start)
-    return reuse(start, splits, recipe)
-
-
 def asked_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that differ from their defaults: what the user asked for."""
     usual = LGMMLRanker().get_params(deep=False)
@@ -105,10 +88,10 @@ def _fit_model(
 ) -> tuple[Trained, Bank]:
     """Preprocessing, metrics, then Φ; nothing stays on disk."""
     # Lightning takes its time to import.
-    from lgmml_torch.training.callbacks import LogEpochs
+    from lgmml_torch.training.callbacks import LogEpochs, log_rounds
     from lgmml_torch.training.defaults import GRADIENT_CLIP, Sizes, choose_defaults, make_recipe
     from lgmml_torch.training.recipe import TrainerSettings
-    from lgmml_torch.training.stages import train_phi
+    from lgmml_torch.training.stages import prepare, train_phi
 
     kind = None
     if start is not None:
@@ -116,16 +99,15 @@ def _fit_model(
     chosen = choose_defaults(Sizes.of(splits["train"]), asked_params(params), start=kind)
     log.info("%s", chosen.reason)
     recipe = replace(make_recipe(params, chosen, seed), grows=start is not None)
-    verbose = bool(params["verbose"])
-    prepared = _prepared_from(start, splits, recipe, verbose)
+    on_round, watching = None, []
+    if params["verbose"]:
+        on_round, watching = log_rounds, [LogEpochs()]
+    prepared = prepare(splits, recipe, on_round, start=start)
     trainer = {"max_epochs": params["epochs"], "accelerator": ACCELERATORS[params["device"]]}
     if params["epochs"] is None:
         trainer["max_epochs"] = chosen.epochs
     if chosen.bank == "trained":
         trainer["gradient_clip_val"] = GRADIENT_CLIP
-    watching = []
-    if verbose:
-        watching.append(LogEpochs())
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = folder
         with _keyboard_interrupts():
@@ -298,10 +280,10 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         """
         check_parameters(self.get_params(deep=False), grows=init_model is not None)
         seed, start = self._seed(), _started(init_model)
-        rows = find_queries(Rows(X, y, qid, group))
+        rows = Rows(X, y, qid, group).with_queries()
         reading = {"categories": self.categories, "missing": self.missing}
         data = weighed(self._data(rows, **reading, positions=position), sample_weight)
-        judged = validation_rows(eval_set, eval_qid, eval_group)
+        judged = Rows.to_validate_on(eval_set, eval_qid, eval_group)
         if judged is None:
             train, valid = held_out(data, self.validation_fraction, seed)
         else:
@@ -343,7 +325,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             group: sizes of consecutive queries instead.
         """
         rows = Rows(X, None, qid, group)
-        scores = score_one_list(getattr(self, "model_", None), rows, getattr(torch, self.precision))
+        scores = rows.score_one_list(getattr(self, "model_", None), getattr(torch, self.precision))
         if scores is None:
             check_is_fitted(self, "model_")
             unlabelled = np.zeros(X.shape[0] if hasattr(X, "shape") else len(X), np.float32)
@@ -423,7 +405,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
 
     def _features(self, rows: Rows) -> RankingData:
         """Data for the fitted model."""
-        rows = find_queries(rows)
+        rows = rows.with_queries()
         check_columns(feature_names(rows.X), getattr(self, "feature_names_in_", None), "X")
         known = self.model_.reading
         data = self._data(rows, categories=known["categories"], missing=known["missing"])

@@ -60,27 +60,93 @@ class Rows(NamedTuple):
     qid: Any = None
     group: Any = None
 
+    @classmethod
+    def to_validate_on(cls, eval_set: Any, eval_qid: Any, eval_group: Any) -> Rows | None:
+        """The rows to validate on, if there are any: of one set, or of the last of several.
 
-def find_queries(rows: Rows, *, name: str = "X") -> Rows:
-    """The rows with their queries apart from the features.
+        Raises:
+            DataError: a set that is neither ``(X, y, qid)`` nor ``(X, y)`` with its queries elsewhere.
+        """
+        if eval_set is None:
+            for name, value in (("eval_qid", eval_qid), ("eval_group", eval_group)):
+                if value is not None:
+                    raise DataError(f"`{name}` must be None without an `eval_set`, got {type(value).__name__}")
+            return None
+        got = f"a {type(eval_set).__name__} of other things"
+        if isinstance(eval_set, tuple):
+            got = f"{len(eval_set)} parts"
+            eval_set = [eval_set]
+        sets = list(eval_set)
+        if not sets or not all(isinstance(one, (tuple, list)) and len(one) in (2, 3) for one in sets):
+            raise DataError(_WAYS.format(got))
+        if len(sets) > 1:
+            warnings.warn(
+                f"of the {len(sets)} sets in `eval_set` the last one decides when to stop; the others are not looked "
+                "at",
+                DataWarning,
+                stacklevel=3,
+            )
+        qid, group = _last("eval_qid", eval_qid, len(sets)), _last("eval_group", eval_group, len(sets))
+        X, y, *own = sets[-1]
+        known = qid is not None or group is not None
+        if own and qid is not None:
+            raise DataError("`eval_qid` must be None where `eval_set` holds (X, y, qid), got both")
+        if own:
+            qid = own[0]
+        try:
+            return cls(X, y, qid, group).with_queries(name="eval_set")
+        except DataError:
+            if known:
+                raise
+            raise DataError(_WAYS.format(f"{len(sets[-1])} parts")) from None
 
-    Raises:
-        DataError: no queries, or two sorts of them; no labels.
-    """
-    if rows.y is None:
-        raise DataError("`y` must be given: a ranker requires y to be passed, but the target y is None")
-    frame = as_frame(rows.X)
-    if frame is not None and _QID in frame.columns:
-        for word, value in (("qid", rows.qid), ("group", rows.group)):
-            if value is not None:
-                raise DataError(f"`{word}` must be None where `{name}` has a column {_QID!r}, got both")
-        return Rows(frame.drop(_QID).to_native(), rows.y, frame[_QID].to_native())
-    if rows.qid is None and rows.group is None:
-        raise DataError(
-            "`qid` must name the query of each row, got None; `group` (sizes of consecutive queries) or a column "
-            f"{_QID!r} of a frame do as well"
-        )
-    return rows
+    def with_queries(self, *, name: str = "X") -> Rows:
+        """The rows with their queries apart from the features.
+
+        Raises:
+            DataError: no queries, or two sorts of them; no labels.
+        """
+        if self.y is None:
+            raise DataError("`y` must be given: a ranker requires y to be passed, but the target y is None")
+        frame = as_frame(self.X)
+        if frame is not None and _QID in frame.columns:
+            for word, value in (("qid", self.qid), ("group", self.group)):
+                if value is not None:
+                    raise DataError(f"`{word}` must be None where `{name}` has a column {_QID!r}, got both")
+            return Rows(frame.drop(_QID).to_native(), self.y, frame[_QID].to_native())
+        if self.qid is None and self.group is None:
+            raise DataError(
+                "`qid` must name the query of each row, got None; `group` (sizes of consecutive queries) or a column "
+                f"{_QID!r} of a frame do as well"
+            )
+        return self
+
+    def score_one_list(self, model: LGMML | None, dtype: torch.dtype) -> NDArray[Any] | None:  # (N,)
+        """Scores of one short list in a plain array, without the work that other inputs need; None for any other input.
+
+        What has to be refused or warned about counts as other input.
+        """
+        X = self.X
+        if model is None or type(X) is not np.ndarray or X.ndim != 2 or X.dtype.kind not in "fiu":
+            return None
+        if not self._is_one_list():
+            return None
+        features = dense_features(X, dtype)
+        if X.dtype != features.dtype and flattened(features, lambda column: X[:, column]):
+            return None
+        return model.score_list(features)
+
+    def _is_one_list(self) -> bool:
+        """Whether all rows have the same query, and it is a number or a word."""
+        qid, count = self.qid, len(self.X)
+        if not count or (qid is None) == (self.group is None):
+            return False
+        if qid is None:
+            return bool(np.array_equal(self.group, [count]))
+        if isinstance(qid, list):
+            return len(qid) == count and isinstance(qid[0], int | str) and qid.count(qid[0]) == count
+        plain = isinstance(qid, np.ndarray) and qid.shape == (count,) and qid.dtype.kind in "iuU"
+        return plain and bool((qid == qid[0]).all())
 
 
 def check_columns(got: Sequence[str] | None, fitted: Sequence[str] | None, what: str) -> None:
@@ -93,74 +159,6 @@ def check_columns(got: Sequence[str] | None, fitted: Sequence[str] | None, what:
     if new or gone:
         how = f"unknown {new[:3]}, missing {gone[:3]}"
     raise DataError(f"`{what}` must have the columns it had in `fit`, got {how}")
-
-
-def score_one_list(model: LGMML | None, rows: Rows, dtype: torch.dtype) -> NDArray[Any] | None:  # (N,)
-    """Scores of one short list in a plain array, without the work that other inputs need; None for any other input.
-
-    What has to be refused or warned about counts as other input.
-    """
-    X = rows.X
-    if model is None or type(X) is not np.ndarray or X.ndim != 2 or X.dtype.kind not in "fiu":
-        return None
-    if not _is_one_list(rows):
-        return None
-    features = dense_features(X, dtype)
-    if X.dtype != features.dtype and flattened(features, lambda column: X[:, column]):
-        return None
-    return model.score_list(features)
-
-
-def _is_one_list(rows: Rows) -> bool:
-    """Whether all rows have the same query, and it is a number or a word."""
-    qid, count = rows.qid, len(rows.X)
-    if not count or (qid is None) == (rows.group is None):
-        return False
-    if qid is None:
-        return bool(np.array_equal(rows.group, [count]))
-    if isinstance(qid, list):
-        return len(qid) == count and isinstance(qid[0], int | str) and qid.count(qid[0]) == count
-    plain = isinstance(qid, np.ndarray) and qid.shape == (count,) and qid.dtype.kind in "iuU"
-    return plain and bool((qid == qid[0]).all())
-
-
-def validation_rows(eval_set: Any, eval_qid: Any, eval_group: Any) -> Rows | None:
-    """The rows to validate on, if there are any: of one set, or of the last of several.
-
-    Raises:
-        DataError: a set that is neither ``(X, y, qid)`` nor ``(X, y)`` with its queries elsewhere.
-    """
-    if eval_set is None:
-        for name, value in (("eval_qid", eval_qid), ("eval_group", eval_group)):
-            if value is not None:
-                raise DataError(f"`{name}` must be None without an `eval_set`, got {type(value).__name__}")
-        return None
-    got = f"a {type(eval_set).__name__} of other things"
-    if isinstance(eval_set, tuple):
-        got = f"{len(eval_set)} parts"
-        eval_set = [eval_set]
-    sets = list(eval_set)
-    if not sets or not all(isinstance(one, (tuple, list)) and len(one) in (2, 3) for one in sets):
-        raise DataError(_WAYS.format(got))
-    if len(sets) > 1:
-        warnings.warn(
-            f"of the {len(sets)} sets in `eval_set` the last one decides when to stop; the others are not looked at",
-            DataWarning,
-            stacklevel=3,
-        )
-    qid, group = _last("eval_qid", eval_qid, len(sets)), _last("eval_group", eval_group, len(sets))
-    X, y, *own = sets[-1]
-    known = qid is not None or group is not None
-    if own and qid is not None:
-        raise DataError("`eval_qid` must be None where `eval_set` holds (X, y, qid), got both")
-    if own:
-        qid = own[0]
-    try:
-        return find_queries(Rows(X, y, qid, group), name="eval_set")
-    except DataError:
-        if known:
-            raise
-        raise DataError(_WAYS.format(f"{len(sets[-1])} parts")) from None
 
 
 def _last(name: str, given: Any, count: int) -> Any:
@@ -254,7 +252,7 @@ def _seed_or_state(name: str, value: Any) -> None:
         check_seed(name, value)
 
 
-def column_names(name: str, value: Any) -> None:
+def _column_names(name: str, value: Any) -> None:
     """A list of words."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not all(isinstance(x, str) for x in value):
         raise LGMMLError(f"`{name}` must be a list of names of columns, got {shortened(value)}")
@@ -276,7 +274,7 @@ PARAMETERS: dict[str, Rule] = {
     "bank_options": optional(instance_of(Mapping, called="a mapping")),
     "preprocess": optional(instance_of(Preprocess, Mapping, called="a Preprocess or a mapping that describes one")),
     "features": one_of(("auto", "all")),
-    "categories": optional(column_names),
+    "categories": optional(_column_names),
     "missing": one_of(MISSING_POLICIES),
     "max_one_hot": counts_from_zero,
     "kernel": one_of(KERNELS),

@@ -352,8 +352,7 @@ def test_cards_and_pages_of_models_with_words(ranker: LGMMLRanker) -> None:
     report = {"config": {"seed": 0, "evaluation": {"metrics": ["ndcg@10"], "preset": "default"}}}
     page = page_data(report, model, data, "test", importance=True)
     assert page.names == model.feature_names
-    assert page.importances is not None
-    assert page.importances.effects
+    assert page.effects
 
 
 def test_models_of_different_columns_are_compared_by_name(

@@ -15,7 +15,7 @@ from torch.multiprocessing import ProcessRaisedException
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.distributed import SharedLists, gather_lists, limit_documents, pick_lists
+from lgmml_torch.distributed import SharedLists, gather_lists, limit_documents
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments
 from tests.processes import free_port, in_processes, own_part
@@ -146,9 +146,10 @@ def test_samples_and_ties_do_not_depend_on_processes() -> None:
 
 def test_lists_of_one_process() -> None:
     data = DATA.replace(categories=(*(None,) * 8, ("x", "y")))
-    part = pick_lists(own_part(data), torch.tensor([1, 3]))
+    part, expected = limit_documents(own_part(data), 60), limit_documents(data, 60)
+    assert 1 < part.num_queries < data.num_queries
     assert (part.feature_names, part.categories) == (data.feature_names, data.categories)
-    assert torch.equal(part.features, data.select([1, 3]).features)
+    assert torch.equal(part.features, expected.features)
     assert gather_lists(DATA) is DATA
     assert gather_lists(own_part(DATA)).shared_lists is None
 

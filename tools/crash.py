@@ -44,9 +44,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
+from lgmml_torch import distributed
 from lgmml_torch.app import cli
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.start import join_processes
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import DataWarning, NoSpaceError
 from lgmml_torch.data.generated import letor_like
@@ -149,7 +149,7 @@ class Order:
         if self.processes > 1:
             numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.processes, "MASTER_PORT": port}
             os.environ |= {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
-            join_processes()
+            distributed.join()
         train(composed(self.words))
         return 0
 

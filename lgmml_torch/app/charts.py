@@ -214,8 +214,9 @@ def line_chart(
     ``kept`` marks a place on the axis; ``also`` are values that the other axis must hold, for charts to be compared.
     """
     points = list(chain.from_iterable(lines.values()))
-    values = [*_heights(points), *also]
-    places = [point.x for point in points]
+    values, places = list(also), [point.x for point in points]
+    for point in points:
+        values += _given(point.y, point.low, point.high)
     last = max(places)
     grid = [places[0] - 1, places[0], places[0] + 1]
     if len(set(places)) > 1:
@@ -241,14 +242,6 @@ def line_chart(
 
 def _is_whole(value: float) -> bool:
     return float(value).is_integer()
-
-
-def _heights(points: Iterable[Point]) -> list[float]:
-    """All values of y, the ends of intervals included."""
-    found: list[float] = []
-    for point in points:
-        found += _given(point.y, point.low, point.high)
-    return found
 
 
 def _given(*values: float | None) -> list[float]:

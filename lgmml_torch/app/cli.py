@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from lgmml_torch import __version__
 from lgmml_torch.app.start import Interrupted, Watch, wait_quietly
 from lgmml_torch.app.start import main as train
+from lgmml_torch.checks import LGMMLError, sentence
 
 # The module of each command, whose function add_COMMAND_options says what runs it, and what the command does.
 _COMMANDS = {
@@ -61,11 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Interrupted as stop:
             sys.stderr.write(f"lgmml: {stop}\n")
             return stop.code
-        except (ValueError, OSError) as error:
-            from lgmml_torch.checks import LGMMLError, sentence
-
-            if not isinstance(error, (LGMMLError, OSError)):
-                raise
+        except (LGMMLError, OSError) as error:
             sys.stderr.write(f"lgmml: error: {sentence(error)}\n")
             return 2
     return 0

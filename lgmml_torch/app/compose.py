@@ -116,11 +116,7 @@ def check_targets(part: Any, allowed: Sequence[str] | None = None) -> None:
 
 
 def _check_name(setting: str, name: str, allowed: Sequence[str] | None = None) -> None:
-    """Refuse the dotted name of code that does not belong here.
-
-    Raises:
-        ConfigError: the name.
-    """
+    """Refuse the dotted name of code that does not belong here."""
     advice = ""
     if allowed is None:
         allowed = (*TARGETS, *filter(None, os.environ.get("LGMML_TARGETS", "").split(",")))
@@ -225,9 +221,9 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
     """
     if asked is None:
         return cfg
-    given = asked_settings(asked)
+    given = _asked_settings(asked)
     loss: Loss = build(cfg.loss)
-    kind = metrics_kind(cfg)
+    kind = _builder(cfg).kind
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
         if kind:
@@ -242,15 +238,15 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
         given["loss"] = loss
     chosen = choose_defaults(Sizes.of(train), given)
     log.info("%s", chosen.reason)
-    settled = load_config([*default_overrides(chosen, given), *asked])
+    settled = load_config([*_default_overrides(chosen, given), *asked])
     settled.resume = cfg.resume  # what resume=auto means has been found by now
     return _with_reason(settled, chosen.reason)
 
 
-def asked_settings(overrides: Sequence[str]) -> dict[str, Any]:
+def _asked_settings(overrides: Sequence[str]) -> dict[str, Any]:
     """The overrides by the names of `SETTINGS`; parts by their own.
 
-    >>> asked_settings(["loss.margin=0.5", "phi=shared", "+local_metrics.cap=9"])
+    >>> _asked_settings(["loss.margin=0.5", "phi=shared", "+local_metrics.cap=9"])
     {'margin': '0.5', 'phi': 'shared', 'bank_options': '9'}
     """
     names = {}
@@ -266,7 +262,7 @@ def asked_settings(overrides: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
+def _default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
     """What one would type to have these defaults; parts and settings the user gave are left out."""
     if chosen.bank == "sampled":
         return []
@@ -288,9 +284,12 @@ def default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def metrics_kind(cfg: DictConfig) -> str:
-    """The kind of metrics that is configured; empty for a builder of another package."""
-    return _builder(cfg).kind
+def fitted_metrics(overrides: Sequence[str]) -> tuple[str, bool]:
+    """The kind of metrics that overrides fit, empty for a builder of another package, and whether they name it."""
+    cfg, given = load_config(overrides), _asked_settings(overrides)
+    if "local_metrics" in given or "experiment" in given:
+        return _builder(cfg).kind, True
+    return choose_defaults(Sizes.of(load_splits(cfg)["train"]), given).bank, False
 
 
 def _builder(cfg: DictConfig) -> BankBuilder:
@@ -352,12 +351,19 @@ def find_cache(cfg: DictConfig) -> Cache | None:
     return None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
 
 
-def check_start_files(cfg: DictConfig) -> None:
-    """Have a look at the files a run is to start from, before data is read.
+def check_parts(cfg: DictConfig) -> None:
+    """Make every part once for nothing, and look at the files to start from: a mistake should not cost a fit.
 
     Raises:
-        LGMMLError: there is no such file, or it is of another kind.
+        LGMMLError: what is wrong with a part or a file.
     """
+    recipe_of(cfg)
+    _check_trainer(cfg)
+    _check_start_files(cfg)
+
+
+def _check_start_files(cfg: DictConfig) -> None:
+    """Refuse files to start from that are missing or of another kind, before data is read."""
     if cfg.warm_start is not None:
         read_model(cfg.warm_start)
     elif cfg.grow:
@@ -389,12 +395,8 @@ def make_trainer_settings(
     )
 
 
-def check_trainer(cfg: DictConfig) -> None:
-    """Make Lightning's trainer once for nothing: a device that is not there should not cost a fit.
-
-    Raises:
-        ConfigError: what Lightning has to say, or a precision that the processor cannot compute in.
-    """
+def _check_trainer(cfg: DictConfig) -> None:
+    """Refuse what Lightning refuses, such as a device that is not there, and a precision that cannot be computed in."""
     try:
         with quiet_lightning():
             callbacks = _make_callbacks(cfg, validated=True)

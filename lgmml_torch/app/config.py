@@ -1,10 +1,13 @@
-"""Finding the configuration, and telling people what is wrong with theirs in one sentence."""
+"""Finding the configuration, telling people what is wrong with theirs in one sentence, and what Hydra calls in runs."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import re
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from hydra.experimental.callback import Callback
+from omegaconf import MISSING, DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.checks import (
     ConfigError,
+    DataError,
     LGMMLError,
     Rule,
     at_least,
@@ -41,6 +46,8 @@ from lgmml_torch.checks import (
     text,
 )
 
+log = logging.getLogger(__name__)
+
 
 def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: Path | None = None) -> DictConfig:
     """Compose the configuration ``name`` of a folder, this package's own by default, without running anything.
@@ -53,15 +60,15 @@ def load_config(overrides: Sequence[str] = (), *, name: str = "train", folder: P
         folder = config_dir()
     with initialize_config_dir(str(folder), version_base="1.3"):
         try:
-            return compose(name, overrides=spelt_out(overrides))
+            return compose(name, overrides=_spelt_out(overrides))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_one_sentence(error, overrides, name, folder)) from error
 
 
-def spelt_out(words: Sequence[str]) -> list[str]:
+def _spelt_out(words: Sequence[str]) -> list[str]:
     """The words with a loss that is the dotted name of a function as Hydra knows it: a part and its setting.
 
-    >>> spelt_out(["seed=1", "loss=shop.losses.spread"])
+    >>> _spelt_out(["seed=1", "loss=shop.losses.spread"])
     ['seed=1', 'loss=function', 'loss.name=shop.losses.spread']
     """
     found = []
@@ -106,17 +113,18 @@ def _commented(text: str, prefix: str) -> list[str]:
 OmegaConf.register_new_resolver("explained_settings", _explained_settings, replace=True)  # for the help of Hydra
 
 
-def check_command(words: Sequence[str]) -> None:
-    """Check the words of a command line before Hydra does, which would answer with a traceback.
+def check_command(words: Sequence[str]) -> list[str]:
+    """Check the words of a command line before Hydra does, which would answer with a traceback; the words for Hydra.
 
     Settings are checked, too, except those of a sweep, which each of its runs checks.
 
     Raises:
         ConfigError: as in `load_config`, or for a setting that breaks its rule.
     """
-    args = get_args_parser().parse_args(list(words))
+    words = _spelt_out(words)
+    args = get_args_parser().parse_args(words)
     if args.help or args.hydra_help or args.info or args.shell_completion or args.experimental_rerun:
-        return
+        return words
     folder, places, kept = None, list[str](), list[str]()
     if args.config_dir is not None:
         if not Path(args.config_dir).is_dir():
@@ -137,6 +145,7 @@ def check_command(words: Sequence[str]) -> None:
     cfg = load_config([*search_path(places), *kept], name=name, folder=folder)
     if args.cfg is None and name == "train" and not any(item.is_sweep_override() for item in parsed):
         check_settings(cfg)
+    return words
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -328,3 +337,67 @@ def check_settings(cfg: DictConfig) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(str(error)) from error
+
+
+class MeansOfJobs(Callback):
+    """After ``python train.py -m data.fold=1,2,3``: the table of means, in the log and in ``means.md``."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write the table when all jobs are done."""
+        from lgmml_torch.app.report import means_markdown  # Lightning takes seconds to import
+        from lgmml_torch.files import write_text
+
+        folder = Path(config.hydra.sweep.dir)
+        try:
+            table = means_markdown(folder)
+        except DataError as error:
+            log.warning("%s", error)
+            return
+        write_text(folder / "means.md", table)
+        log.info("means over the runs (%s):\n%s", folder / "means.md", table)
+
+
+class NewFolder(Callback):
+    """Give every run, and every sweep, a folder of its own, also when several start in the same second.
+
+    A folder without the time in its name was chosen by the user and is used as it is.
+    """
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Create the folder; all processes of a run get that of the first."""
+        _own_folder(config, config.hydra.run)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Create the folder of the jobs."""
+        _own_folder(config, config.hydra.sweep)
+
+
+def _own_folder(config: DictConfig, place: DictConfig) -> None:
+    unresolved = OmegaConf.to_container(place, resolve=False)
+    assert isinstance(unresolved, dict)
+    if "${now:" not in unresolved["dir"]:
+        return
+    from lgmml_torch import distributed  # imports torch
+
+    HydraConfig.instance().set_config(config)  # the name of the data, which is part of the path, is looked up there
+    folder = Path(place.dir)
+    if distributed.rank() == 0:
+        with suppress(OSError):  # Hydra reports it when it creates the folder
+            folder = _create(folder)
+    with read_write(place):
+        place.dir = distributed.broadcast(str(folder))
+
+
+def _create(folder: Path) -> Path:
+    """Create a folder that does not exist yet: this name, or the name with -2, -3 … appended."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        free = folder
+        if number > 1:
+            free = folder.with_name(f"{folder.name}-{number}")
+        try:
+            free.mkdir()
+        except FileExistsError:
+            continue
+        return free
+    raise AssertionError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lgmml_torch.app.charts import Bar, Child, Markup, Point, bar_chart, figure, histogram, line_chart, table, tag
-from lgmml_torch.app.page_data import Document, Importances, PageData, Query
+from lgmml_torch.app.page_data import Document, PageData, Query
 from lgmml_torch.evaluation.evaluate import Paired
 from lgmml_torch.evaluation.tables import merge_definitions
 from lgmml_torch.models.importance import PermutationImportance
@@ -307,9 +307,9 @@ def _importance_section(data: PageData) -> tuple[str, str, Markup]:
     about = "How much of the difference between two documents of a list each raw feature accounts for, on average."
     charts: list[Child] = [_shares("Features in score differences", features, about)]
     below: list[Child] = [tag("p", "lgmml report RUN --importance adds the cost of shuffling features.", class_="note")]
-    if data.importances is not None:
-        charts.append(_shuffled(data.names, data.importances.shuffled))
-        below = _effects(data.names, data.importances)
+    if data.effects:
+        charts.append(_shuffled(data.names, data.shuffled))
+        below = _effects(data)
     charts.append(_shares("Local metrics in score differences", metrics))
     leading = table(["metric", "share", "mostly"], rows, numbers=(0, 1))
     details = tag("details", tag("summary", "What the leading metrics look at"), leading)
@@ -344,21 +344,21 @@ def _certainty(bar: Bar) -> str:
     return "c1" if bar.value > 0 else "c2"
 
 
-def _effects(names: Sequence[str], importances: Importances) -> list[Child]:
+def _effects(data: PageData) -> list[Child]:
     """A chart for each feature, all on one scale."""
     lines = {}
     ends = [0.0]
-    for effect in importances.effects:
+    for effect in data.effects:
         spread = effect.spread or 1.0
         line = []
         for value, interval in zip(effect.values, effect.intervals, strict=True):
             line.append(Point(value, interval.mean / spread, interval.low / spread, interval.high / spread))
             ends += [interval.low / spread, interval.high / spread]
-        lines[names[effect.feature]] = line
+        lines[data.names[effect.feature]] = line
     note = (
         "One document of a list is given other values of one feature, from its lowest to its highest; all else stays. "
         "The change of its score, in deviations of the scores within a list, with 95% intervals over "
-        f"{importances.queries:,} queries."
+        f"{data.effect_queries:,} queries."
     )
     charts = []
     for name, line in lines.items():

@@ -65,21 +65,6 @@ class Query:
 
 
 @dataclass(frozen=True, eq=False)
-class Importances:
-    """What needs the lists to be scored many times.
-
-    Attributes:
-        shuffled: what shuffling a feature costs; None where no query counts.
-        effects: how scores change with some features.
-        queries: number of lists behind the effects.
-    """
-
-    shuffled: PermutationImportance | None
-    effects: tuple[PartialEffect, ...]
-    queries: int
-
-
-@dataclass(frozen=True, eq=False)
 class PageData:
     """What the page shows of a model and of the lists it ranks.
 
@@ -97,7 +82,9 @@ class PageData:
         metrics: of the metrics with the largest shares: number from 0, share, columns that count most.
         calibration: mean label by score.
         reliability: chances to be relevant beside what the labels say; None for a model without chances.
-        importances: made on request, else None.
+        shuffled: what shuffling a feature costs; None where it was not asked for, or no query counts.
+        effects: how scores change with some features; empty where it was not asked for.
+        effect_queries: number of lists behind the effects.
     """
 
     split: str
@@ -113,7 +100,9 @@ class PageData:
     metrics: tuple[tuple[int, float, str], ...]
     calibration: Calibration
     reliability: Reliability | None = None
-    importances: Importances | None = None
+    shuffled: PermutationImportance | None = None
+    effects: tuple[PartialEffect, ...] = ()
+    effect_queries: int = 0
 
 
 def page_data(
@@ -136,7 +125,7 @@ def page_data(
     values = rank_data(scores, lists, metrics=[measure], preset=preset)[measure].cpu()
     known = values[~values.isnan()]
     names = tuple(feature_label(model.feature_names, feature) for feature in range(model.num_features))
-    mean, pairs, importances = None, None, None
+    mean, pairs, on_request = None, None, dict[str, Any]()
     metrics: tuple[tuple[int, float, str], ...] = ()
     if len(known):
         mean = bootstrap_interval(values, generator=torch.Generator().manual_seed(seed))
@@ -144,7 +133,7 @@ def page_data(
         pairs = pair_importance(model, few, seed=seed)
         metrics = _leading_metrics(model, pairs)
     if importance and pairs is not None:
-        importances = _importances(model, few, pairs, measure, preset, seed)
+        on_request = _importances(model, few, pairs, measure, preset, seed)
     best, worst = _extremes(values, lists)
     described = []
     for query in (*best, *worst):
@@ -163,7 +152,7 @@ def page_data(
         metrics=metrics,
         calibration=label_by_score(scores, lists, seed=seed),
         reliability=_reliability(model, scores, lists.labels),
-        importances=importances,
+        **on_request,
     )
 
 
@@ -183,8 +172,8 @@ def _measure_of(names: Sequence[str]) -> str:
 
 def _importances(
     model: LGMML, data: RankingData, pairs: Importance, measure: str, preset: str, seed: int
-) -> Importances:
-    """Shuffle, and move, the features with the largest shares in score differences."""
+) -> dict[str, Any]:
+    """Shuffle, and move, the features with the largest shares in score differences: fields of `PageData`."""
     features = [feature for feature, _ in pairs.leading(_SHUFFLED)]
     values = rank_data(model.score(data), data, metrics=[measure], preset=preset)[measure]
     shuffled = None
@@ -195,7 +184,7 @@ def _importances(
     effects = []
     for feature in features[:_EFFECTS]:
         effects.append(partial_effect(model, few, feature, points=9, documents=1, seed=seed))
-    return Importances(shuffled, tuple(effects), few.num_queries)
+    return {"shuffled": shuffled, "effects": tuple(effects), "effect_queries": few.num_queries}
 
 
 def _sample(data: RankingData, documents: int, seed: int) -> RankingData:
@@ -238,7 +227,7 @@ def _describe_query(
     ranks = [*range(min(ROWS, len(order))), *sorted(below[:_BELOW])]
     middle = order[(len(order) - 1) // 2]
     pairs = [(order[rank], middle) for rank in ranks]
-    wrong = inversion(labels)
+    wrong = _inversion(labels)
     if wrong is not None:
         pairs.append((order[wrong[0]], order[wrong[1]]))
     by_feature = explain_pairs(model, part, torch.tensor(pairs)).features @ model.preprocess.origins()
@@ -258,11 +247,11 @@ def _leading_parts(row: Tensor, names: tuple[str, ...]) -> _Parts:
     return tuple((names[feature], float(row[feature])) for feature in largest_parts(row, _PARTS))
 
 
-def inversion(labels: list[float]) -> tuple[int, int] | None:
+def _inversion(labels: list[float]) -> tuple[int, int] | None:
     """Of labels in ranked order: the first rank below which a better document stands, and the first best one below.
 
-    >>> inversion([2, 0, 1, 1]), inversion([2, 1, 0])
-    ((1, 2), None)
+    >>> _inversion([2, 0, 1, 1]), _inversion([0, 2, 1, 2]), _inversion([2, 1, 0])
+    ((1, 2), (0, 1), None)
     """
     for rank, label in enumerate(labels):
         most = max(labels[rank + 1 :], default=label)

@@ -68,7 +68,7 @@ def open_ranker(path: str | Path) -> Ranker:
         return tree_ranker(name, TreeBase.read(file))
     if file.suffix in (".gz", ".run", ".trec", ".txt"):
         scores = read_run(file)
-        return Ranker(name, "run", lambda data: run_scores(scores, data, name))
+        return Ranker(name, "run", lambda data: _run_scores(scores, data, name))
     raise CheckpointError(f"{file} is neither a model of this package, LightGBM's or XGBoost's, nor a TREC run (.run)")
 
 
@@ -171,7 +171,7 @@ def _as_lightgbm(lightgbm: Any, data: RankingData, **settings: Any) -> Any:
     return lightgbm.Dataset(data.features.numpy(), data.labels.numpy(), group=data.offsets.diff().numpy(), **settings)
 
 
-def run_scores(run: dict[str, dict[str, float]], data: RankingData, name: str) -> Tensor:  # (N,)
+def _run_scores(run: dict[str, dict[str, float]], data: RankingData, name: str) -> Tensor:  # (N,)
     """What a run gives the documents, which it knows by id or by row of the file, from 1; those it lacks come last.
 
     Raises:

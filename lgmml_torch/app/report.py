@@ -1,4 +1,4 @@
-"""What a run leaves behind: the model, tables for people and programs, hyperparameters with the final figures."""
+"""What runs leave behind: the model, tables for people and programs, the final figures, means over several runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import math
 import platform
 import re
-import time
-from collections import Counter
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,43 +16,33 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import __version__
 from lgmml_torch.app.compose import asked_measures
+from lgmml_torch.app.config import parse_overrides
 from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.rankers import Ranker
+from lgmml_torch.checks import DataError
 from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings, evaluate_scores
-from lgmml_torch.evaluation.tables import preprocessing_steps, print_evaluations, run_markdown
+from lgmml_torch.evaluation.tables import markdown_table, preprocessing_steps, print_evaluations, run_markdown
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import KeepCheckpoints
-from lgmml_torch.training.loggers import output_of
+from lgmml_torch.training.loggers import LoggerOutput
+from lgmml_torch.training.resume import KeepCheckpoints
 from lgmml_torch.training.stages import Prepared, Trained
 
 log = logging.getLogger(__name__)
 
 _LABELS = 20  # different ones that a report counts
 _OWN = "this model: "  # before the weights, in a table with other rankers
-
-
-class Stopwatch:
-    """Seconds of the stages of a run."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """The stage that has just ended."""
-        now = time.perf_counter()
-        self.seconds[stage], self._since = round(now - self._since, 3), now
+_ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +57,7 @@ class RunResult:
         keeper: the validation curve, and the epoch kept.
         bank_history: how building the metrics went.
         seconds: of each stage.
+        settings: the whole configuration, as primitives.
         others: what to compare the model with.
     """
 
@@ -77,6 +68,7 @@ class RunResult:
     keeper: KeepCheckpoints
     bank_history: dict[str, Any]
     seconds: Mapping[str, float]
+    settings: Any
     others: Sequence[Ranker] = ()
 
     @property
@@ -88,6 +80,85 @@ class RunResult:
     def best_valid(self) -> float:
         """What they are worth on validation queries."""
         return self.keeper.best
+
+    def write(self) -> None:
+        """Write the model, ``report.md``, ``report.json`` and ``report.html``, and print the table."""
+        settings, content = self.settings, self.content()
+        self.model.about = _about(content)
+        self.model.save(self.folder / "model.safetensors")
+        print_evaluations(self.evaluations)
+        split, data = reported_part(self.splits)
+        paired = [compare_with(self.model, other, data, split, settings) for other in self.others]
+        content["comparisons"] = [each.to_dict() for each in paired]
+        sentences = [f"{each.first} against {each.second}, {split}: {each.sentence()}" for each in paired]
+        for sentence in sentences:
+            log.info("%s", sentence)
+        text = run_markdown(
+            self.evaluations, self.keeper.curve, self.best_epoch, settings["name"], settings["chosen"],
+            bank=self.bank_history, seconds=self.seconds, settings=_flat(settings, ""),
+            measure=settings.get("measure", "ndcg@10"),
+            comparisons=sentences,
+        )  # fmt: skip
+        write_text(self.folder / "report.md", text)
+        write_text(self.folder / "report.json", json.dumps(content, indent=2, default=str))
+        page = make_page(content, page_data(content, self.model, data, split), paired)
+        write_text(self.folder / "report.html", page)
+
+    def tell(self, loggers: Sequence[Logger]) -> None:
+        """Tell every logger the settings, the final figures and, where it has a place for them, the run's files."""
+        files = [self.folder / name for name in _ATTACHED if (self.folder / name).is_file()]
+        for output in map(LoggerOutput.of, loggers):
+            output.outcome(self.comparable_settings(), self.figures())
+            output.attach(files)
+            output.close()
+        log.info("model, report and logs are in %s", self.folder)
+
+    def figures(self) -> dict[str, float]:
+        """``final/test/ndcg@10``: the means of the model as it is used; of other ways to rank, their name is added."""
+        found = {}
+        for e in self.evaluations:
+            part = {"training queries": "train"}.get(e.split, e.split.partition(":")[0])
+            policy = e.policy.removeprefix(_OWN)
+            own = policy == self.model.phi.policy or policy.startswith((OWN_PHI, "together"))
+            if not own:
+                part += f"-{policy.replace(' ', '_')}"
+            for name, mean in e.means.items():
+                if not math.isnan(mean):
+                    found[f"final/{part}/{name}"] = mean
+        return found
+
+    def comparable_settings(self) -> dict[str, Any]:
+        """Settings to tell runs apart by: dotted names, a part by the name of what it makes, no folders."""
+        return {key: value for key, value in _flat(self.settings, "").items() if not _INCOMPARABLE.match(key)}
+
+    def content(self) -> dict[str, Any]:
+        """What ``report.json`` holds: all that the page needs besides the model and the lists."""
+        model = self.model
+        versions = {"lgmml-torch": __version__, "python": platform.python_version()}
+        for name in ("torch", "numpy", "pytorch-lightning"):
+            versions[name] = version(name)
+        adds_to = None
+        if model.base is not None:
+            adds_to = f"a {model.base.title} model"
+        return {
+            "evaluations": list(map(Evaluation.to_dict, self.evaluations)),
+            "validation curve": {str(epoch): value for epoch, value in self.keeper.curve.items()},
+            "best epoch": self.keeper.best_epoch,
+            "bank": self.bank_history,
+            "data": {name: _statistics(part) for name, part in self.splits.items()},
+            "model": {
+                "metrics": model.metrics.num_metrics,
+                "kernel": model.kernel,
+                "preprocessing": preprocessing_steps(model.preprocess),
+                "columns after preprocessing": model.metrics.num_features,
+                "weights": f"{model.phi.mode}, new queries: {model.phi.policy}",
+                "adds to": adds_to,
+            },
+            "seconds": dict(self.seconds),
+            "versions": versions,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config": self.settings,
+        }
 
 
 def measuring_rules(cfg: DictConfig) -> dict[str, Any]:
@@ -156,90 +227,7 @@ def _evaluate_split(
     return evaluate_scores(scores, data, split=split, policy=title.format(weights), **options)
 
 
-def write_report(found: RunResult, settings: Any) -> None:
-    """Write the model, ``report.md``, ``report.json`` and ``report.html``, and print the table."""
-    folder, evaluations, keeper = found.folder, found.evaluations, found.keeper
-    content = report_content(found, settings)
-    found.model.about = about(content)
-    found.model.save(folder / "model.safetensors")
-    print_evaluations(evaluations)
-    split, data = reported_part(found.splits)
-    paired = [compare_with(found.model, other, data, split, settings) for other in found.others]
-    content["comparisons"] = [each.to_dict() for each in paired]
-    sentences = [f"{each.first} against {each.second}, {split}: {each.sentence()}" for each in paired]
-    for sentence in sentences:
-        log.info("%s", sentence)
-    text = run_markdown(
-        evaluations, keeper.curve, keeper.best_epoch, settings["name"], settings["chosen"],
-        bank=found.bank_history, seconds=found.seconds, settings=_flat(settings, ""),
-        measure=settings.get("measure", "ndcg@10"),
-        comparisons=sentences,
-    )  # fmt: skip
-    write_text(folder / "report.md", text)
-    write_text(folder / "report.json", json.dumps(content, indent=2, default=str))
-    write_text(folder / "report.html", make_page(content, page_data(content, found.model, data, split), paired))
-
-
-_ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
-
-
-def tell_loggers(found: RunResult, settings: Any, loggers: Sequence[Logger]) -> None:
-    """Settings to compare runs by, the final figures, and the files of the run, to every logger that has a place."""
-    figures = final_figures(found.evaluations, found.model.phi.policy)
-    files = [found.folder / name for name in _ATTACHED if (found.folder / name).is_file()]
-    for output in map(output_of, loggers):
-        output.outcome(comparable(settings), figures)
-        output.attach(files)
-        output.close()
-    log.info("model, report and logs are in %s", found.folder)
-
-
-def final_figures(evaluations: Sequence[Evaluation], own_policy: str) -> dict[str, float]:
-    """``final/test/ndcg@10``: the means of the model as it is used; of other ways to rank, their name is added."""
-    found = {}
-    for e in evaluations:
-        part = {"training queries": "train"}.get(e.split, e.split.partition(":")[0])
-        policy = e.policy.removeprefix(_OWN)
-        own = policy == own_policy or policy.startswith((OWN_PHI, "together"))
-        if not own:
-            part += f"-{policy.replace(' ', '_')}"
-        for name, mean in e.means.items():
-            if not math.isnan(mean):
-                found[f"final/{part}/{name}"] = mean
-    return found
-
-
-def report_content(found: RunResult, settings: Any) -> dict[str, Any]:
-    """What ``report.json`` holds: all that the page needs besides the model and the lists."""
-    model = found.model
-    versions = {"lgmml-torch": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "pytorch-lightning"):
-        versions[name] = version(name)
-    adds_to = None
-    if model.base is not None:
-        adds_to = f"a {model.base.title} model"
-    return {
-        "evaluations": list(map(Evaluation.to_dict, found.evaluations)),
-        "validation curve": {str(epoch): value for epoch, value in found.keeper.curve.items()},
-        "best epoch": found.keeper.best_epoch,
-        "bank": found.bank_history,
-        "data": {name: statistics(part) for name, part in found.splits.items()},
-        "model": {
-            "metrics": model.metrics.num_metrics,
-            "kernel": model.kernel,
-            "preprocessing": preprocessing_steps(model.preprocess),
-            "columns after preprocessing": model.metrics.num_features,
-            "weights": f"{model.phi.mode}, new queries: {model.phi.policy}",
-            "adds to": adds_to,
-        },
-        "seconds": dict(found.seconds),
-        "versions": versions,
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config": settings,
-    }
-
-
-def statistics(data: RankingData) -> dict[str, Any]:
+def _statistics(data: RankingData) -> dict[str, Any]:
     """`RankingData.statistics` with the most frequent labels only: fractions may all be different."""
     if data.shared_lists is not None:  # of all processes what each of them knows; labels stay with their lists
         sizes = data.all_sizes
@@ -251,7 +239,7 @@ def statistics(data: RankingData) -> dict[str, Any]:
     return {**found, "labels": dict(sorted(common))}
 
 
-def about(content: Mapping[str, Any]) -> dict[str, Any]:
+def _about(content: Mapping[str, Any]) -> dict[str, Any]:
     """The few facts of a report that travel in the model file."""
     train, config = content["data"]["train"], content["config"]
     trained_on = {"name": config["name"]}
@@ -300,19 +288,6 @@ _INCOMPARABLE = re.compile(
 )
 
 
-def comparable(settings: Any) -> dict[str, Any]:
-    """Settings to tell runs apart by: one level of dotted names, a part by the name of what it makes, no folders.
-
-    >>> comparable({"phi": {"_target_": "lgmml_torch.models.phi.Phi", "mode": "shared"}, "base": "/x/y.txt", "seed": 1})
-    {'phi': 'Phi', 'phi.mode': 'shared', 'base': 'y.txt', 'seed': 1}
-    """
-    found = _flat(settings, "")
-    for key in list(found):
-        if _INCOMPARABLE.match(key):
-            del found[key]
-    return found
-
-
 def _flat(settings: Any, prefix: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in settings.items():
@@ -337,3 +312,73 @@ def _readable(value: Any) -> Any:
                 rest.append(f"{key}={_readable(item)}")
         return f"{value.get('_target_', '').rpartition('.')[2]}({', '.join(rest)})"
     return value
+
+
+_REPEATED = ("seed", "data.seed", "data.fold")  # settings in which runs of one kind differ
+
+
+def means_markdown(folder: Path) -> str:
+    """A table of the runs below a folder: a row for each kind of run and of data, means with standard deviations.
+
+    Runs are of one kind when they differ in seed and fold only.
+
+    Raises:
+        DataError: there are no reports of runs.
+    """
+    files = sorted(folder.glob("*/report.json"), key=lambda file: (len(file.parent.name), file.parent.name))
+    if not files:
+        raise DataError(f"{folder}: there is no run with a report.json below it")
+    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    definitions: dict[str, str] = {}  # by measure
+    overrides = [_overrides(file.parent) for file in files]
+    shared = set(overrides[0]).intersection(*overrides)
+    common = [text for text in overrides[0] if text in shared]
+    for file, own in zip(files, overrides, strict=True):
+        kind = ", ".join(text for text in own if text not in common) or "all"
+        for evaluation in json.loads(file.read_text(encoding="utf-8"))["evaluations"]:
+            rows[kind, evaluation["split"], evaluation["policy"]].append(evaluation["metrics"])
+            for name, metric in evaluation["metrics"].items():
+                definitions[name] = metric["definition"]
+    header = ["runs of", "data", "weights", *definitions, "runs", "queries"]
+    lines = []
+    for key, runs in rows.items():
+        queries, cells = 0, list[str]()
+        for metrics in runs:
+            queries += max((metric["counted"] for metric in metrics.values()), default=0)
+        for name in definitions:
+            cells.append(_cell(runs, name))
+        lines.append([*key, *cells, str(len(runs)), str(queries)])
+    table = markdown_table(header, lines, text=3)
+    note = "Mean over runs of each run's mean over queries, ± the standard deviation between runs."
+    notes = ""
+    for text in sorted(definitions.values()):
+        notes += f"- {text}\n"
+    if common:
+        table = f"All runs: {', '.join(common)}.\n\n{table}"
+    return f"{table}\n\n{note}\n\n{notes}"
+
+
+def _overrides(run: Path) -> list[str]:
+    """The overrides of a run, without seed and fold."""
+    file = run / ".hydra" / "overrides.yaml"
+    if not file.is_file():
+        return []
+    words = list(map(str, OmegaConf.load(file)))
+    kept = []
+    for word, item in zip(words, parse_overrides(words), strict=True):
+        if item.get_key_element() not in _REPEATED:
+            kept.append(word)
+    return kept
+
+
+def _cell(runs: Sequence[dict[str, Any]], name: str) -> str:
+    values = []
+    for metrics in runs:
+        if name in metrics and metrics[name]["mean"] is not None:
+            values.append(metrics[name]["mean"])
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):.4f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.4f}"

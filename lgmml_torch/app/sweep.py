@@ -25,17 +25,16 @@ from pytorch_lightning.callbacks import Callback
 from rich.table import Table
 
 from lgmml_torch.app.commands.common import print_tables
-from lgmml_torch.app.compose import asked_settings, load_splits, metrics_kind
+from lgmml_torch.app.compose import fitted_metrics
 from lgmml_torch.app.config import load_config, parse_overrides
-from lgmml_torch.app.runs import means_markdown
+from lgmml_torch.app.report import means_markdown
 from lgmml_torch.app.start import config_dir
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DivergedError, check_positive, require
 from lgmml_torch.evaluation.tables import markdown_table
 from lgmml_torch.files import write_text
 from lgmml_torch.plots import save_figure, search_picture
-from lgmml_torch.training.callbacks import KeepCheckpoints
-from lgmml_torch.training.defaults import Sizes, choose_defaults
+from lgmml_torch.training.resume import KeepCheckpoints
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -80,7 +79,7 @@ def _sweep(args: Namespace) -> None:
         return
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S")
     folder = Path(args.folder)
-    header, rows = _study_rows(run_search(folder, read_search(args.overrides, args.space), args.trials))
+    header, rows = _study_rows(Search.read(args.overrides, args.space).run(folder, args.trials))
     table = Table(*header)
     for row in rows:
         table.add_row(*row)
@@ -102,46 +101,134 @@ class Search:
     space: Mapping[str, str]
     seed: int = 0
 
-    def described(self) -> dict[str, Any]:
-        """As it is kept with the study."""
-        return {"fixed": sorted(self.fixed), "space": dict(sorted(self.space.items()))}
+    @classmethod
+    def read(cls, words: Sequence[str], file: str | None = None) -> Search:
+        """What the words of the command line and a file ask for; a word with several values is searched.
 
+        Args:
+            words: overrides such as ``experiment=quick`` or ``loss.margin=choice(0.05,0.1)``.
+            file: further settings to search; by default those of ``conf/hparams_search/optuna.yaml`` for the metrics
+                that are fitted.
 
-def read_search(words: Sequence[str], file: str | None = None) -> Search:
-    """What the words of the command line and a file ask for; a word with several values is searched.
+        Raises:
+            ConfigError: words or distributions that cannot be read, or settings that do not exist.
+        """
+        own: dict[str, str] = {}
+        fixed: list[str] = []
+        for word, item in zip(words, parse_overrides(words), strict=True):
+            if item.is_sweep_override():
+                own[item.get_key_element()] = word.partition("=")[2]
+            else:
+                fixed.append(word)
+        kind, named = fitted_metrics(fixed)
+        if not named:  # all trials fit the metrics that the space belongs to
+            part = "local_metrics"
+            if kind == "trained":
+                part = "experiment"
+            fixed.append(f"{part}={kind}")
+        space, seed = _read_space(file, kind)
+        searched = space | own
+        for item in parse_overrides(fixed):
+            searched.pop(item.get_key_element(), None)
+        if not searched:
+            example = "'loss.margin=choice(0.1,1)'"
+            raise ConfigError(f"there is nothing to search: give a setting several values, e.g. {example}")
+        search = cls(tuple(fixed), searched, seed)
+        firsts = {}
+        for key, distribution in search.distributions().items():
+            firsts[key] = _first(distribution)
+        load_config([*fixed, *_assignments(firsts)])
+        return search
 
-    Args:
-        words: overrides such as ``experiment=quick`` or ``loss.margin=choice(0.05,0.1)``.
-        file: further settings to search; by default those of ``conf/hparams_search/optuna.yaml`` for the metrics that
-            are fitted.
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """What each text means to Optuna."""
+        found = {}
+        for item in parse_overrides(_assignments(self.space)):
+            found[item.get_key_element()] = _distribution(item)
+        return found
 
-    Raises:
-        ConfigError: words or distributions that cannot be read, or settings that do not exist.
-    """
-    own: dict[str, str] = {}
-    fixed: list[str] = []
-    for word, item in zip(words, parse_overrides(words), strict=True):
-        if item.is_sweep_override():
-            own[item.get_key_element()] = word.partition("=")[2]
+    @contextmanager
+    def open_study(self, folder: Path) -> Iterator[Study]:
+        """The study of a folder, new or old, for this process alone.
+
+        Trials that a killed process left unfinished are tried again.
+
+        Raises:
+            ConfigError: another process is at it, or the folder is of another search.
+        """
+        optuna = require("optuna", "to search for settings", "sweep")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "study.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigError(f"another process runs the search in {folder}") from error
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            study = optuna.create_study(
+                study_name="lgmml",
+                storage=f"sqlite:///{(folder / 'study.db').resolve()}",
+                direction="maximize",
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
+                load_if_exists=True,
+            )
+            known = study.user_attrs.get("search")
+            described = {"fixed": sorted(self.fixed), "space": dict(sorted(self.space.items()))}
+            if known is not None and known != described:
+                raise ConfigError(f"{folder} belongs to a search with other settings ({known}); use another --folder")
+            study.set_user_attr("search", described)
+            # A seed of its own for every start, or the first draws would be repeated.
+            study.sampler = optuna.samplers.TPESampler(seed=self.seed + len(study.trials), n_startup_trials=8)
+            for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+                study.enqueue_trial(trial.params)
+            yield study
+
+    def run(self, folder: Path, trials: int) -> Study:
+        """Run trials until ``trials`` are finished or pruned, those of earlier calls included.
+
+        Every trial has a folder of its own below ``folder``, with what any run leaves and ``trial.json``.
+        """
+        check_positive("trials", trials)
+        with self.open_study(folder) as study:
+            while len(_judged(study)) < trials:
+                trial = study.ask(self.distributions())
+                self._try(study, trial, folder / str(trial.number))
+                write_text(folder / "study.md", _study_markdown(study))
+            found = _judged(study)
+            values, curves = list(map(_value, found)), [trial.intermediate_values for trial in found]
+            save_figure(search_picture(values, curves, [trial.params for trial in found]), folder / "study.png")
+            return study
+
+    def _try(self, study: Study, trial: Trial, folder: Path) -> None:
+        """One run, and what the study is told of it."""
+        from optuna import TrialPruned
+        from optuna.trial import TrialState
+
+        chosen = _assignments(trial.params)
+        data = "generated"
+        for word in reversed(self.fixed):
+            if word.startswith("data="):
+                data = word.partition("=")[2]
+        words = [*self.fixed, *chosen, f"paths.output_dir={folder}", f"name={data}"]
+        log.info("trial %d: %s", trial.number, ", ".join(chosen))
+        try:
+            result = train(load_config(words), words, watchers=[Prune(trial)])
+        except TrialPruned as error:
+            study.tell(trial, state=TrialState.PRUNED)
+            log.info("trial %d: stopped %s", trial.number, error)
+        except DivergedError as error:
+            study.tell(trial, state=TrialState.FAIL)
+            log.warning("trial %d: %s", trial.number, error)
         else:
-            fixed.append(word)
-    kind = _kind_of_metrics(fixed)
-    if not {"local_metrics", "experiment"} & set(asked_settings(fixed)):
-        part = "local_metrics"
-        if kind == "trained":
-            part = "experiment"
-        fixed.append(f"{part}={kind}")  # all trials fit the metrics that the space belongs to
-    space, seed = _read_space(file, kind)
-    searched = space | own
-    for item in parse_overrides(fixed):
-        searched.pop(item.get_key_element(), None)
-    if not searched:
-        raise ConfigError("there is nothing to search: give a setting several values, e.g. 'loss.margin=choice(0.1,1)'")
-    firsts = {}
-    for key, distribution in distributions(searched).items():
-        firsts[key] = _first(distribution)
-    load_config([*fixed, *_assignments(firsts)])
-    return Search(tuple(fixed), searched, seed)
+            if result is None or math.isnan(result.best_valid):
+                raise ConfigError(
+                    "a search needs validation queries with relevant documents to choose by; there are none"
+                )
+            study.tell(trial, result.best_valid)
+        done = study.trials[trial.number]
+        facts = {"number": done.number, "state": done.state.name.lower(), "validation ndcg@10": done.value,
+                 "settings": done.params, "curve": done.intermediate_values}  # fmt: skip
+        write_text(folder / "trial.json", json.dumps(facts, indent=2))
 
 
 def _read_space(file: str | None, kind: str) -> tuple[dict[str, str], int]:
@@ -154,23 +241,6 @@ def _read_space(file: str | None, kind: str) -> tuple[dict[str, str], int]:
     if file is None:
         space = space.get(kind, {})
     return {str(key): str(value) for key, value in space.items()}, content.get("seed", 0)
-
-
-def _kind_of_metrics(overrides: Sequence[str]) -> str:
-    """The kind of metrics that these overrides fit: named, or chosen by the size of the data."""
-    cfg = load_config(overrides)
-    asked = asked_settings(overrides)
-    if {"local_metrics", "experiment"} & set(asked):
-        return metrics_kind(cfg)
-    return choose_defaults(Sizes.of(load_splits(cfg)["train"]), asked).bank
-
-
-def distributions(space: Mapping[str, str]) -> dict[str, BaseDistribution]:
-    """What each text means to Optuna."""
-    found = {}
-    for item in parse_overrides(_assignments(space)):
-        found[item.get_key_element()] = _distribution(item)
-    return found
 
 
 def _assignments(settings: Mapping[str, Any]) -> list[str]:
@@ -229,99 +299,11 @@ class Prune(Callback):
             raise TrialPruned(f"after epoch {trainer.current_epoch + 1}")
 
 
-@contextmanager
-def open_study(folder: Path, search: Search) -> Iterator[Study]:
-    """The study of a folder, new or old, for this process alone.
-
-    Trials that a killed process left unfinished are tried again.
-
-    Raises:
-        ConfigError: another process is at it, or the folder is of another search.
-    """
-    optuna = require("optuna", "to search for settings", "sweep")
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "study.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"another process runs the search in {folder}") from error
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(
-            study_name="lgmml",
-            storage=f"sqlite:///{(folder / 'study.db').resolve()}",
-            direction="maximize",
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
-            load_if_exists=True,
-        )
-        known = study.user_attrs.get("search")
-        if known is not None and known != search.described():
-            raise ConfigError(f"{folder} belongs to a search with other settings ({known}); use another --folder")
-        study.set_user_attr("search", search.described())
-        # A seed of its own for every start, or the first draws would be repeated.
-        study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.trials), n_startup_trials=8)
-        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            study.enqueue_trial(trial.params)
-        yield study
-
-
-def run_search(folder: Path, search: Search, trials: int) -> Study:
-    """Run trials until ``trials`` are finished or pruned, those of earlier calls included.
-
-    Every trial has a folder of its own below ``folder``, with what any run leaves and ``trial.json``.
-    """
-    check_positive("trials", trials)
-    with open_study(folder, search) as study:
-        while len(_judged(study)) < trials:
-            trial = study.ask(distributions(search.space))
-            _try_settings(study, trial, search, folder / str(trial.number))
-            write_text(folder / "study.md", _study_markdown(study))
-        save_picture(study, folder / "study.png")
-        return study
-
-
-def _try_settings(study: Study, trial: Trial, search: Search, folder: Path) -> None:
-    """One run, and what the study is told of it."""
-    from optuna import TrialPruned
-    from optuna.trial import TrialState
-
-    chosen = _assignments(trial.params)
-    data = "generated"
-    for word in reversed(search.fixed):
-        if word.startswith("data="):
-            data = word.partition("=")[2]
-    words = [*search.fixed, *chosen, f"paths.output_dir={folder}", f"name={data}"]
-    log.info("trial %d: %s", trial.number, ", ".join(chosen))
-    try:
-        result = train(load_config(words), words, watchers=[Prune(trial)])
-    except TrialPruned as error:
-        study.tell(trial, state=TrialState.PRUNED)
-        log.info("trial %d: stopped %s", trial.number, error)
-    except DivergedError as error:
-        study.tell(trial, state=TrialState.FAIL)
-        log.warning("trial %d: %s", trial.number, error)
-    else:
-        if result is None or math.isnan(result.best_valid):
-            raise ConfigError("a search needs validation queries with relevant documents to choose by; there are none")
-        study.tell(trial, result.best_valid)
-    done = study.trials[trial.number]
-    facts = {"number": done.number, "state": done.state.name.lower(), "validation ndcg@10": done.value,
-             "settings": done.params, "curve": done.intermediate_values}  # fmt: skip
-    write_text(folder / "trial.json", json.dumps(facts, indent=2))
-
-
 def _judged(study: Study) -> list[FrozenTrial]:
     """The trials that were finished or pruned."""
     from optuna.trial import TrialState
 
     return study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])
-
-
-def save_picture(study: Study, file: Path) -> None:
-    """What can be seen of trials and settings."""
-    found = _judged(study)
-    values, curves = list(map(_value, found)), [trial.intermediate_values for trial in found]
-    save_figure(search_picture(values, curves, [trial.params for trial in found]), file)
 
 
 def _study_rows(study: Study) -> tuple[list[str], list[list[str]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,8 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from lgmml_torch import distributed
 from lgmml_torch.app.compose import (
     build,
-    check_start_files,
-    check_trainer,
+    check_parts,
     find_cache,
     find_measure,
     load_base,
@@ -35,13 +35,10 @@ from lgmml_torch.app.config import asked_for, check_settings, load_config
 from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, open_ranker, reference_names, tree_ranker
 from lgmml_torch.app.report import (
     RunResult,
-    Stopwatch,
     beside_references,
     evaluate_model,
     measuring_rules,
     reported_part,
-    tell_loggers,
-    write_report,
 )
 from lgmml_torch.app.start import Interrupted, Watch, fail, say_goodbye, set_threads
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, MissingDependencyError, sentence
@@ -57,9 +54,22 @@ from lgmml_torch.training.callbacks import StopAtStep, bank_curve
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.recipe import Recipe
 from lgmml_torch.training.resume import Start
-from lgmml_torch.training.stages import Prepared, Trained, prepare, reuse, train_phi
+from lgmml_torch.training.stages import Prepared, Trained, prepare, train_phi
 
 log = logging.getLogger(__name__)
+
+
+class _Stopwatch:
+    """Seconds of the stages of a run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """The stage that has just ended."""
+        now = time.perf_counter()
+        self.seconds[stage], self._since = round(now - self._since, 3), now
 
 
 def train(
@@ -82,7 +92,7 @@ def train(
     cfg = _checked(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     set_threads(cfg.threads)
-    clock = Stopwatch()
+    clock = _Stopwatch()
     splits = load_splits(cfg)
     base = load_base(cfg, splits)
     files = _open_references(cfg, splits)
@@ -110,23 +120,21 @@ def train(
         return None
     clock.lap("evaluation")
     evaluations = beside_references(evaluations, [measured for _, measured in references])
-    rankers = [*(ranker for ranker, _ in references), *files]
     cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
-    settings = OmegaConf.to_container(cfg, resolve=True)
-    history, seconds = _history_of(prepared, trained), clock.seconds
-    found = RunResult(folder, trained.model, prepared.splits, evaluations, trained.keeper, history, seconds, rankers)
-    write_report(found, settings)
-    tell_loggers(found, settings, loggers)
+    found = RunResult(
+        folder, trained.model, prepared.splits, evaluations, trained.keeper, _history_of(prepared, trained),
+        clock.seconds, OmegaConf.to_container(cfg, resolve=True), [*(ranker for ranker, _ in references), *files],
+    )  # fmt: skip
+    found.write()
+    found.tell(loggers)
     return found
 
 
 def _checked(cfg: DictConfig) -> DictConfig:
     """The configuration with ``resume=auto`` resolved; errors in it are raised before data is read."""
     check_settings(cfg)
-    recipe_of(cfg)
-    check_trainer(cfg)
     cfg = resolve_resume(cfg)
-    check_start_files(cfg)
+    check_parts(cfg)
     return cfg
 
 
@@ -142,17 +150,25 @@ def _prepared_parts(
     cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe, loggers: Sequence[Any]
 ) -> Prepared:
     """Preprocessing and metrics: those of an earlier run, or fitted now."""
-    adds = recipe.grows and not recipe.builder.trains_metrics  # trained ones go on by themselves
-    if cfg.resume or (cfg.warm_start and not adds):
-        return _reuse(cfg, splits, recipe)
     start, folder = None, None
-    if cfg.warm_start:
-        start = Start.of(LGMML.load(cfg.warm_start))
+    if cfg.resume:
+        _check_resumed(cfg.resume, trains=recipe.builder.trains_metrics)
+    if cfg.resume or cfg.warm_start:
+        start = Start.of(LGMML.load(cfg.resume or cfg.warm_start))
     cache = find_cache(cfg)
     if cache is not None:
         folder = cache.folder / "unfinished"
     with named(cfg, "local_metrics"):
-        return prepare(splits, recipe, bank_curve(loggers), folder, start)
+        return prepare(splits, recipe, bank_curve(loggers), folder, start, resumes=bool(cfg.resume))
+
+
+def _check_resumed(checkpoint: str, *, trains: bool) -> None:
+    """Refuse to go on with other metrics: trained ones where they were not, or the reverse."""
+    if trains != read_model(checkpoint)[0]["metrics"].get("trained", False):
+        was, way = "trained", "experiment=trained"
+        if trains:
+            was, way = "not trained", "local_metrics=boosted"
+        raise ConfigError(f"`resume`: the metrics of {checkpoint} were {was}; go on with the same settings, e.g. {way}")
 
 
 def resolve_resume(cfg: DictConfig) -> DictConfig:
@@ -271,17 +287,6 @@ def _evaluate_ranker(cfg: DictConfig, ranker: Ranker, splits: Mapping[str, Ranki
             split = f"{name}: unseen queries"
             found.append(evaluate_scores(scores, splits[name], split=split, policy=ranker.name, **measuring_rules(cfg)))
     return found
-
-
-def _reuse(cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe) -> Prepared:
-    """Preprocessing, metrics and Φ₀ of an earlier run; metrics are trained only where the recipe trains its own."""
-    trains = recipe.builder.trains_metrics
-    if cfg.resume and trains != read_model(cfg.resume)[0]["metrics"].get("trained", False):
-        was, way = "trained", "experiment=trained"
-        if trains:
-            was, way = "not trained", "local_metrics=boosted"
-        raise ConfigError(f"`resume`: the metrics of {cfg.resume} were {was}; go on with the same settings, e.g. {way}")
-    return reuse(Start.of(LGMML.load(cfg.resume or cfg.warm_start)), splits, recipe, resumes=bool(cfg.resume))
 
 
 def search_recipes(cfg: DictConfig, recipe: Recipe, *, validated: bool) -> list[Recipe]:

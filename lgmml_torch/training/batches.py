@@ -232,18 +232,6 @@ class RankingDataModule(pl.LightningDataModule):
         self.batches = TrainingBatches(train, **batches)
         self._loader: BatchLoader | None = None
 
-    def split(self, name: str) -> RankingData:
-        """The data of one split.
-
-        Raises:
-            DataError: when there is none of that name.
-        """
-        data = self.splits.get(name)
-        if data is None:
-            names = [split for split, lists in self.splits.items() if lists]
-            raise DataError(f"there are no {name!r} queries; this run has {names}")
-        return data
-
     def train_dataloader(self) -> BatchLoader:
         """Sampled batches; the loader can be resumed in the middle of an epoch."""
         rank, world_size = self._ranks()
@@ -267,7 +255,10 @@ class RankingDataModule(pl.LightningDataModule):
             self._loader = None
 
     def _lists(self, name: str) -> DataLoader[Tensor]:
-        data = self.split(name)
+        data = self.splits[name]
+        if data is None:
+            names = [split for split, lists in self.splits.items() if lists]
+            raise DataError(f"there are no {name!r} queries; this run has {names}")
         rank, world_size = 0, 1
         if data.shared_lists is None:  # otherwise this rank has its own lists only
             rank, world_size = self._ranks()

@@ -1,36 +1,31 @@
-"""What happens around training: checkpoints, figures for loggers, lines for the log, stopping, learning rates."""
+"""What happens around training: figures for loggers, lines for the log, stopping, learning rates."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import signal
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import pytorch_lightning as pl
-from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
-from pytorch_lightning.callbacks import Callback, Checkpoint, ProgressBar
+from pytorch_lightning.callbacks import Callback, ProgressBar
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import plots
-from lgmml_torch.checks import CheckpointError, ConfigError, check_unit_interval
-from lgmml_torch.models.storage import load_checkpoint, write_checkpoint
-from lgmml_torch.training.loggers import LoggerOutput, output_of
+from lgmml_torch.checks import check_unit_interval
+from lgmml_torch.training.loggers import LoggerOutput
+from lgmml_torch.training.resume import KeepCheckpoints
 
 if TYPE_CHECKING:
     from lgmml_torch.training.module import LGMMLModule
 
 log = logging.getLogger(__name__)
 
-_ROUNDING = 1e-9  # a mean over queries may differ by less than this with the number of processes
 _LINES = 10  # log lines for all rounds of a fit, about
 
 # Settings of a trainer that prints no tables, bars and advice.
@@ -120,125 +115,6 @@ class OneCycle:
         if done < self.warmup:
             return self.start + (1 - self.start) * (1 - math.cos(math.pi * done / self.warmup)) / 2
         return (1 + math.cos(math.pi * (done - self.warmup) / max(1e-9, 1 - self.warmup))) / 2
-
-
-class CheckpointFiles(CheckpointIO):
-    """Lightning's checkpoints as files: written atomically with a seal, read without running code."""
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
-    ) -> None:
-        """Write a checkpoint; an earlier one of that name survives any failure.
-
-        Raises:
-            NoSpaceError: the disk is full.
-        """
-        write_checkpoint(path, checkpoint)
-
-    def load_checkpoint(self, path: str | os.PathLike[str], *_: Any, **__: Any) -> dict[str, Any]:
-        """Read a checkpoint into main memory.
-
-        Raises:
-            CheckpointError: it is missing, foreign, damaged or newer than this release.
-        """
-        content = load_checkpoint(path)
-        if "rows" in content:
-            raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
-        return content
-
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint."""
-        Path(path).unlink(missing_ok=True)
-
-
-class KeepCheckpoints(Checkpoint):
-    """Writes ``best.ckpt`` whenever validation improves, the untrained Φ of epoch 0 included, and ``last.ckpt``.
-
-    Args:
-        folder: of both files.
-        monitor: a validation metric, higher is better.
-        every_n_steps: how often ``last.ckpt`` is written within an epoch; it is always written at its end.
-        seed: of the run, which is resumed with the same one only.
-    """
-
-    def __init__(self, folder: Path, *, monitor: str, every_n_steps: int, seed: int) -> None:
-        self.best_file, self.last_file = folder / "best.ckpt", folder / "last.ckpt"
-        self.monitor, self.every_n_steps, self.seed = monitor, every_n_steps, seed
-        self.best, self.best_epoch = -math.inf, -1
-        self.curve: dict[int, float] = {}
-        self.run = uuid.uuid4().hex  # so that a file of another run is noticed
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Validate the starting weights, unless this run resumes from a checkpoint."""
-        self.run = trainer.strategy.broadcast(self.run)
-        if not self.curve and trainer.val_dataloaders:
-            values = cast("LGMMLModule", pl_module).validate_now(trainer.val_dataloaders)
-            for logger in trainer.loggers:
-                logger.log_metrics(values, step=0)
-            self._judge(trainer, 0, values.get(self.monitor, math.nan))
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Write ``last.ckpt`` in the middle of an epoch."""
-        if trainer.global_step % self.every_n_steps == 0:
-            trainer.save_checkpoint(self.last_file, weights_only=False)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare the epoch that has just ended with the best one."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            value = float(trainer.callback_metrics.get(self.monitor, math.nan))
-            self._judge(trainer, trainer.current_epoch + 1, value)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write ``last.ckpt``; without validation the last epoch is also the best one."""
-        if not trainer.val_dataloaders:
-            self.best, self.best_epoch = math.nan, trainer.current_epoch + 1
-            trainer.save_checkpoint(self.best_file, weights_only=False)
-        trainer.save_checkpoint(self.last_file, weights_only=False)
-
-    def _judge(self, trainer: pl.Trainer, epoch: int, value: float) -> None:
-        self.curve[epoch] = value
-        undecided = math.isnan(value) and self.best == -math.inf  # no validation query has a relevant document
-        if value > self.best + _ROUNDING:
-            self.best = value
-        elif not undecided:
-            return
-        self.best_epoch = epoch
-        trainer.save_checkpoint(self.best_file, weights_only=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """For resuming."""
-        names = ("best", "best_epoch", "run", "seed")
-        return {"curve": dict(self.curve), **{name: getattr(self, name) for name in names}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """For resuming.
-
-        Raises:
-            ConfigError: the checkpoint is of a run with another seed.
-        """
-        seed = state_dict.get("seed", self.seed)
-        if seed != self.seed:
-            raise ConfigError(f"`seed` must be {seed}, as of the run that is resumed, got {self.seed}")
-        self.best, self.best_epoch = state_dict["best"], state_dict["best_epoch"]
-        self.curve = dict(state_dict["curve"])
-        self.run = state_dict.get("run", self.run)
-
-
-def run_of(file: Path) -> str | None:
-    """The id of the run that wrote a checkpoint; None for checkpoints of release 0.1."""
-    states = load_checkpoint(file).get("callbacks", {})
-    return cast("str | None", states.get(KeepCheckpoints.__qualname__, {}).get("run"))
-
-
-def check_same_run(file: Path, run: str | None) -> None:
-    """Require that a checkpoint is of a run, where both ids are known.
-
-    Raises:
-        CheckpointError: it is of another run.
-    """
-    written = run_of(file)
-    if None not in (written, run) and written != run:
-        raise CheckpointError(f"{file} belongs to another run; put back the file of the run that is resumed")
 
 
 class _EpochValues(Callback):
@@ -336,7 +212,7 @@ def _show(trainer: pl.Trainer, tag: str, draw: Callable[[], Any], step: int) -> 
 def _outputs(trainer: pl.Trainer) -> list[LoggerOutput]:
     if not trainer.is_global_zero:
         return []
-    return list(map(output_of, trainer.loggers))
+    return list(map(LoggerOutput.of, trainer.loggers))
 
 
 def _figures(info: Any) -> dict[str, float]:

@@ -98,14 +98,11 @@ def budget_seconds(budget: str) -> float | None:
     return float(time[1]) * {"s": 1, "m": 60, "h": 3600}[time[2]]
 
 
-def find_budget(budget: str, documents: int, columns: int) -> _Budget:
+def _find_budget(budget: str, documents: int, columns: int) -> _Budget:
     """The budget of that name, or the largest that takes at most a time such as ``"60s"`` or ``"10m"`` of one core.
 
-    Raises:
-        LGMMLError: neither a name nor a time.
-
-    >>> find_budget("90s", 700_000, 1_000) == BUDGETS["fast"], find_budget("2h", 700_000, 1_000) == BUDGETS["thorough"]
-    (True, True)
+    >>> _find_budget("90s", 700_000, 1_000).rounds, _find_budget("2h", 700_000, 1_000).rounds
+    (100, 400)
     """
     seconds = budget_seconds(budget)
     if seconds is None:
@@ -252,7 +249,7 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     budget = asked.get("budget", "normal")
     room = max(1, min(_MAX_COLUMNS, _MAX_COLUMN_BYTES // (4 * max(1, sizes.documents))))
     ramps = max(0, min(_MAX_RAMPS, room // max(1, sizes.features) - 3))
-    work = find_budget(budget, sizes.documents, (3 + ramps) * sizes.features)
+    work = _find_budget(budget, sizes.documents, (3 + ramps) * sizes.features)
     beginning = f"{sizes}, budget {budget}: {bank} metrics ({why})"
     if bank == "sampled":
         return Defaults(bank, f"{sizes}: {bank} metrics ({why}), then WARP")

@@ -73,23 +73,16 @@ class _SafeEvents:
     def __init__(self, writer: Any, fail: Callable[[OSError], None]) -> None:
         self._writer, self._fail = writer, fail
 
-    def add_event(self, event: Any) -> None:
-        self._attempt(self._writer.add_event, event)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._writer, name)
 
-    def flush(self) -> None:
-        self._attempt(self._writer.flush)
+        def attempt(*args: Any) -> Any:
+            try:
+                return method(*args)
+            except OSError as error:
+                self._fail(error)
 
-    def close(self) -> None:
-        self._attempt(self._writer.close)
-
-    def get_logdir(self) -> str:
-        return str(self._writer.get_logdir())
-
-    def _attempt(self, method: Callable[..., None], *args: Any) -> None:
-        try:
-            method(*args)
-        except OSError as error:
-            self._fail(error)
+        return attempt
 
 
 class Wandb(WandbLogger):
@@ -130,7 +123,7 @@ class MLflow(MLFlowLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Numbers at a step; MLflow has no ``@`` in names: ``val/ndcg_at_10``."""
-        plain = {plain_name(name): value for name, value in _without_epoch(metrics).items()}
+        plain = {_plain_name(name): value for name, value in _without_epoch(metrics).items()}
         super().log_metrics(plain, step)
 
 
@@ -141,11 +134,11 @@ def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
     return kept
 
 
-def plain_name(name: str) -> str:
+def _plain_name(name: str) -> str:
     """A name of letters, digits and ``_ - . / `` only.
 
-    >>> plain_name("val/ndcg@10")
-    'val/ndcg_at_10'
+    >>> _plain_name("val/ndcg@10"), _plain_name("final/test, α/map")
+    ('val/ndcg_at_10', 'final/test_ _/map')
     """
     return re.sub(r"[^a-zA-Z0-9_/. -]+", "_", name.replace("@", "_at_"))
 
@@ -157,6 +150,14 @@ class LoggerOutput:
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
+
+    @staticmethod
+    def of(logger: Logger) -> LoggerOutput:
+        """The output of a logger."""
+        for kind, output in LOGGER_OUTPUTS.items():
+            if isinstance(logger, kind):
+                return output(logger)
+        return LoggerOutput(logger)
 
     def picture(self, tag: str, figure: Any, step: int) -> None:
         """Show a figure of matplotlib."""
@@ -258,11 +259,3 @@ LOGGER_OUTPUTS: dict[type[Logger], type[LoggerOutput]] = {
     WandbLogger: _WandbOutput,
     MLFlowLogger: _MLflowOutput,
 }
-
-
-def output_of(logger: Logger) -> LoggerOutput:
-    """The output of a logger."""
-    for kind, output in LOGGER_OUTPUTS.items():
-        if isinstance(logger, kind):
-            return output(logger)
-    return LoggerOutput(logger)

@@ -53,7 +53,7 @@ class Dropout:
                 raise LGMMLError(f"`dropout.{name}` must be at least 0 and below 1, got {getattr(self, name)}")
 
 
-class Lists(NamedTuple):
+class _Lists(NamedTuple):
     """What evaluating and training need of a split, on the device of the module."""
 
     labels: Tensor  # (N,)
@@ -123,7 +123,7 @@ class LGMMLModule(pl.LightningModule):
         self.dropout, self.seed = dropout or Dropout(), seed
         self.trains_metrics = self.model.metrics.trained  # inputs are features then, also when training is over
         self._data: dict[str, tuple[RankingData, Tensor | Views]] = {}
-        self._placed: dict[str, Lists] = {}
+        self._placed: dict[str, _Lists] = {}
         self._moved: Tensor | None = None  # rows of Φ that the coming step moves; None: any
         self.counts: dict[str, dict[str, int]] = {}  # queries counted in the last evaluation of a split
         self._add_position_bias(num_positions)
@@ -388,7 +388,7 @@ class LGMMLModule(pl.LightningModule):
             self.log(f"{prefix}/{name}", value, prog_bar=name == "ndcg@10", sync_dist=True)
         metrics.reset()
 
-    def lists(self, name: str) -> Lists:
+    def lists(self, name: str) -> _Lists:
         """A split where the module is: moved there when it is first asked for; raw features stay where they are."""
         if name not in self._data:
             raise LGMMLError(f"the module has no {name!r} lists; call attach({name!r}, data, inputs) first")
@@ -398,7 +398,7 @@ class LGMMLModule(pl.LightningModule):
             positions = data.positions
             if positions is not None:
                 positions = positions.to(self.device)
-            placed = Lists(
+            placed = _Lists(
                 data.labels.to(self.device),
                 data.offsets.to(self.device),
                 data.order.to(self.device),

@@ -25,7 +25,7 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
-from lgmml_torch.training.callbacks import QUIET, CheckpointFiles, KeepCheckpoints, StepSize, in_order
+from lgmml_torch.training.callbacks import QUIET, StepSize, in_order
 from lgmml_torch.training.losses import Loss, Warp
 from lgmml_torch.training.module import (
     DEFAULT_OPTIMIZER,
@@ -33,6 +33,7 @@ from lgmml_torch.training.module import (
     OptimizerFactory,
     make_optimizer,
 )
+from lgmml_torch.training.resume import CheckpointFiles, KeepCheckpoints
 
 _TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
 MakePhi = Callable[..., Phi]

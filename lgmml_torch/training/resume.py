@@ -1,18 +1,25 @@
-"""Starting from what an earlier run has left: a model, the weights of a checkpoint, or the state of a killed fit."""
+"""What a run leaves to start from: checkpoints, the parts of a model, and the state of a fit that was killed."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import logging
+import math
+import os
 import pickle
 import time
+import uuid
 import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+import pytorch_lightning as pl
+from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
+from pytorch_lightning.callbacks import Checkpoint
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import CheckpointError, ConfigError, DataWarning, LGMMLError
@@ -25,11 +32,13 @@ from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import load_archive, load_checkpoint, read_model, tensors_digest, write_checkpoint
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import KeepCheckpoints, check_same_run, run_of
-from lgmml_torch.training.module import LGMMLModule
+
+if TYPE_CHECKING:
+    from lgmml_torch.training.module import LGMMLModule
 
 log = logging.getLogger(__name__)
 
+_ROUNDING = 1e-9  # a mean over queries may differ by less than this with the number of processes
 STATE_SECONDS = 10.0  # between two states on disk, each of a few hundred kB
 
 
@@ -105,49 +114,164 @@ class Start:
         return dict(splits)
 
 
-def check_same_loss(resume: Path, name: str) -> None:
-    """Refuse to resume with another loss than that of the checkpoint, which keeps only the names of functions."""
-    earlier = load_checkpoint(resume)["hyper_parameters"].get("loss", {}).get("name", name)
-    if earlier != name:
-        raise ConfigError(f"`loss` must be {earlier!r}, as of the run that is resumed, got {name!r}")
+class CheckpointFiles(CheckpointIO):
+    """Lightning's checkpoints as files: written atomically with a seal, read without running code."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint; an earlier one of that name survives any failure.
+
+        Raises:
+            NoSpaceError: the disk is full.
+        """
+        write_checkpoint(path, checkpoint)
+
+    def load_checkpoint(self, path: str | os.PathLike[str], *_: Any, **__: Any) -> dict[str, Any]:
+        """Read a checkpoint into main memory.
+
+        Raises:
+            CheckpointError: it is missing, foreign, damaged or newer than this release.
+        """
+        content = load_checkpoint(path)
+        if "rows" in content:
+            raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
+        return content
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint."""
+        Path(path).unlink(missing_ok=True)
 
 
-def bring_best(resume: Path, best_file: Path) -> None:
-    """Copy the best checkpoint so far to the folder of the resumed run, which may never beat it."""
-    if not resume.is_file():
-        return
-    for folder in resume.parents[:2]:  # of checkpoints and of the whole run
-        sweep(folder)
-    earlier = best_file if best_file.exists() else resume.parent / best_file.name
-    if not earlier.is_file():
-        log.warning("There is no %s beside %s: its weights count as the best so far.", best_file.name, resume)
-        earlier = resume
-    check_same_run(earlier, run_of(resume))
-    if earlier != best_file:
-        write_bytes(best_file, earlier.read_bytes())
+class KeepCheckpoints(Checkpoint):
+    """Writes ``best.ckpt`` whenever validation improves, the untrained Φ of epoch 0 included, and ``last.ckpt``.
+
+    Args:
+        folder: of both files.
+        monitor: a validation metric, higher is better.
+        every_n_steps: how often ``last.ckpt`` is written within an epoch; it is always written at its end.
+        seed: of the run, which is resumed with the same one only.
+    """
+
+    def __init__(self, folder: Path, *, monitor: str, every_n_steps: int, seed: int) -> None:
+        self.best_file, self.last_file = folder / "best.ckpt", folder / "last.ckpt"
+        self.monitor, self.every_n_steps, self.seed = monitor, every_n_steps, seed
+        self.best, self.best_epoch = -math.inf, -1
+        self.curve: dict[int, float] = {}
+        self.run = uuid.uuid4().hex  # so that a file of another run is noticed
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Validate the starting weights, unless this run resumes from a checkpoint."""
+        self.run = trainer.strategy.broadcast(self.run)
+        if not self.curve and trainer.val_dataloaders:
+            values = cast("LGMMLModule", pl_module).validate_now(trainer.val_dataloaders)
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=0)
+            self._judge(trainer, 0, values.get(self.monitor, math.nan))
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Write ``last.ckpt`` in the middle of an epoch."""
+        if trainer.global_step % self.every_n_steps == 0:
+            trainer.save_checkpoint(self.last_file, weights_only=False)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare the epoch that has just ended with the best one."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            value = float(trainer.callback_metrics.get(self.monitor, math.nan))
+            self._judge(trainer, trainer.current_epoch + 1, value)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write ``last.ckpt``; without validation the last epoch is also the best one."""
+        if not trainer.val_dataloaders:
+            self.best, self.best_epoch = math.nan, trainer.current_epoch + 1
+            trainer.save_checkpoint(self.best_file, weights_only=False)
+        trainer.save_checkpoint(self.last_file, weights_only=False)
+
+    def _judge(self, trainer: pl.Trainer, epoch: int, value: float) -> None:
+        self.curve[epoch] = value
+        undecided = math.isnan(value) and self.best == -math.inf  # no validation query has a relevant document
+        if value > self.best + _ROUNDING:
+            self.best = value
+        elif not undecided:
+            return
+        self.best_epoch = epoch
+        trainer.save_checkpoint(self.best_file, weights_only=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For resuming."""
+        names = ("best", "best_epoch", "run", "seed")
+        return {"curve": dict(self.curve), **{name: getattr(self, name) for name in names}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """For resuming.
+
+        Raises:
+            ConfigError: the checkpoint is of a run with another seed.
+        """
+        seed = state_dict.get("seed", self.seed)
+        if seed != self.seed:
+            raise ConfigError(f"`seed` must be {seed}, as of the run that is resumed, got {self.seed}")
+        self.best, self.best_epoch = state_dict["best"], state_dict["best_epoch"]
+        self.curve = dict(state_dict["curve"])
+        self.run = state_dict.get("run", self.run)
+
+    def continue_from(self, checkpoint: Path, loss: str) -> None:
+        """Go on from a checkpoint: its best weights so far, which this run may never beat, come to this folder.
+
+        Raises:
+            ConfigError: its run had another loss; of functions, a checkpoint keeps the names.
+            CheckpointError: the best weights are of another run.
+        """
+        earlier_loss = load_checkpoint(checkpoint)["hyper_parameters"].get("loss", {}).get("name", loss)
+        if earlier_loss != loss:
+            raise ConfigError(f"`loss` must be {earlier_loss!r}, as of the run that is resumed, got {loss!r}")
+        for folder in checkpoint.parents[:2]:  # of checkpoints and of the whole run
+            sweep(folder)
+        earlier = self.best_file
+        if not earlier.exists():
+            earlier = checkpoint.parent / earlier.name
+        if not earlier.is_file():
+            log.warning("There is no %s beside %s: its weights count as the best so far.", earlier.name, checkpoint)
+            earlier = checkpoint
+        _check_same_run(earlier, _run_of(checkpoint))
+        if earlier != self.best_file:
+            write_bytes(self.best_file, earlier.read_bytes())
+
+    def load_kept(self, module: LGMMLModule, keep: str) -> None:
+        """Load the ``"best"`` or the ``"last"`` weights on all processes; only rank 0 needs the file."""
+        model, file = module.model, self.last_file
+        if keep == "best":
+            file = self.best_file
+        if file.exists() or distributed.rank() == 0:
+            _check_same_run(file, self.run)
+            model.load_state_dict(read_model(file)[1])
+            if module.position_bias is not None:
+                module.position_bias.data.copy_(load_checkpoint(file)["state_dict"]["position_bias"])
+        distributed.broadcast_tensors(model.state_dict())
+
+    def keep_start(self, module: LGMMLModule, valid: RankingData | None, measure: Measure) -> None:
+        """For training with no epochs: the starting weights are the model."""
+        module.on_fit_start()
+        self.best_epoch = 0
+        if valid is not None:
+            scores = module.model.eval().score(valid)
+            if valid.positions is not None and module.position_bias is not None:
+                scores = scores + bias_of(module.position_bias.detach(), valid.positions).to(scores)
+            self.best = mean_measure(scores, valid, measure)
+            self.curve[0] = self.best
 
 
-def take_kept(module: LGMMLModule, file: Path, run: str) -> None:
-    """Load the weights of a checkpoint on all processes; only rank 0 needs the file."""
-    model = module.model
-    if file.exists() or distributed.rank() == 0:
-        check_same_run(file, run)
-        model.load_state_dict(read_model(file)[1])
-        if module.position_bias is not None:
-            module.position_bias.data.copy_(load_checkpoint(file)["state_dict"]["position_bias"])
-    distributed.broadcast_tensors(model.state_dict())
+def _run_of(file: Path) -> str | None:
+    """The id of the run that wrote a checkpoint; None for checkpoints of release 0.1."""
+    states = load_checkpoint(file).get("callbacks", {})
+    return cast("str | None", states.get(KeepCheckpoints.__qualname__, {}).get("run"))
 
 
-def keep_start(module: LGMMLModule, keeper: KeepCheckpoints, valid: RankingData | None, measure: Measure) -> None:
-    """For training with no epochs: the starting weights are the model."""
-    module.on_fit_start()
-    keeper.best_epoch = 0
-    if valid is not None:
-        scores = module.model.eval().score(valid)
-        if valid.positions is not None and module.position_bias is not None:
-            scores = scores + bias_of(module.position_bias.detach(), valid.positions).to(scores)
-        keeper.best = mean_measure(scores, valid, measure)
-        keeper.curve[0] = keeper.best
+def _check_same_run(file: Path, run: str | None) -> None:
+    """Require that a checkpoint is of a run, where both ids are known."""
+    written = _run_of(file)
+    if None not in (written, run) and written != run:
+        raise CheckpointError(f"{file} belongs to another run; put back the file of the run that is resumed")
 
 
 class Unfinished:

@@ -37,7 +37,7 @@ from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 from lgmml_torch.training.batches import RankingDataModule, loader_failures_in_a_sentence
-from lgmml_torch.training.callbacks import KeepCheckpoints, LogModel, quiet_lightning
+from lgmml_torch.training.callbacks import LogModel, quiet_lightning
 from lgmml_torch.training.defaults import check_loss
 from lgmml_torch.training.losses import ListLoss
 from lgmml_torch.training.module import LGMMLModule
@@ -50,7 +50,7 @@ from lgmml_torch.training.preprocessed import (
     select_features,
 )
 from lgmml_torch.training.recipe import MakePhi, Recipe, TrainerSettings, rehearse
-from lgmml_torch.training.resume import Start, Unfinished, bring_best, check_same_loss, keep_start, take_kept
+from lgmml_torch.training.resume import KeepCheckpoints, Start, Unfinished
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,50 @@ class Prepared:
             table=train.table,
         )
         return model.to(train.features.dtype).train()
+
+    def module(self, recipe: Recipe, cache: Cache | None = None) -> LGMMLModule:
+        """The Lightning module of a fresh model, with the inputs of every split attached."""
+        model, settings = self.model(recipe.make_phi), recipe.phi
+        train, bias = self.splits["train"], self.bank.position_bias
+        count = num_positions(train) if bias is None else len(bias)
+        if train.document_weights is not None and isinstance(settings.loss, ListLoss):
+            raise ConfigError(f"the loss {settings.loss.name!r} is a function without weights of documents, got some")
+        self.add_inputs(model, cache, settings.distances)
+        module = LGMMLModule(
+            model.spec(),
+            model,
+            loss=settings.loss,
+            deviation_penalty=settings.deviation_penalty,
+            optimizer=settings.optimizer,
+            step_size=settings.step_size,
+            dropout=settings.dropout,
+            preset=settings.preset,
+            seed=recipe.seed,
+            num_positions=count,
+            measure=recipe.own_measure,
+        )
+        if bias is not None and module.position_bias is not None:
+            module.position_bias.data.copy_(bias)
+        for name, data in self.splits.items():
+            module.attach(name, data, self.inputs[name])
+        return module
+
+    def add_inputs(self, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None) -> None:
+        """Add the missing inputs of splits: distances in ``dtype``, or features where the metrics are trained."""
+        for name, data in self.splits.items():
+            if name in self.inputs:
+                continue
+            features = self.preprocessed.pop(name, None)
+            if not self.bank.trained:
+                with progress_bar(f"distances, {name}", total=data.num_documents) as report:
+                    self.inputs[name] = compute_distances(
+                        model, data, features=features, cache=cache, dtype=dtype, progress=report
+                    )
+            elif features is not None:
+                self.inputs[name] = features
+            else:
+                views = Views(data.features, self.preprocess, model.dtype)
+                self.inputs[name] = views if data.shared_lists is not None else views.of(slice(None), data.offsets)
 
 
 @dataclass(frozen=True)
@@ -193,15 +237,20 @@ def prepare(
     on_round: OnRound | None = None,
     unfinished: Path | None = None,
     start: Start | None = None,
+    *,
+    resumes: bool = False,
 ) -> Prepared:
     """Encode categories, fit the preprocessing on the training lists, then build the local metrics.
 
     ``unfinished`` is a folder for the state of a fit: a killed fit resumes from it when it is repeated. With a
-    ``start``, its preprocessing stays, and metrics are added to its own.
+    ``start``, its preprocessing stays. Metrics are added to its own if the recipe and the builder grow; otherwise they
+    stay, too, and are trained further where the recipe trains its own. A run that ``resumes`` has fitted all of it.
 
     The preprocessing, and all metrics but boosted ones, are fitted on a sample of the lists if these have more than
     `SAMPLE_VALUES` values. The sample does not depend on shards or the number of processes.
     """
+    if start is not None and (resumes or not (recipe.grows and recipe.builder.grows)):
+        return _reused(start, splits, recipe, resumes)
     rehearse(recipe)
     check_loss(recipe.builder.kind, recipe.phi.loss)
     labels = splits["train"].labels
@@ -256,11 +305,8 @@ def _without_noise(preprocess: Preprocess, shown: RankingData) -> tuple[Preproce
     return Chain([KeepColumns(choice.kept.tolist()), preprocess]), f"{choice.reason}: {listed}"
 
 
-def reuse(start: Start, splits: Mapping[str, RankingData], recipe: Recipe, *, resumes: bool = False) -> Prepared:
-    """A start's own preprocessing and metrics; they are trained further where the recipe trains its own.
-
-    A run that resumes may have fitted biases of positions before.
-    """
+def _reused(start: Start, splits: Mapping[str, RankingData], recipe: Recipe, resumes: bool) -> Prepared:
+    """A start's own preprocessing and metrics; a run that resumes may have fitted biases of positions before."""
     trains = recipe.builder.trains_metrics
     splits = start.read(splits, recipe.categories)
     _check_positions(splits["train"], trains or resumes)
@@ -301,27 +347,9 @@ def _through(
     return fitted, preprocessed(preprocess, valid, folder)
 
 
-def add_inputs(prepared: Prepared, model: LGMML, cache: Cache | None = None, dtype: torch.dtype | None = None) -> None:
-    """Add the missing inputs of splits: distances in ``dtype``, or features where the metrics are trained."""
-    for name, data in prepared.splits.items():
-        if name in prepared.inputs:
-            continue
-        features = prepared.preprocessed.pop(name, None)
-        if not prepared.bank.trained:
-            with progress_bar(f"distances, {name}", total=data.num_documents) as report:
-                prepared.inputs[name] = compute_distances(
-                    model, data, features=features, cache=cache, dtype=dtype, progress=report
-                )
-        elif features is not None:
-            prepared.inputs[name] = features
-        else:
-            views = Views(data.features, prepared.preprocess, model.dtype)
-            prepared.inputs[name] = views if data.shared_lists is not None else views.of(slice(None), data.offsets)
-
-
 def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Trained:
     """Train Φ in Lightning; the result has the weights that validation kept."""
-    module = make_module(prepared, recipe, around.cache)
+    module = prepared.module(recipe, around.cache)
     splits, settings = prepared.splits, recipe.phi
     parts = (splits["train"], splits.get("valid"), splits.get("test"))
     data_module = RankingDataModule(*parts, seed=recipe.seed, draws=settings.loss.draws, **settings.loader)
@@ -332,15 +360,14 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
     log.info("%s", _describe(module, recipe))
     start = _trained_tensors(module)
     if around.resume is not None:
-        check_same_loss(around.resume, settings.loss.name)
-        bring_best(around.resume, keeper.best_file)
+        keeper.continue_from(around.resume, settings.loss.name)
     with quiet_lightning(), loader_failures_in_a_sentence():
         lightning = around.make_trainer(keeper, validated="valid" in splits)
         lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
     if lightning.max_epochs == 0:
-        keep_start(module, keeper, splits.get("valid"), measure)
+        keeper.keep_start(module, splits.get("valid"), measure)
     else:
-        take_kept(module, keeper.best_file if keep == "best" else keeper.last_file, keeper.run)
+        keeper.load_kept(module, keep)
     moved = not all(map(torch.equal, start, _trained_tensors(module)))
     if not moved:
         untrained = "The weights kept are those before training: no epoch was better on validation."
@@ -402,31 +429,3 @@ def _describe(module: LGMMLModule, recipe: Recipe) -> str:
 
 def _trained_tensors(module: LGMMLModule) -> list[Tensor]:
     return [parameter.detach().clone().cpu() for parameter in module.model.parameters()]
-
-
-def make_module(prepared: Prepared, recipe: Recipe, cache: Cache | None = None) -> LGMMLModule:
-    """The Lightning module of a fresh model, with the inputs of every split attached."""
-    model, settings = prepared.model(recipe.make_phi), recipe.phi
-    train, bias = prepared.splits["train"], prepared.bank.position_bias
-    count = num_positions(train) if bias is None else len(bias)
-    if train.document_weights is not None and isinstance(settings.loss, ListLoss):
-        raise ConfigError(f"the loss {settings.loss.name!r} is a function without weights of documents, got some")
-    add_inputs(prepared, model, cache, settings.distances)
-    module = LGMMLModule(
-        model.spec(),
-        model,
-        loss=settings.loss,
-        deviation_penalty=settings.deviation_penalty,
-        optimizer=settings.optimizer,
-        step_size=settings.step_size,
-        dropout=settings.dropout,
-        preset=settings.preset,
-        seed=recipe.seed,
-        num_positions=count,
-        measure=recipe.own_measure,
-    )
-    if bias is not None and module.position_bias is not None:
-        module.position_bias.data.copy_(bias)
-    for name, data in prepared.splits.items():
-        module.attach(name, data, prepared.inputs[name])
-    return module

@@ -68,8 +68,10 @@ def _stages(found: dict[str, Any], folder: Path, settings: dict[str, Any], rank:
     found |= {"documents": fold.train.num_documents, "MB of features": fold.train.features.nbytes / 1e6}
     boosted = ["local_metrics=boosted", f"local_metrics.rounds={settings['rounds']}", "loader.num_workers=0"]
     bank = _timed(found, "bank", lambda: fit_bank(fold, boosted, 0))
-    sent = fold.train.shared_lists.traffic if fold.train.shared_lists is not None else distributed.Traffic()
-    found |= {"bank bytes sent": sent.bytes, "bank calls": sent.calls, "columns": bank.bank.metrics.num_features}
+    found |= {"bank bytes sent": 0, "bank calls": 0, "columns": bank.bank.metrics.num_features}
+    if fold.train.shared_lists is not None:
+        sent = fold.train.shared_lists.traffic
+        found |= {"bank bytes sent": sent.bytes, "bank calls": sent.calls}
     asked = [*TRAINED, f"trainer.max_epochs={settings['epochs']}"]
     start = fit_bank(fold, asked, 0)
     trained = _timed(found, "trained", lambda: train_weights(start, asked, 0))
@@ -80,10 +82,10 @@ def _stages(found: dict[str, Any], folder: Path, settings: dict[str, Any], rank:
 
 def _timed(found: dict[str, Any], name: str, call: Callable[[], Any]) -> Any:
     """The result; the clock runs from when all processes begin to when the last one is done."""
-    distributed.barrier()
+    distributed.all_gather(None)
     start = time.perf_counter()
     result = call()
-    distributed.barrier()
+    distributed.all_gather(None)
     found[f"{name} seconds"] = time.perf_counter() - start
     return result
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lgmml_torch.app import cli
-from lgmml_torch.app.rankers import open_ranker, run_scores
+from lgmml_torch.app.rankers import open_ranker
 from lgmml_torch.checks import CheckpointError, DataError
 from lgmml_torch.functional.ranking.measures import rank_data
 from lgmml_torch.models.ranker import LGMML
@@ -94,13 +94,15 @@ def test_models_with_different_rules_for_missing_values(tmp_path: Path, capsys: 
     assert message == "both must be trained with one rule for missing values, got query-mean and zero"
 
 
-def test_documents_that_a_run_lacks_come_last() -> None:
-    data = small_data(3)
+def test_documents_that_a_run_lacks_come_last(tmp_path: Path) -> None:
+    data, file = small_data(3), tmp_path / "x.run"
     names, qids = list(data.doc_ids or ()), [str(qid) for qid in data.qids]
-    found = run_scores({qids[0]: {names[0]: 2.5, "other": 9.0}, "elsewhere": {}}, data, "x.run")
-    assert found.tolist() == [2.5] + [-float("inf")] * (data.num_documents - 1)
+    others = f"{qids[0]} Q0 other 1 9.0 tag\nelsewhere Q0 d 1 1.0 tag\n"
+    file.write_text(f"{others}{qids[0]} Q0 {names[0]} 2 2.5 tag\n")
+    assert open_ranker(file).score(data).tolist() == [2.5] + [-float("inf")] * (data.num_documents - 1)
+    file.write_text(others)
     with pytest.raises(DataError, match=r"x.run: none of the documents of the data is in this run"):
-        run_scores({qids[0]: {"other": 1.0}}, data, "x.run")
+        open_ranker(file).score(data)
 
 
 def test_errors(models: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

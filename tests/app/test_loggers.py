@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from lgmml_torch.app.report import comparable, final_figures
 from lgmml_torch.app.train import RunResult
 from lgmml_torch.checks import MissingDependencyError
 from lgmml_torch.evaluation.evaluate import evaluate_scores
-from lgmml_torch.training.loggers import MLflow, Wandb, plain_name
+from lgmml_torch.training.loggers import MLflow, Wandb
+from tests.app.test_page import outcome_of
 from tests.app.test_train import BOOSTED, run
-from tests.doors import small_data
+from tests.doors import small_data, small_model
 
 FILES = ("model.safetensors", "report.md", "report.json")
 
@@ -89,25 +91,27 @@ def test_tensorboard_compares_runs_by_names_people_read(told: RunResult) -> None
     assert texts == {"report/text_summary"}
 
 
-def test_settings_lose_folders_and_machinery() -> None:
+def test_settings_lose_folders_and_machinery(tmp_path: Path) -> None:
     step = {"_target_": "a.b.Quantile", "knots": 9}
     settings = {
         "name": "x", "seed": 0, "resume": None, "paths": {"data_dir": "/x"}, "base": "/here/trees.txt", "threads": 2,
         "preprocess": {"_target_": "a.chain", "_partial_": True, "steps": [step, "norm"]},
         "trainer": {"_target_": "T", "max_epochs": 3, "devices": 1}, "data": {"cache": "/c", "fold": 1},
     }  # fmt: skip
-    assert comparable(settings) == {
+    data = small_data()
+    assert outcome_of(small_model(), {"train": data}, tmp_path, settings).comparable_settings() == {
         "seed": 0, "base": "trees.txt", "preprocess": "chain", "preprocess.steps": "Quantile(knots=9), norm",
         "trainer.max_epochs": 3, "data.fold": 1,
     }  # fmt: skip
 
 
-def test_figures_of_other_ways_to_rank_have_their_name() -> None:
-    data = small_data(seed=1)
-    ways = [("training queries", "own Φ"), ("test: unseen queries", "knn"), ("test: unseen queries", "ones")]
+def test_figures_of_other_ways_to_rank_have_their_name(tmp_path: Path) -> None:
+    data, model = small_data(seed=1), small_model()
+    policy, unseen = model.phi.policy, "test: unseen queries"
+    ways = [("training queries", "own Φ"), (unseen, policy), (unseen, "another")]
     found = [evaluate_scores(data.labels, data, split=s, policy=p, metrics=["map"]) for s, p in ways]
-    assert final_figures(found, "knn") == {"final/train/map": 1.0, "final/test/map": 1.0, "final/test-ones/map": 1.0}
-    assert plain_name("final/test, α/ndcg@10") == "final/test_ _/ndcg_at_10"
+    figures = replace(outcome_of(model, {"train": data}, tmp_path), evaluations=found).figures()
+    assert figures == {"final/train/map": 1.0, "final/test/map": 1.0, "final/test-another/map": 1.0}
 
 
 @pytest.mark.parametrize(("logger", "package"), [(MLflow, "mlflow")])

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.ray import RayLauncher
-from lgmml_torch.app.start import config_dir, main
+from lgmml_torch.app.start import RayLauncher, config_dir, main
 from lgmml_torch.app.train import build, resolve_resume, train
 from lgmml_torch.checks import LGMMLError, MissingDependencyError
 from lgmml_torch.data.generated import letor_like

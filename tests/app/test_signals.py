@@ -91,7 +91,7 @@ def content(folder: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     return spec, {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
-STAGES = {"bank": (app, "prepare"), "report": (app, "write_report")}
+STAGES = {"bank": (app, "prepare"), "report": (app.RunResult, "write")}
 
 
 @pytest.mark.parametrize(("stage", "number"), [("bank", signal.SIGINT), ("report", signal.SIGTERM)])

@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 
 from lgmml_torch.app import cli, sweep
 from lgmml_torch.app.compose import build
-from lgmml_torch.app.config import load_config
-from lgmml_torch.app.runs import MeansOfJobs, means_markdown
+from lgmml_torch.app.config import MeansOfJobs, load_config
+from lgmml_torch.app.report import means_markdown
+from lgmml_torch.app.sweep import Search
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DataError, MissingDependencyError
 from tests.app.test_train import small
@@ -68,31 +69,31 @@ def pretend_to_train(monkeypatch: pytest.MonkeyPatch, values: list[Any]) -> list
         return Result(value)
 
     monkeypatch.setattr(sweep, "train", pretended)
-    monkeypatch.setattr(sweep, "save_picture", lambda study, file: None)  # which another test looks at
+    monkeypatch.setattr(sweep, "save_figure", lambda figure, file: None)  # which another test looks at
     return asked
 
 
 def test_what_a_kill_left_unfinished_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = pretend_to_train(monkeypatch, [0.1, KeyboardInterrupt(), 0.3, 0.2])
-    search = sweep.read_search([BOOSTED, "loss.margin=interval(0,1)"])
+    search = Search.read([BOOSTED, "loss.margin=interval(0,1)"])
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_search(tmp_path, search, 3)
-    study = sweep.run_search(tmp_path, search, 3)
+        search.run(tmp_path, 3)
+    study = search.run(tmp_path, 3)
     assert [trial.value for trial in study.trials] == [0.1, None, 0.3, 0.2]
     assert asked[2] == asked[1]
     assert len({word for words in asked for word in words}) == 3
     assert "| 1 |  | failed |" in (tmp_path / "study.md").read_text()
-    assert len(sweep.run_search(tmp_path, search, 3).trials) == 4  # nothing to do
+    assert len(search.run(tmp_path, 3).trials) == 4  # nothing to do
 
 
 def test_stopped_and_diverged_trials_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_to_train(monkeypatch, [0.4, optuna.TrialPruned("x"), sweep.DivergedError("loss is NaN"), 0.5])
-    study = sweep.run_search(tmp_path, sweep.read_search([BOOSTED, "loss.margin=range(1,4)"]), 3)
+    study = Search.read([BOOSTED, "loss.margin=range(1,4)"]).run(tmp_path, 3)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "FAIL", "COMPLETE"]
     assert all(trial.params["loss.margin"] in (1, 2, 3) for trial in study.trials)
     pretend_to_train(monkeypatch, [float("nan")])
     with pytest.raises(ConfigError, match="a search needs validation queries with relevant documents"):
-        sweep.run_search(tmp_path / "other", sweep.read_search([BOOSTED]), 1)
+        Search.read([BOOSTED]).run(tmp_path / "other", 1)
 
 
 def test_a_trial_that_falls_behind_is_stopped(tmp_path: Path) -> None:
@@ -115,12 +116,12 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path: Path) -> None:
 
 
 def test_one_folder_one_search_one_process(tmp_path: Path) -> None:
-    search = sweep.read_search([BOOSTED, "loss.margin=interval(0,1)"])
+    search = Search.read([BOOSTED, "loss.margin=interval(0,1)"])
     told = "another process runs the search in"
-    with sweep.open_study(tmp_path, search), pytest.raises(ConfigError, match=told):
-        sweep.run_search(tmp_path, search, 1)
+    with search.open_study(tmp_path), pytest.raises(ConfigError, match=told):
+        search.run(tmp_path, 1)
     with pytest.raises(ConfigError, match=r"belongs to a search with other settings .*; use another --folder"):
-        sweep.run_search(tmp_path, sweep.read_search([BOOSTED, "loss.margin=interval(0,2)"]), 1)
+        Search.read([BOOSTED, "loss.margin=interval(0,2)"]).run(tmp_path, 1)
 
 
 def test_distributions_are_written_as_for_hydra() -> None:
@@ -133,30 +134,30 @@ def test_distributions_are_written_as_for_hydra() -> None:
         ("choice(a,b)", "Categorical", {"choices": ("a", "b")}),
         ("1,2", "Categorical", {"choices": ("1", "2")}),
     ):
-        found = sweep.distributions({"loss.margin": text})["loss.margin"]
+        found = Search((), {"loss.margin": text}).distributions()["loss.margin"]
         assert type(found).__name__ == f"{kind}Distribution"
         assert {name: getattr(found, name) for name in facts} == facts
     for text in ("interval(2,1)", "tag(log,interval(0,1))", "range(3,3)", "7"):
         with pytest.raises(ConfigError, match=r"`loss\.margin` must be interval"):
-            sweep.distributions({"loss.margin": text})
+            Search((), {"loss.margin": text}).distributions()
 
 
 def test_what_is_fixed_is_not_searched(tmp_path: Path) -> None:
-    found = sweep.read_search(["experiment=quick", "loss.margin=0.3", "local_metrics.t=interval(0.3,0.7)"])
+    found = Search.read(["experiment=quick", "loss.margin=0.3", "local_metrics.t=interval(0.3,0.7)"])
     assert found.fixed == ("experiment=quick", "loss.margin=0.3")
     assert set(found.space) == {"local_metrics.shrinkage", "local_metrics.lam", "local_metrics.t", "optimizer.lr"}
     with pytest.raises(ConfigError, match=r"unknown setting .loss\.margn."):
-        sweep.read_search([BOOSTED, "loss.margn=interval(0,1)"])
+        Search.read([BOOSTED, "loss.margn=interval(0,1)"])
     (tmp_path / "none.yaml").write_text("seed: 3\n")
     with pytest.raises(ConfigError, match="there is nothing to search"):
-        sweep.read_search([BOOSTED, "seed=1"], tmp_path / "none.yaml")
-    assert sweep.read_search([BOOSTED, "seed=1,2"], tmp_path / "none.yaml").seed == 3
+        Search.read([BOOSTED, "seed=1"], tmp_path / "none.yaml")
+    assert Search.read([BOOSTED, "seed=1,2"], tmp_path / "none.yaml").seed == 3
 
 
 def test_a_missing_optuna_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(MissingDependencyError, match=r"`optuna` is needed to search for settings; .*\[sweep\]"):
-        sweep.read_search([BOOSTED])
+        Search.read([BOOSTED])
 
 
 def write_job(folder: Path, words: list[str], mean: float | None) -> None:
@@ -202,9 +203,9 @@ def test_further_packages_are_allowed_by_the_environment(monkeypatch: pytest.Mon
 
 
 def test_each_kind_of_metrics_has_a_space_of_its_own() -> None:
-    trained = sweep.read_search(["experiment=trained"])
+    trained = Search.read(["experiment=trained"])
     assert "dropout.features" in trained.space
     assert "loss.margin" not in trained.space
-    by_size = sweep.read_search(["data=generated_small"])
+    by_size = Search.read(["data=generated_small"])
     assert "local_metrics=boosted" in by_size.fixed
-    assert by_size.space == sweep.read_search([BOOSTED]).space
+    assert by_size.space == Search.read([BOOSTED]).space

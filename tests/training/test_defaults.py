@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from lgmml_torch.app.compose import default_overrides, recipe_of, settle
+from lgmml_torch.app.compose import recipe_of, settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.defaults import BUDGETS, Sizes, choose_defaults, find_budget
+from lgmml_torch.training.defaults import BUDGETS, Sizes, choose_defaults
 from lgmml_torch.training.defaults import make_recipe as estimator_recipe
 
 
@@ -77,13 +77,13 @@ def test_budgets_grow() -> None:
 
 
 def test_a_time_buys_the_largest_budget_it_covers() -> None:
-    def bought(time: str) -> str:
-        found = find_budget(time, 700_000, 1_000)
-        return next(name for name, budget in BUDGETS.items() if budget == found)
+    def bought(time: str) -> str:  # 3 columns and 6 ramps for each of 100 features
+        rounds = choose_defaults(Sizes(7_000, 700_000, 100), {"budget": time}).rounds
+        return next(name for name, budget in BUDGETS.items() if budget.rounds == rounds)
 
     assert [bought(time) for time in ("1s", "20m", "2h", "7200s", "120.0m")] == ["fast", "normal", *["thorough"] * 3]
     for name, budget in BUDGETS.items():
-        assert bought(f"{budget.seconds_for(700_000, 1_000) + 1:.0f}s") == name
+        assert bought(f"{budget.seconds_for(700_000, 900) + 1:.0f}s") == name
 
 
 def test_a_time_pays_for_the_ramps_of_features() -> None:
@@ -142,7 +142,17 @@ class TestSettle:
         small = self.settled(queries=4)
         assert small.local_metrics["_target_"].endswith("BoostedBuilder")
         assert "boosted metrics" in small.chosen
-        typed = load_config(default_overrides(chosen, {}))  # what is chosen can be typed
+        typed = load_config(  # what is chosen can be typed
+            [
+                "experiment=trained",
+                f"local_metrics.num_metrics={chosen.num_metrics}",
+                f"local_metrics.rank={chosen.rank}",
+                f"trainer.max_epochs={chosen.epochs}",
+                f"dropout.features={chosen.dropout.features}",
+                f"dropout.metrics={chosen.dropout.metrics}",
+                f"preprocess.max_columns={chosen.max_columns}",
+            ]
+        )
         typed.chosen = chosen.reason
         assert self.settled() == typed
 

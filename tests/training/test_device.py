@@ -27,7 +27,7 @@ from lgmml_torch.training.losses import LambdaRank, Loss, Softmax, TrainingBatch
 from lgmml_torch.training.module import LGMMLModule, OptimizerFactory
 from lgmml_torch.training.preprocessed import compute_distances
 from lgmml_torch.training.recipe import TrainerSettings
-from lgmml_torch.training.stages import Prepared, add_inputs, train_phi
+from lgmml_torch.training.stages import Prepared, train_phi
 from tests.pretend import DEVICE, MOVED, PretendTensor, pretend
 from tests.training import tiny
 
@@ -52,7 +52,7 @@ def _device() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def found() -> Prepared:
     made = tiny.prepared()
-    add_inputs(made, made.model(Phi))
+    made.add_inputs(made.model(Phi))
     return made
 
 

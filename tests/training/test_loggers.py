@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import MissingDependencyError
 from lgmml_torch.training.callbacks import LogModel
-from lgmml_torch.training.loggers import MLflow, TensorBoard, Wandb, output_of, plain_name
+from lgmml_torch.training.loggers import LoggerOutput, MLflow, TensorBoard, Wandb
 from lgmml_torch.training.recipe import TrainerSettings
 from lgmml_torch.training.stages import Trained, train_phi
 from tests.full_disk import room_for
@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     (folder / "report.md").write_text("# Results")
     (folder / "model.bin").write_bytes(b"x")
     for logger in loggers:
-        output = output_of(logger)
+        output = LoggerOutput.of(logger)
         output.outcome({"lr": 0.1}, {"final/ndcg": 0.5})
         output.attach([folder / "report.md", folder / "model.bin"])
         output.close()
@@ -138,11 +138,11 @@ def test_wandb_and_mlflow_without_a_server(tmp_path: Path, monkeypatch: pytest.M
                 logger()
     pytest.importorskip("mlflow")
     logger = MLflow(store=str(tmp_path / "a" / "b"), experiment_name="e")
-    logger.log_metrics({"val/ndcg@10": 0.5, "epoch": 1.0}, 3)
-    output_of(logger).attach([Path(__file__)])
-    output_of(logger).close()
+    logger.log_metrics({"val/ndcg@10": 0.5, "a@1 b:c!/d.e-f": 2.0, "epoch": 1.0}, 3)
+    LoggerOutput.of(logger).attach([Path(__file__)])
+    LoggerOutput.of(logger).close()
     client: Any = logger.experiment
     run = client.get_run(logger.run_id)
-    assert (run.data.metrics, run.info.status) == ({"val/ndcg_at_10": 0.5}, "FINISHED")
+    assert run.data.metrics == {"val/ndcg_at_10": 0.5, "a_at_1 b_c_/d.e-f": 2.0}
+    assert run.info.status == "FINISHED"
     assert list((tmp_path / "a" / "b" / "files").rglob(Path(__file__).name))
-    assert plain_name("a@1 b:c!/d.e-f") == "a_at_1 b_c_/d.e-f"

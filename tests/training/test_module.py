@@ -14,7 +14,6 @@ from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.module import LGMMLModule
-from lgmml_torch.training.stages import add_inputs
 from tests.reference.warp import warp_phi_gradient
 from tests.training import tiny
 
@@ -26,7 +25,7 @@ def make_module(mode: str, dtype: torch.dtype = torch.float32, **options) -> LGM
     model = found.model(lambda queries, metrics: Phi(queries, metrics, mode=mode, **options))
     with torch.no_grad():
         model.phi.table.weight.uniform_(0.2, 2, generator=torch.Generator().manual_seed(2))
-    add_inputs(found, model)
+    found.add_inputs(model)
     module = LGMMLModule(model.spec(), model, loss=Warp(margin=0.3))
     for name, data in found.splits.items():
         module.attach(name, data, found.inputs[name])

@@ -14,7 +14,7 @@ from lgmml_torch.checks import LGMMLError
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.training.module import OptimizerFactory, make_optimizer
-from lgmml_torch.training.stages import Prepared, add_inputs
+from lgmml_torch.training.stages import Prepared
 from tests.training import tiny
 from tests.training.test_resume import run
 
@@ -42,7 +42,7 @@ MODES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def found() -> Prepared:
     made = tiny.prepared()
-    add_inputs(made, made.model(Phi))
+    made.add_inputs(made.model(Phi))
     return made
 
 

@@ -15,7 +15,6 @@ from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Softmax, Warp
-from lgmml_torch.training.stages import make_module
 from tests.processes import Ended, forked
 from tests.training import tiny
 
@@ -95,7 +94,7 @@ def test_what_processes_find_adds_up_to_the_loss_of_the_batch(tmp_path: Path) ->
     """Lightning averages gradients over processes; each has a part of the batch, so its loss is taken that often."""
     for loss in (Softmax(), Warp()):
         recipe = tiny.recipe("shared", loss=loss)
-        module = make_module(tiny.prepared(), recipe)
+        module = tiny.prepared().module(recipe)
         batches = TrainingBatches(tiny.splits()[0], batch_size=3, draws=loss.draws)
         module.log = lambda *args, **options: None  # type: ignore[method-assign]
         module._trainer = SimpleNamespace(world_size=1, global_step=0)  # type: ignore[assignment]

@@ -30,7 +30,7 @@ from lgmml_torch.training.callbacks import QUIET
 from lgmml_torch.training.defaults import check_effect
 from lgmml_torch.training.preprocessed import sample_of
 from lgmml_torch.training.recipe import Recipe, TrainerSettings, check_precision
-from lgmml_torch.training.stages import Prepared, make_module, prepare, train_phi
+from lgmml_torch.training.stages import Prepared, prepare, train_phi
 from tests.training import tiny
 
 
@@ -157,7 +157,7 @@ def test_biases_of_positions_that_boosting_found_are_those_of_training() -> None
     shown = torch.arange(data.num_documents) % 4
     recipe = Recipe(Standardize, BoostedBuilder.of(rounds=3), partial(Phi, mode="shared"))
     made = prepare({"train": data.replace(positions=shown)}, recipe)
-    module = make_module(made, recipe)
+    module = made.module(recipe)
     assert made.bank.position_bias is not None
     assert module.position_bias is not None
     assert bool(made.bank.position_bias.any())

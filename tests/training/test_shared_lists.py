@@ -21,9 +21,10 @@ from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training import preprocessed, stages
-from lgmml_torch.training.callbacks import QUIET, KeepCheckpoints
+from lgmml_torch.training.callbacks import QUIET
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.recipe import Recipe, TrainerSettings
+from lgmml_torch.training.resume import KeepCheckpoints
 from lgmml_torch.training.stages import prepare, quiet_lightning, train_phi
 from tests.processes import in_processes, own_part
 from tests.training.tiny import recipe as tiny_recipe

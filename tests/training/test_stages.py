@@ -31,7 +31,7 @@ from lgmml_torch.training.module import Dropout, LGMMLModule
 from lgmml_torch.training.preprocessed import Views
 from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.resume import Start
-from lgmml_torch.training.stages import Prepared, make_module, prepare, train_phi
+from lgmml_torch.training.stages import Prepared, prepare, train_phi
 from tests.training import tiny
 
 
@@ -182,7 +182,7 @@ def test_lines_of_the_log(found: Prepared, tmp_path: Path, caplog: pytest.LogCap
 
 class TestTrainedMetrics:
     def module(self, **phi: Any) -> LGMMLModule:
-        return make_module(tiny.prepared(torch.float64, "trained"), replace_phi(**phi))
+        return tiny.prepared(torch.float64, "trained").module(replace_phi(**phi))
 
     def test_the_loss_is_that_of_the_models_scores(self) -> None:
         """And so are its gradients, in Φ and in the metrics."""

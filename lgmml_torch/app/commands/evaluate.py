@@ -88,11 +88,7 @@ def _evaluate(args: Namespace) -> None:
 
 
 def _check_words(args: Namespace) -> None:
-    """Either a model and its data, or runs and judgements.
-
-    Raises:
-        LGMMLError: what is missing, or does not go together.
-    """
+    """Require either a model and its data, or runs and judgements."""
     if args.run is None and args.qrels is None:
         if args.data is None:
             raise LGMMLError("say what to evaluate: MODEL DATA, or --run FILE --qrels FILE")
