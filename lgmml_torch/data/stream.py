@@ -143,12 +143,12 @@ def stream_table(
         starts = torch.empty_like(lists)
         starts[lists] = offsets_from_sizes(torch.cat([part.sizes for part in parts.values()]))[:-1]
         if distributed.rank() > 0:
-            distributed.barrier()  # the first process fills the cache
+            distributed.all_gather(None)  # the first process fills the cache
         try:
             arrays = decode_lists(source, starts, store, _key(path, source, lists))
         finally:  # what fails in one process fails in the others, too
             if distributed.rank() == 0:
-                distributed.barrier()
+                distributed.all_gather(None)
         ids = np.argsort(canonical_ranks(source.qids))
         about = {"feature_names": source.feature_names, "categories": source.categories, "table": source.table}
         found, start = {}, 0
