@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.functional.gmml import pooled_scatter
-from lgmml_torch.functional.location import class_scatter, location_distances, location_weights
+from lgmml_torch.metric_learning import class_scatter, location_distances, location_weights
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import examples as reference
 
