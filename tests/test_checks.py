@@ -44,7 +44,7 @@ def test_square_and_symmetric() -> None:
     checks.check_symmetric("A", torch.eye(3).expand(2, 3, 3))
     checks.check_symmetric("A", torch.zeros(0, 3, 3))
     with pytest.raises(LGMMLError, match="`A` must be square"):
-        checks.check_square("A", torch.zeros(2, 3))
+        checks.check_symmetric("A", torch.zeros(2, 3))
     with pytest.raises(LGMMLError, match="`A` must be symmetric, got a relative asymmetry of 1"):
         checks.check_symmetric("A", torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
 

@@ -15,8 +15,7 @@ from lgmml_torch.data.catalog import open_table
 from lgmml_torch.distributed import limit_documents
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.fitting.boosted import fit_boosted
-from lgmml_torch.fitting.learners import BoostConfig
-from lgmml_torch.fitting.round import Bag, draw_bag, make_problem, subspace_factors
+from lgmml_torch.fitting.round import Bag, BoostConfig, draw_bag, make_problem, subspace_factors
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import LambdaRank, Softmax, Warp

@@ -14,8 +14,6 @@ from lgmml_torch import __version__
 from lgmml_torch.checks import DataError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lgmml_torch.evaluation.evaluate import Evaluation
     from lgmml_torch.models.preprocess.base import Preprocess
     from lgmml_torch.models.ranker import LGMML
@@ -35,23 +33,8 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, t
     return "\n".join(lines)
 
 
-def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
-    """One line for each evaluation and policy, one column for each metric."""
-    from rich.table import Table
-
-    table = Table()
-    data, weights, *figures = _header(evaluations)
-    for column in (data, weights):
-        table.add_column(column, overflow="fold")
-    for column in figures:
-        table.add_column(column, justify="right", overflow="fold")
-    for row in _rows(evaluations):
-        table.add_row(*row)
-    return table
-
-
 def evaluation_markdown(evaluations: Sequence[Evaluation]) -> str:
-    """The same table as Markdown, with intervals, and the definitions below it."""
+    """One line for each evaluation, one column for each metric with its interval, and the definitions below."""
     table = markdown_table(_header(evaluations), _rows(evaluations, intervals=True), text=2)
     text = f"{table}\n\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n"
     for definition in _definitions(evaluations):
@@ -60,15 +43,21 @@ def evaluation_markdown(evaluations: Sequence[Evaluation]) -> str:
 
 
 def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
-    """Table and definitions to standard output."""
+    """The same table without intervals, and the definitions, to standard output."""
     from rich.console import Console
+    from rich.table import Table
 
+    table = Table()
+    for number, column in enumerate(_header(evaluations)):
+        table.add_column(column, justify="right" if number > 1 else "left", overflow="fold")
+    for row in _rows(evaluations):
+        table.add_row(*row)
     # Cut to the width of a terminal, but never to that of a pipe: a program may read it.
     width = None
     if not sys.stdout.isatty():
         width = 200
     console = Console(file=sys.stdout, width=width, highlight=False)
-    console.print(evaluation_table(evaluations))
+    console.print(table)
     for text in _definitions(evaluations):
         console.print(text, soft_wrap=True, markup=False)
 

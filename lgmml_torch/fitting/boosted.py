@@ -21,10 +21,11 @@ from lgmml_torch.checks import (
     check_whole,
 )
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
-from lgmml_torch.fitting.learners import BoostConfig, Learners
-from lgmml_torch.fitting.round import Problem, draw_bag, find_learners, make_problem, round_generator
+from lgmml_torch.fitting.round import BoostConfig, Problem, draw_bag, find_learners, make_problem, round_generator
+from lgmml_torch.functional.boosting import Learners
 from lgmml_torch.functional.losses import position_curve, position_step
 from lgmml_torch.functional.ranking.measures import Measure, rank_metrics
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
 
 IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is nothing left to fit
@@ -341,12 +342,25 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
         if start is None:
             raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
         return replace(start, history=history, position_bias=bias)
-    metrics, phi = kept.local_metrics(problem.data.num_features)
-    found = Bank(metrics, problem.config.kernel, phi)
+    found = learned_bank(kept, problem.data.num_features, problem.config.kernel)
     if start is not None:
         assert start.phi is not None
-        found = merge_banks([replace(start, phi=start.phi.to(phi)), found], [1.0, 1.0])
+        assert found.phi is not None
+        found = merge_banks([replace(start, phi=start.phi.to(found.phi)), found], [1.0, 1.0])
     return replace(found, history=history, position_bias=bias)
+
+
+def learned_bank(learners: Learners, num_features: int, kernel: str) -> Bank:
+    """A bank with one block for each size of metrics, and Φ in the order of its columns."""
+    blocks, phi = [], []
+    for width in torch.unique(learners.widths).tolist():
+        part = learners.select(learners.widths == width)
+        anchors, factors, support = part.anchors[:, :width], part.factors[:, :width, :width], part.support[:, :width]
+        blocks.append(
+            MetricBlock(anchors.clone(), factors.clone(), support=support.clone(), scales=part.scales.clone())
+        )
+        phi.append(part.phi)
+    return Bank(LocalMetrics(blocks, num_features=num_features), kernel, torch.cat(phi))
 
 
 def initial_state(problem: Problem) -> BoostState:

@@ -34,7 +34,7 @@ from lgmml_torch.functional.regions import (
     sample_regions,
     usable_queries,
 )
-from lgmml_torch.functional.score import KERNELS, score, share_beyond_turning_point
+from lgmml_torch.functional.score import KERNELS, score
 from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -231,7 +231,7 @@ def _set_scales(
         judged = _judge_bandwidths(metrics, judges, grid, kernel)
     chosen = max(grid, key=lambda value: judged.get(value, 0.0))
     metrics.set_scales(medians * chosen)
-    beyond = share_beyond_turning_point(dists / metrics.scales)
+    beyond = float((dists > metrics.scales).double().mean())  # where the paper's kernel falls
     log.info("bandwidth %g; %.0f%% of the training distances lie beyond 1", chosen, 100 * beyond)
     return {
         "bandwidth": chosen,

@@ -79,16 +79,13 @@ def usable_queries(
     return segment_max(values, offsets) > segment_min(values, offsets)
 
 
-def high_thresholds(
+def _high_thresholds(
     labels: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
 ) -> Tensor:  # (Q,)
     """Midpoint median of the distinct positive labels of each query, as float64; +inf where none is positive.
 
     With an even number of distinct positive labels the median is half way between the middle two.
-
-    >>> high_thresholds(torch.tensor([0.0, 1.0, 1.0, 4.0, 0.0]), torch.tensor([0, 4, 5]))
-    tensor([2.5000,    inf], dtype=torch.float64)
     """
     ids = segment_ids(offsets)
     ordered = labels[argsort_segments(labels, offsets)].double()
@@ -131,7 +128,7 @@ def regions_from_queries(
     values = labels[rows].double()
     lowest = segment_min(values, row_offsets)
     positive = values > lowest[owner]
-    high = values >= high_thresholds(values, row_offsets)[owner]
+    high = values >= _high_thresholds(values, row_offsets)[owner]
     few = segment_sum(high.long(), row_offsets) < 2
     high = torch.where(few[owner], positive, high)
     empty = (segment_sum(high.long(), row_offsets) == 0).nonzero()

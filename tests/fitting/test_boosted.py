@@ -22,10 +22,10 @@ from lgmml_torch.fitting.boosted import (
     finished,
     fit_boosted,
     initial_state,
+    learned_bank,
     one_round,
 )
-from lgmml_torch.fitting.learners import BoostConfig
-from lgmml_torch.fitting.round import draw_bag, make_problem, round_generator
+from lgmml_torch.fitting.round import BoostConfig, draw_bag, make_problem, round_generator
 from lgmml_torch.functional.losses import position_curve, position_step
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
@@ -455,7 +455,7 @@ class TestWeights:
 def test_the_scores_of_a_state_are_those_of_its_metrics(train: RankingData, valid: RankingData) -> None:
     """From zero on, of the validation lists, too; lists of a fit are in an order of their own."""
     last = states(train, valid, **SMALL)[-1].state
-    metrics, phi = last.learners.local_metrics(train.num_features)
+    bank = learned_bank(last.learners, train.num_features, "paper")
     for data, found in ((train, last.scores), (valid, last.valid_scores)):
-        expected = -metrics.weighted_sum(data.features, phi, "paper").double()
+        expected = bank.score(data.features).double()
         torch.testing.assert_close(found.sort().values, expected.sort().values, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ import torch
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.fitting.bank import Bank, BankBuilder, FunctionBuilder, as_builder, merge_banks
 from lgmml_torch.fitting.boosted import BoostedBuilder, fit_boosted
-from lgmml_torch.fitting.learners import BoostConfig
+from lgmml_torch.fitting.round import BoostConfig
 from lgmml_torch.fitting.sampled import SampledBuilder, fit_sampled
 from lgmml_torch.fitting.trained import TrainedBuilder, start_trained
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.fitting.boosted import initial_state, one_round
-from lgmml_torch.fitting.learners import BoostConfig, Learners
+from lgmml_torch.fitting.boosted import initial_state, learned_bank, one_round
 from lgmml_torch.fitting.round import (
     LEAST_SCATTER,
     Bag,
+    BoostConfig,
     best_of_subspaces,
     draw_bag,
     draw_rows,
@@ -23,6 +23,7 @@ from lgmml_torch.fitting.round import (
     subspace_factors,
 )
 from lgmml_torch.functional.boosting import (
+    Learners,
     NewtonRows,
     candidate_anchors,
     draw_subspaces,
@@ -316,10 +317,11 @@ def test_learners_of_several_sizes() -> None:
     for kernel, expected in (("distance", dists), ("paper", dists * torch.exp(-dists))):
         torch.testing.assert_close(learners.kernels(x, kernel), expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(learners.double().kernels(x, kernel), expected.double(), rtol=1e-5, atol=1e-6)
-    metrics, phi = learners.local_metrics(5)
-    assert phi.tolist() == [1.0, 3.0, 2.0]
-    assert metrics.num_features == 5
-    torch.testing.assert_close(metrics(x), dists[:, [0, 2, 1]], rtol=1e-5, atol=1e-6)
+    bank = learned_bank(learners, 5, "paper")
+    assert bank.phi is not None
+    assert bank.phi.tolist() == [1.0, 3.0, 2.0]
+    assert bank.metrics.num_features == 5
+    torch.testing.assert_close(bank.metrics(x), dists[:, [0, 2, 1]], rtol=1e-5, atol=1e-6)
     assert Learners.cat([learners, learners.select(learners.rounds == 1)]).phi.tolist() == [1, 2, 3, 1, 2]
     none = Learners.empty(2, x)
     assert len(Learners.cat([none, learners])) == 3

@@ -43,11 +43,11 @@ def t(*values: float) -> Tensor:
 class TestEqualRows:
     """`tie_equal_rows` by hand."""
 
-    def tied(self, scores: list[float], rows: list[float], offsets: list[int], **options: Any) -> list[float]:
+    def tied(self, scores: list[float], rows: list[float], offsets: list[int]) -> list[float]:
         features = torch.tensor(rows, dtype=torch.float64)[:, None]
         given = torch.tensor(scores, dtype=torch.float64)
         before = given.clone()
-        found = score.tie_equal_rows(given, features, torch.tensor(offsets), **options)
+        found = score.tie_equal_rows(given, features, torch.tensor(offsets))
         assert torch.equal(given, before)
         out: list[float] = found.tolist()
         return out
@@ -68,7 +68,6 @@ class TestEqualRows:
         for sign in (1.0, -1.0):
             apart = [sign * 1000.0, sign * 1000.2]
             assert self.tied(apart, [3, 3], [0, 2]) == apart
-            assert self.tied(apart, [3, 3], [0, 2], rtol=1e-3) == [apart[0]] * 2
             assert self.tied([sign * 1000.0, sign * 1000.09], [3, 3], [0, 2]) == [sign * 1000.0] * 2
 
     def test_one_document_and_none(self) -> None:
@@ -95,19 +94,11 @@ class TestSummaries:
 
     def test_flat_lists_are_counted_among_those_of_two_documents(self) -> None:
         scores, offsets = t(1, 1, 5, 1, 1.00002, 1, 1.000005, -2, -2.00001), torch.tensor([0, 2, 3, 5, 7, 9])
-        assert score.flat_share(scores, offsets) == 3 / 4  # not the list of one, not 2e-5 apart
-        assert score.flat_share(scores, offsets, rtol=0.0) == 1 / 4
-        assert math.isnan(score.flat_share(t(1, 2), torch.tensor([0, 1, 2])))
+        with pytest.warns(UserWarning, match="nearly constant within 75% of the lists"):
+            assert score.warn_if_degenerate(scores, offsets) == 3 / 4  # not the list of one, not 2e-5 apart
 
     def test_half_of_the_lists_may_be_flat_without_a_warning(self) -> None:
-        scores = t(1, 1, 1, 2)
-        assert score.warn_if_degenerate(scores, torch.tensor([0, 2, 4])) == 0.5
-        with pytest.warns(UserWarning, match="nearly constant within 50% of the lists"):
-            assert score.warn_if_degenerate(scores, torch.tensor([0, 2, 4]), share=0.4) == 0.5
-
-    def test_the_share_beyond_one(self) -> None:
-        dists = torch.tensor([[0.5, 1.0], [1.5, 3.0], [1.0, 0.0], [2.0, 0.1]])
-        assert score.share_beyond_turning_point(dists) == 3 / 8
+        assert score.warn_if_degenerate(t(1, 1, 1, 2), torch.tensor([0, 2, 4])) == 0.5
 
 
 class TestAnchors:
@@ -383,8 +374,6 @@ class TestListSummary:
         first = [4.0, 0.5, math.log(6**0.5 + 1e-4), math.log((1 / 6) ** 0.5 + 1e-4)]
         expected = [first, [0.0, 0.0, floor, floor], [2.0, 3.0, floor, floor]]
         torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-        wide = score.list_summary(kappa, torch.tensor([0, 3, 3, 4]), floor=1.0)
-        assert wide[0, 2].item() == pytest.approx(math.log(6**0.5 + 1))
 
 
 X, ONE = torch.zeros(3, 2), torch.ones(1, 1, 1)
@@ -393,9 +382,8 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`labels` must have shape", lambda: losses.softmax_loss(t(1, 2), t(1), TWO)),
     ("`offsets` must", lambda: losses.softmax_loss(t(1, 2), t(1, 2), torch.tensor([0, 3]))),
     ("`features` must have shape", lambda: score.tie_equal_rows(t(1, 2), torch.zeros(3, 1), TWO)),
-    ("`scores` must have shape", lambda: score.flat_share(torch.zeros(2, 1), TWO)),
-    ("`offsets` must", lambda: score.flat_share(t(1, 2), torch.tensor([0, 3]))),
-    ("`rtol` must", lambda: score.flat_share(t(1, 2), TWO, rtol=-1.0)),
+    ("`scores` must have shape", lambda: score.warn_if_degenerate(torch.zeros(2, 1), TWO)),
+    ("`offsets` must", lambda: score.warn_if_degenerate(t(1, 2), torch.tensor([0, 3]))),
     ("`kappa` must have shape", lambda: score.list_summary(t(1, 2), TWO)),
     ("`offsets` must", lambda: score.list_summary(torch.zeros(2, 1), torch.tensor([0, 3]))),
     ("`values` must have shape", lambda: score.score(t(1, 2), t(1), TWO)),
