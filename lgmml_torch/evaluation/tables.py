@@ -80,17 +80,7 @@ def run_markdown(
 ) -> str:
     """The report of a training run: what it reached, what was fitted and why, how validation went, how long it took.
 
-    Args:
-        evaluations: what it reached.
-        curve: what validation says of each epoch.
-        best_epoch: the epoch that was kept.
-        name: of the run.
-        chosen: why this was fitted.
-        bank: how the fit of the metrics went, see `lgmml_torch.fitting.bank.Bank`.
-        measure: what validation goes by.
-        comparisons: with other models, in words.
-        seconds: of each stage.
-        settings: all of them, flat.
+    ``curve`` is the validation ``measure`` of each epoch, ``bank`` the history of `lgmml_torch.fitting.bank.Bank`.
     """
     validation = _curve_table("epoch", curve, best_epoch, measure)
     if not curve:

@@ -139,7 +139,7 @@ class BankBuilder:
 
 
 @dataclass(frozen=True)
-class FunctionBuilder(BankBuilder):
+class _FunctionBuilder(BankBuilder):
     """A function ``(data, valid, *, seed, on_round) -> Bank``, or a partial call of one, as a builder.
 
     Attributes:
@@ -168,7 +168,7 @@ def as_builder(builder: BankBuilder | Callable[..., Bank]) -> BankBuilder:
     """A builder as it is; a function wrapped as one."""
     if isinstance(builder, BankBuilder):
         return builder
-    return FunctionBuilder(builder)
+    return _FunctionBuilder(builder)
 
 
 def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:

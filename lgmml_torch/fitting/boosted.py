@@ -88,6 +88,25 @@ class BoostState:
         none = torch.empty(0, dtype=torch.float64)
         return cls(learners=learners, scores=none, valid_scores=none, **plain)
 
+    def check_scores(self, config: BoostConfig) -> None:
+        """Require scores that a model of the learners' precision can give: finite ones.
+
+        Raises:
+            DivergedError: the round, and what usually helps.
+        """
+        phi = self.learners.phi
+        totals = phi.cumsum(dim=0)  # the last bounds the score of a κ that is bounded by 1
+        if not bool(torch.cat([totals, self.scores.to(phi), self.valid_scores.to(phi)]).isfinite().all()):
+            raise DivergedError(
+                f"scores are not finite any more in round {self.round} of boosting; no metrics are kept. A smaller "
+                f"`shrinkage` (now {config.shrinkage:g}) or a larger `ridge` (now {config.ridge:g}) usually helps"
+            )
+
+    def finished(self, config: BoostConfig) -> bool:
+        """Whether the rounds are used up, validation has stopped improving, or nothing is left to fit."""
+        stale = bool(self.valid_ndcg) and self.round - self.best_round > config.patience
+        return self.round >= config.rounds or stale or self.idle >= IDLE_ROUNDS
+
     def evaluated_with(
         self, train: float, valid: float | None, *, smooth: int, measured: float | None = None
     ) -> BoostState:
@@ -169,7 +188,7 @@ class BoostedBuilder(BoostConfig, BankBuilder):
         state = initial_state(problem)
         if resume is not None:
             state = _resumed(resume, state, problem)
-        while not finished(state, self):
+        while not state.finished(self):
             state = one_round(state, problem)
             if on_round is not None:
                 on_round(state.round, _round_info(state, self.rounds))
@@ -232,7 +251,7 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
     if len(found):
         state = replace(state, idle=0)
         state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
-        check_scores(state, config)
+        state.check_scores(config)
     if state.position_bias is not None and bag.positions is not None:
         step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
         bias = position_step(state.position_bias, bag.positions, bag.gradients, bag.hessians, **step)
@@ -295,27 +314,6 @@ def _resumed(state: BoostState, start: BoostState, problem: Problem) -> BoostSta
     for number in torch.unique(state.learners.rounds).tolist():
         state = _with_scores_of(state, state.learners.select(state.learners.rounds == number), problem)
     return state
-
-
-def check_scores(state: BoostState, config: BoostConfig) -> None:
-    """Require scores that a model of the learners' precision can give: finite ones.
-
-    Raises:
-        DivergedError: the round, and what usually helps.
-    """
-    phi = state.learners.phi
-    totals = phi.cumsum(dim=0)  # the last bounds the score of a κ that is bounded by 1
-    if not bool(torch.cat([totals, state.scores.to(phi), state.valid_scores.to(phi)]).isfinite().all()):
-        raise DivergedError(
-            f"scores are not finite any more in round {state.round} of boosting; no metrics are kept. "
-            f"A smaller `shrinkage` (now {config.shrinkage:g}) or a larger `ridge` (now {config.ridge:g}) usually helps"
-        )
-
-
-def finished(state: BoostState, config: BoostConfig) -> bool:
-    """Whether the rounds are used up, validation has stopped improving, or nothing is left to fit."""
-    stale = bool(state.valid_ndcg) and state.round - state.best_round > config.patience
-    return state.round >= config.rounds or stale or state.idle >= IDLE_ROUNDS
 
 
 def _make_bank(state: BoostState, problem: Problem) -> Bank:

@@ -130,33 +130,7 @@ _NEAR = 0.05
 # 1.44 in 1000, inside the reserve that `TOLERANCE` keeps.
 _TERMS, _SIZE = 16.0, 12.0
 _BLOCK = 2048  # monomials in one product, to bound the memory
-_TOO_MANY = 0.3  # a metric with a larger share of unsure distances is left to the factor form
-
-
-def quadratic_filler(
-    anchors: Tensor,  # (K, D)
-    factors: Tensor,  # (K, D, R)
-) -> Callable[[Tensor, Tensor], None]:
-    """The quadratic form for the metrics it suits, the factor form for the others; the anchors are the probe.
-
-    The choice depends on anchors and factors alone, so all rows are treated alike.
-    """
-    filler = QuadraticFiller(anchors, factors)
-    probe = anchors.new_empty((len(anchors), len(anchors)))
-    fits = filler.approximate(anchors, probe).double().mean(dim=1) <= _TOO_MANY
-    if bool(fits.all()):
-        return filler
-    good, bad = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
-    plain = _factor_filler(anchors[bad], factors[bad])
-    filler.keep(good)
-
-    def fill(rows: Tensor, tile: Tensor) -> None:
-        for form, part in ((filler, good), (plain, bad)):
-            own = tile.new_empty((len(part), tile.shape[1]))
-            form(rows, own)
-            tile[part] = own
-
-    return fill
+_TOO_MANY = 0.3  # metrics with a larger share of unsure distances are left to the factor form
 
 
 class QuadraticFiller:
@@ -189,10 +163,10 @@ class QuadraticFiller:
             self.linear[r], self.constant[r] = -2 * pull, starts[r] @ pull
             self.rows[r] = M.square().sum(dim=1)
 
-    def keep(self, metrics: Tensor) -> None:
-        """Drop all metrics but these."""
-        for name in ("anchors", "factors", "square", "linear", "rows", "constant"):
-            setattr(self, name, getattr(self, name)[metrics])
+    def suits(self) -> bool:
+        """Whether it is sure of most distances between the anchors: rows have no say, so all are treated alike."""
+        unsure = self.approximate(self.anchors, self.anchors.new_empty((len(self.anchors), len(self.anchors))))
+        return float(unsure.double().mean()) <= _TOO_MANY
 
     def __call__(self, rows: Tensor, tile: Tensor) -> None:
         """Write the distances of ``rows (B, D)`` to ``tile (K, B)``."""
@@ -285,7 +259,7 @@ def local_distances(
     Args:
         features: One row for each document.
         anchors: One point for each metric.
-        factors: One factor of each metric, ``M = F Fᵀ``; a low rank R makes the work proportionally smaller.
+        factors: One factor of each metric, ``M = F Fᵀ``.
         norm: ``"mahalanobis"`` or ``"trace"``.
         method: ``"factor"``, accurate to rounding; ``"quadratic"``, within 1e-4 of the mean distance and up to twice
             as fast for many rows and factors of full rank (only float32 features have the choice); ``"stacked"``, one
@@ -386,14 +360,14 @@ def distance_filler(
     if method == "stacked":
         return StackedFiller(points, lenses)
     if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:
-        return quadratic_filler(points, lenses)
+        quadratic = QuadraticFiller(points, lenses)
+        if quadratic.suits():
+            return quadratic
     return _factor_filler(points, lenses)
 
 
 def median_scales(
     dists: Tensor,  # (N, K)
-    *,
-    chunk_columns: int = 16,
 ) -> Tensor:  # (K,)
     """What each local distance is divided by: its median over the documents.
 
@@ -410,20 +384,15 @@ def median_scales(
     check_shape("dists", dists, (None, None))
     if len(dists) == 0:
         raise DataError("`dists` must have at least one row to take medians of, got 0")
-    scales = dists.new_empty(dists.shape[1])
-    zero = 0
-    for start in range(0, dists.shape[1], chunk_columns):
-        block = dists[:, start : start + chunk_columns].T.contiguous()
-        check_finite("dists", block.T)
-        median = block.median(dim=1).values
-        mean = block.double().mean(dim=1).to(median.dtype)
-        zero += int((median == 0).sum())
-        median = torch.where(median > 0, median, torch.where(mean > 0, mean, torch.ones_like(mean)))
-        scales[start : start + chunk_columns] = median
-    if zero:
+    check_finite("dists", dists)
+    scales = dists.T.contiguous().median(dim=1).values
+    zero = scales == 0
+    if bool(zero.any()):
+        means = dists[:, zero].mean(dim=0, dtype=torch.float64).to(scales.dtype)
+        scales[zero] = torch.where(means > 0, means, 1.0)
         warnings.warn(
-            f"{zero} of {len(scales)} metrics have a median distance of 0 (many documents on the anchor); they are "
-            "scaled by the mean distance (1 when that is 0) instead",
+            f"{int(zero.sum())} of {len(scales)} metrics have a median distance of 0 (many documents on the anchor); "
+            "they are scaled by the mean distance (1 when that is 0) instead",
             NumericsWarning,
             stacklevel=2,
         )

@@ -26,7 +26,7 @@ from lgmml_torch.checks import (
     check_unit_interval,
 )
 from lgmml_torch.functional.spd import METHODS, broadcast_pair, cholesky_jittered, result_dtype, stacked_factor
-from lgmml_torch.segments import segment_ids, segment_sum
+from lgmml_torch.segments import row_slices, segment_ids, segment_sum
 
 REDUCTIONS = ("mean", "sum")
 _MAX_BYTES = 536_870_912  # of temporaries
@@ -38,10 +38,10 @@ class _Side(NamedTuple):
     rows: Tensor  # (P,) long
     offsets: Tensor  # (K+1,) long
 
-    def part(self, start: int, stop: int) -> _Side:
-        """The regions from ``start`` up to ``stop``."""
-        low, high = int(self.offsets[start]), int(self.offsets[stop])
-        return _Side(self.rows[low:high], self.offsets[start : stop + 1] - low)
+    def part(self, regions: slice) -> _Side:
+        """Some regions that follow each other."""
+        low, high = int(self.offsets[regions.start]), int(self.offsets[regions.stop])
+        return _Side(self.rows[low:high], self.offsets[regions.start : regions.stop + 1] - low)
 
 
 def pair_scatter(
@@ -52,8 +52,7 @@ def pair_scatter(
     """Σ over pairs of c_ij (x_i − y_j)(x_i − y_j)ᵀ, from three sums over rows instead of a loop over pairs.
 
     Multiplied out, the products of a row with itself need the row's total weight only, and the mixed ones are XᵀCY and
-    its transpose. Whoever calls it knows a cheap way to XᵀCY: nothing for rows centred so that it vanishes, sums of
-    rows for weights that are products, one matrix product in general.
+    its transpose, which vanish for rows that are centred.
 
     >>> X, Y, C = torch.tensor([[1.0], [2.0]]), torch.tensor([[4.0]]), torch.tensor([[1.0], [0.5]])
     >>> pair_scatter(X.T @ (C.sum(1)[:, None] * X), Y.T @ (C.sum(0)[:, None] * Y), X.T @ C @ Y)  # 3² + 2²/2
@@ -126,8 +125,8 @@ def pooled_scatter(
     sides = _check_sides(features, positives, positive_offsets, negatives, negative_offsets)
     dim = features.shape[1]
     sums = torch.zeros(2, dim, dim, dtype=torch.float64, device=features.device)
-    for start, stop in _steps(sides, dim, max_bytes):
-        part = _region_scatter(features, sides[0].part(start, stop), sides[1].part(start, stop), "sum")
+    for some in _steps(sides, dim, max_bytes):
+        part = _region_scatter(features, sides[0].part(some), sides[1].part(some), "sum")
         sums += torch.stack([scatter.sum(0) for scatter in part])
     n_pos, n_neg = sides[0].offsets.diff().double(), sides[1].offsets.diff().double()
     similar, dissimilar = (n_pos * (n_pos - 1)).sum(), (n_pos * n_neg).sum()
@@ -302,24 +301,10 @@ def gmml_bank(
     Regions are taken a few at a time, so that the float64 temporaries stay within ``max_bytes`` (a single region
     may need more: about ten matrices of D×D). The result has the dtype of the features.
 
-    Args:
-        features: One row per document.
-        positives: Row numbers of the regions' positives, region after region.
-        positive_offsets: Where each region begins in ``positives``.
-        negatives: Row numbers of the regions' negatives.
-        negative_offsets: Where each region begins in ``negatives``.
-        t: Weight in [0, 1] on the geodesic from S⁻¹ to D.
-        lam: λ, at least 0.
-        relative: Multiply λ by the scale τ of the region's scatter; otherwise λ is absolute.
-        prior: A₀, one for all regions or one for each; the identity when not given.
-        reduction: ``"mean"`` over pairs, or ``"sum"``.
-        method: ``"cholesky"`` or ``"eigh"``, see `lgmml_torch.functional.spd.geometric_mean`.
-        max_bytes: Bound on temporary memory.
-        progress: Called with (regions done, K) after each step.
+    Regions, ``reduction`` and their errors are those of `scatter_matrices`; ``t`` to ``prior`` and ``method`` those of
+    `gmml`, with one A₀ for all regions or one for each. ``progress`` is called with (regions done, K) after each step.
 
     Raises:
-        LGMMLError: An argument has a wrong shape or value, is not finite, or refers to rows that do not exist.
-        DataError: A region has no positives or no negatives to take a mean over.
         NotSPDError: The rows of a region are all equal, or λ=0 and its scatter is singular beyond repair.
 
     >>> X = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
@@ -335,16 +320,15 @@ def gmml_bank(
     count, dim = len(positive_offsets) - 1, features.shape[1]
     towards = _check_prior(prior, torch.Size((count, dim, dim)))
     out = features.new_empty((count, dim, dim), dtype=result_dtype(features))
-    for start, stop in _steps(sides, dim, max_bytes):
-        positive, negative = sides[0].part(start, stop), sides[1].part(start, stop)
-        S, D = _region_scatter(features, positive, negative, reduction, first=start)
-        members = torch.arange(start, stop, device=features.device)
+    for some in _steps(sides, dim, max_bytes):
+        S, D = _region_scatter(features, sides[0].part(some), sides[1].part(some), reduction, first=some.start)
+        members = torch.arange(some.start, some.stop, device=features.device)
         S, D = _regularise(S, D, lam, relative, towards, members)
-        out[start:stop] = stacked_factor(
+        out[some] = stacked_factor(
             S, D, t, invert_first=True, method=method, dtype=out.dtype, names=("S", "D"), members=members
         )
         if progress is not None:
-            progress(stop, count)
+            progress(some.stop, count)
     return out
 
 
@@ -389,16 +373,8 @@ def _check_prior(prior: Tensor | None, shape: torch.Size) -> tuple[Tensor, Tenso
     return A, torch.cholesky_inverse(cholesky_jittered(A, name="prior"))
 
 
-def _steps(sides: tuple[_Side, _Side], dim: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+def _steps(sides: tuple[_Side, _Side], dim: int, max_bytes: int) -> Iterator[slice]:
     """Runs of consecutive regions whose temporaries fit in ``max_bytes``, at least one region each."""
-    check_positive("max_bytes", max_bytes)
     rows = sides[0].offsets.diff() + sides[1].offsets.diff()
-    costs = (8 * dim * (_MATRICES_PER_REGION * dim + _COPIES_PER_ROW * rows)).tolist()
-    start = used = 0
-    for region, cost in enumerate(costs):
-        if region > start and used + cost > max_bytes:
-            yield start, region
-            start, used = region, 0
-        used += cost
-    if costs:
-        yield start, len(costs)
+    most = max(rows.tolist(), default=0)
+    return row_slices(len(rows), 8 * dim * (_MATRICES_PER_REGION * dim + _COPIES_PER_ROW * most), max_bytes)

@@ -28,11 +28,7 @@ def low_rank_distances(
 ) -> Tensor:  # (N, K)
     r"""Distances :math:`\sqrt{\lVert F_r^\top (x - a_r) \rVert^2 + 10^{-12}}` that gradients flow through.
 
-    Args:
-        features: one row for each document.
-        anchors: one point for each metric.
-        factors: one factor of each metric.
-        kept_images: with more numbers Fᵀ(x − a) than this, the backward pass computes them again, in tiles.
+    With more than ``kept_images`` numbers Fᵀ(x − a) the backward pass computes them again, in tiles.
 
     >>> x, eye = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.eye(2)[None]
     >>> low_rank_distances(x, torch.zeros(1, 2), eye).sum().backward()

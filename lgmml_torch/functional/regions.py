@@ -233,15 +233,7 @@ def choose_anchors(
     gain 2^y − 1 and discount 1/log₂(i+1); queries with nothing relevant left are skipped, and a candidate all of
     whose queries are skipped comes last. Equal distances and equal NDCG are decided by row order.
 
-    Args:
-        features: One row for each document.
-        labels: Relevance of each document.
-        offsets: Boundaries of the queries.
-        regions: From :func:`sample_regions`.
-        factors: One metric factor for each region.
-        k: Depth of the NDCG.
-        candidates: ``"positives"``, all of X₊, or ``"top"``, those with the region's highest label.
-        norm: The norm distances are taken in.
+    ``candidates`` are all of X₊ (``"positives"``) or those with the region's highest label (``"top"``).
 
     Raises:
         LGMMLError: Shapes that do not fit, entries that are not finite, or an unknown name.

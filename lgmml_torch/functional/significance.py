@@ -101,13 +101,7 @@ def compare(
     Pairing removes what makes some queries easier than others, which is most of the spread. A query that either ranking
     skips (NaN) is left out of everything, the two means included.
 
-    Args:
-        a: Metric per query of the first ranking.
-        b: The same metric of the same queries, second ranking.
-        generator: Source of the bootstrap draws.
-        confidence: Share of the bootstrap distribution inside the interval.
-        resamples: Number of bootstrap means.
-        tolerance: Differences up to this count as ties.
+    Differences up to ``tolerance`` count as ties; the interval is that of `bootstrap_interval`.
 
     Raises:
         LGMMLError: Shapes that differ, no query that both count, infinite values, wrong options.

@@ -165,8 +165,7 @@ def list_draws_from_uniforms(
     """Draws for every positive of whole lists; M is the number of positives the queries have together.
 
     Each positive weighs 1/|positives of its query|, so a list drawn uniformly among those with positives has the
-    expected loss and gradient of one triplet.
-    Lists without positives give no tuples.
+    expected loss and gradient of one triplet. Lists without positives give no tuples.
 
     >>> table = negative_table(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
     >>> list_draws_from_uniforms(table, torch.tensor([0]), torch.zeros(2, 1)).weights
@@ -292,18 +291,6 @@ def rank_weight_table(max_rank: int, *, device: torch.device | str | None = None
     return torch.cat([terms.new_zeros(1), terms.cumsum(0)])
 
 
-def rank_estimate(
-    num_negatives: Tensor,  # (P,) long
-    draws: Tensor,  # (P,) long, at least 1
-) -> Tensor:  # (P,) long
-    """``max(1, ⌊n⁻ / draws⌋)``: few draws to the first violator mean that there are many.
-
-    >>> rank_estimate(torch.tensor([10, 10, 3]), torch.tensor([1, 4, 5]))
-    tensor([10,  2,  1])
-    """
-    return torch.div(num_negatives, draws, rounding_mode="floor").clamp_min(1)
-
-
 def warp_loss(
     pos_scores: Tensor,  # (P,)
     neg_scores: Tensor,  # (P, T)
@@ -357,7 +344,9 @@ def warp_loss(
         first = violates.to(torch.uint8).argmax(dim=1)
         closest = neg_scores.gather(dim=1, index=first[:, None])[:, 0]
     draws = torch.where(found, first + 1, allowed)
-    rank = torch.where(found, rank_estimate(num_negatives, draws.clamp_min(1)), 0)
+    # Few draws to the first violator mean that there are many.
+    estimate = torch.div(num_negatives, draws.clamp_min(1), rounding_mode="floor").clamp_min(1)
+    rank = torch.where(found, estimate, 0)
     if table is None:
         table = rank_weight_table(max(rank.tolist(), default=0), device=rank.device)
     weight = table[rank].to(pos_scores.dtype)

@@ -17,9 +17,7 @@ from lgmml_torch.fitting.boosted import (
     BoostedBuilder,
     BoostState,
     RoundInfo,
-    check_scores,
     evaluated,
-    finished,
     fit_boosted,
     initial_state,
     learned_bank,
@@ -238,12 +236,12 @@ class TestResuming:
         sentence = r"not finite any more in round 2 .* `shrinkage` \(now 0.1\) .* `ridge` \(now 0.05\)"
         with pytest.raises(DivergedError, match=sentence):
             fit_boosted(few, resume=replace(state, learners=huge), **FEW)
-        check_scores(state, BoostConfig())
+        state.check_scores(BoostConfig())
         broken = state.scores.clone()
         broken[3] = torch.nan
         for fields in ({"scores": broken}, {"valid_scores": torch.tensor([0.0, torch.inf])}):
             with pytest.raises(DivergedError, match="not finite any more in round 1"):
-                check_scores(replace(state, **fields), BoostConfig())
+                replace(state, **fields).check_scores(BoostConfig())
 
 
 class TestStopping:
@@ -281,10 +279,10 @@ class TestStopping:
             fit_boosted(few, min_deviation=0.9, on_round=lambda _, info: told.append(info))
         assert [info.state.idle for info in told] == list(range(1, IDLE_ROUNDS + 1))
         config, state = BoostConfig(patience=7), replace(told[0].state, idle=0)
-        assert not finished(replace(state, round=17, best_round=10, valid_ndcg=(0.5,)), config)
-        assert finished(replace(state, round=18, best_round=10, valid_ndcg=(0.5,)), config)
-        assert not finished(replace(state, round=18, best_round=10), config)  # without validation there is no patience
-        assert finished(replace(state, round=200, best_round=200), config)
+        assert not replace(state, round=17, best_round=10, valid_ndcg=(0.5,)).finished(config)
+        assert replace(state, round=18, best_round=10, valid_ndcg=(0.5,)).finished(config)
+        assert not replace(state, round=18, best_round=10).finished(config)  # without validation there is no patience
+        assert replace(state, round=200, best_round=200).finished(config)
         problem = make_problem(few, None, BoostConfig(candidates=6), 0)
         assert one_round(replace(initial_state(problem), idle=3), problem).idle == 0  # in a row
 

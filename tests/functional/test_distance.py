@@ -14,7 +14,6 @@ from lgmml_torch.functional.distance import (
     local_distances,
     median_scales,
     norm_factors,
-    quadratic_filler,
     subspace_distances,
 )
 from tests.reference import distance as reference
@@ -105,10 +104,10 @@ def test_what_the_quadratic_form_is_sure_of_keeps_to_the_tolerance() -> None:
 
 
 def test_metrics_the_quadratic_form_does_not_suit_are_left_to_the_factors() -> None:
-    _, anchors, F = quadratic_case("mixed", dim=40, k=40)
-    kernel = quadratic_filler(anchors, F)
-    assert not isinstance(kernel, QuadraticFiller)
-    assert isinstance(quadratic_filler(*quadratic_case("plain", dim=40, k=40)[1:]), QuadraticFiller)
+    for kind, suits in (("mixed", False), ("plain", True)):
+        x, anchors, F = quadratic_case(kind, dim=40, k=40)
+        filler = distance.distance_filler(x, anchors, F, method="quadratic")
+        assert isinstance(filler, QuadraticFiller) == suits
 
 
 def test_monomials_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +233,7 @@ def test_medians_are_the_lower_middle_value() -> None:
     for n in [1, 2, 7, 8]:
         dists = torch.rand(n, 21, generator=torch.Generator().manual_seed(n)) + 0.1
         expected = [sorted(dists[:, r].tolist())[(n - 1) // 2] for r in range(21)]
-        torch.testing.assert_close(median_scales(dists, chunk_columns=4), torch.tensor(expected))
+        torch.testing.assert_close(median_scales(dists), torch.tensor(expected))
         assert torch.equal(median_scales(dists), median_scales(dists.flip(0)))
 
 

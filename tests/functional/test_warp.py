@@ -16,7 +16,6 @@ from lgmml_torch.functional.warp import (
     WarpOutcome,
     list_draws_from_uniforms,
     negative_table,
-    rank_estimate,
     rank_weight_table,
     sample_list_draws,
     sample_triplets,
@@ -60,11 +59,6 @@ def test_rank_weight_equals_the_sum() -> None:
     ranks = torch.tensor([[0, 1, 2], [7, 30, 3]])
     expected = torch.tensor([[reference.rank_weight(int(k)) for k in row] for row in ranks], dtype=torch.float64)
     torch.testing.assert_close(rank_weight_table(30)[ranks], expected)
-
-
-def test_rank_estimate_is_a_floor_and_at_least_one() -> None:
-    n, draws = torch.tensor([10, 10, 10, 2]), torch.tensor([1, 3, 10, 50])
-    assert rank_estimate(n, draws).tolist() == [10, 3, 1, 1]
 
 
 def test_loss_equals_the_loop() -> None:

@@ -296,7 +296,9 @@ def _block_metrics(
     block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None
 ) -> Tensor:  # (len(metrics), B)
     values: dict[MetricName, Tensor] = {}
-    by_gain, by_relevance, by_stopping = _grouped(metrics)
+    by_gain = [metric for metric in metrics if metric.kind in ("ndcg", "dcg")]
+    by_stopping = [metric for metric in metrics if metric.kind == "err"]
+    by_relevance = [metric for metric in metrics if metric not in (*by_gain, *by_stopping)]
     if by_gain:
         values.update(_gain_metrics(block, by_gain, rules))
     if by_relevance:
@@ -308,19 +310,6 @@ def _block_metrics(
         for metric in by_stopping:
             values[metric] = summands[:, : metric.k].sum(dim=1)
     return torch.stack([values[metric] for metric in metrics])
-
-
-def _grouped(metrics: Sequence[MetricName]) -> tuple[list[MetricName], list[MetricName], list[MetricName]]:
-    """Metrics of gains, metrics of relevance, and err."""
-    by_gain, by_relevance, by_stopping = [], [], []
-    for metric in metrics:
-        if metric.kind in ("ndcg", "dcg"):
-            by_gain.append(metric)
-        elif metric.kind == "err":
-            by_stopping.append(metric)
-        else:
-            by_relevance.append(metric)
-    return by_gain, by_relevance, by_stopping
 
 
 def _gain_metrics(
