@@ -211,7 +211,7 @@ def _monomials(z: Tensor) -> Iterator[Tensor]:
 
 
 NORMS = ("mahalanobis", "trace")
-_METHODS = ("factor", "quadratic", "stacked", "auto")
+_METHODS = ("factor", "quadratic", "stacked")
 # With fewer rows the table of the quadratic form costs more than it saves; with ranks below this share of D it saves
 # nothing.
 MANY_ROWS, _HIGH_RANK = 2048, 0.55
@@ -244,27 +244,14 @@ def local_distances(
     factors: Tensor,  # (K, D, R)
     *,
     norm: str = "mahalanobis",
-    method: str = "factor",
-    chunk_rows: int = CHUNK_ROWS,
 ) -> Tensor:  # (N, K)
     r"""Distances of all documents to all anchors.
 
     .. math:: d_r(p) = \lVert F_r^\top (p - p_r) \rVert \quad\text{or}\quad \lVert F_r F_r^\top (p - p_r) \rVert
 
     for ``norm="mahalanobis"`` and ``"trace"``. Identity factors give Euclidean distances under both norms; a document
-    equal to an anchor gets exactly 0. Computed in the dtype and on the device of ``features``; features are neither
-    copied nor changed. The working memory is ``chunk_rows * (2 D + K)`` numbers; the quadratic form adds a table of
-    ``K D² / 2`` and ``2048 * chunk_rows``. The result carries no graph.
-
-    Args:
-        features: One row for each document.
-        anchors: One point for each metric.
-        factors: One factor of each metric, ``M = F Fᵀ``.
-        norm: ``"mahalanobis"`` or ``"trace"``.
-        method: ``"factor"``, accurate to rounding; ``"quadratic"``, within 1e-4 of the mean distance and up to twice
-            as fast for many rows and factors of full rank (only float32 features have the choice); ``"stacked"``, one
-            product for all factors, for low ranks. ``"auto"`` takes the one that suits.
-        chunk_rows: Rows in one tile; the default keeps a tile of usual width in a core's second-level cache.
+    equal to an anchor gets exactly 0. Computed in the dtype and on the device of ``features``, by the factor form; the
+    result carries no graph.
 
     Raises:
         LGMMLError: Shapes that do not fit, entries that are not finite, or distances beyond the dtype's range.
@@ -278,9 +265,8 @@ def local_distances(
     num, dim = features.shape
     check_shape("anchors", anchors, (None, dim))
     check_shape("factors", factors, (len(anchors), dim, None))
-    check_choice("method", method, _METHODS)
-    filler = distance_filler(features, anchors, factors, norm=norm, method=method)
-    return fill_tiles(filler, features, features.new_empty((num, len(anchors))), chunk_rows)
+    filler = distance_filler(features, anchors, factors, norm=norm)
+    return fill_tiles(filler, features, features.new_empty((num, len(anchors))), CHUNK_ROWS)
 
 
 @torch.no_grad()
@@ -291,7 +277,6 @@ def subspace_distances(
     factors: Tensor,  # (K, s, r)
     *,
     norm: str = "mahalanobis",
-    chunk_rows: int | None = None,
 ) -> Tensor:  # (N, K)
     """Distances under metrics that look at few features: ``d_r(p) = ‖F_rᵀ(p[support_r] − p_r)‖``.
 
@@ -317,9 +302,7 @@ def subspace_distances(
             worst = int(support.max())
         raise LGMMLError(f"`support` must index the {dim} features, got {worst}")
     filler = distance_filler(features, anchors, factors, support=support, norm=norm)
-    if chunk_rows is None:
-        chunk_rows = subspace_chunk(len(support))
-    return fill_tiles(filler, features, features.new_empty((num, len(support))), chunk_rows)
+    return fill_tiles(filler, features, features.new_empty((num, len(support))), subspace_chunk(len(support)))
 
 
 def subspace_chunk(num_metrics: int) -> int:
@@ -332,7 +315,7 @@ def full_method(
     factors: Tensor,  # (K, D, R)
     norm: str,
 ) -> str:
-    """What ``method="auto"`` takes: stacked factors of low rank, the quadratic form for many float32 rows otherwise."""
+    """The form that suits: stacked factors of low rank, the quadratic form for many float32 rows otherwise."""
     rank = factors.shape[2] if norm == "mahalanobis" else factors.shape[1]
     if rank <= _LOW_RANK * factors.shape[1]:
         return "stacked"
@@ -351,12 +334,15 @@ def distance_filler(
     norm: str = "mahalanobis",
     method: str = "factor",
 ) -> TileFiller:
-    """What :func:`local_distances` and :func:`subspace_distances` run on every tile, to be kept for several calls."""
+    """What fills tiles, to be kept for several calls.
+
+    ``method`` is ``"factor"``, accurate to rounding; ``"quadratic"``, within 1e-4 of the mean distance and up to twice
+    as fast for many rows and factors of full rank (float32 only); or ``"stacked"``, one product for all factors.
+    """
+    check_choice("method", method, _METHODS)
     points, lenses = _like(like, anchors, norm_factors(factors, norm))
     if support is not None:
         return _subspace_filler(support, points, lenses)
-    if method == "auto":
-        method = full_method(like, factors, norm)
     if method == "stacked":
         return StackedFiller(points, lenses)
     if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:

@@ -21,7 +21,7 @@ from lgmml_torch.functional.boosting import (
     feature_weights,
     list_scatter,
 )
-from lgmml_torch.functional.distance import local_distances, median_scales, subspace_distances
+from lgmml_torch.functional.distance import distance_filler, local_distances, median_scales, subspace_distances
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
 from lgmml_torch.functional.ranking.measures import err, mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.functional.ranking.presets import PRESETS
@@ -425,9 +425,8 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`factors` must have", lambda: local_distances(X, torch.zeros(1, 2), ONE)),
     ("`anchors` must", lambda: local_distances(X, torch.full((1, 2), NAN), EYE)),
     ("`factors` must", lambda: local_distances(X, torch.zeros(1, 2), NAN * EYE)),
-    ("`method` must be one of", lambda: local_distances(X, torch.zeros(1, 2), EYE, method="fast")),
+    ("`method` must be one of", lambda: distance_filler(X, torch.zeros(1, 2), EYE, method="fast")),
     ("`norm` must be one of", lambda: local_distances(X, torch.zeros(1, 2), EYE, norm="l2")),
-    ("`chunk_rows` must", lambda: local_distances(X, torch.zeros(1, 2), EYE, chunk_rows=0)),
     ("`dists` must have shape", lambda: median_scales(t(1))),
     ("`dists` must have at least one row", lambda: median_scales(torch.zeros(0, 1))),
     ("`dists` must", lambda: median_scales(torch.tensor([[NAN]]))),

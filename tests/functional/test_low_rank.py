@@ -9,6 +9,7 @@ from torch import Tensor
 from lgmml_torch.functional import low_rank
 from lgmml_torch.functional.distance import full_method, local_distances
 from lgmml_torch.functional.low_rank import low_rank_distances
+from tests.functional.test_distance import tiled
 from tests.reference.low_rank import distances
 
 SHAPES = [(7, 5, 3, 2), (1, 1, 1, 1), (9, 4, 2, 4), (6, 3, 5, 1), (3, 6, 1, 8)]
@@ -66,14 +67,14 @@ def test_large_values_next_to_an_anchor_stay_finite() -> None:
     """Off by the rounding of the images, as the class says, never NaN."""
     a = torch.full((1, 3), 1e4)
     F = torch.eye(3)[None, :, :1]
-    found = local_distances(a + torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), a, F, method="stacked")
+    found = tiled(a + torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), a, F, method="stacked")
     torch.testing.assert_close(found, torch.tensor([[0.0], [1.0]]), rtol=0, atol=4e-3)
 
 
 def test_stacked_factors_give_the_distances_of_one_metric_after_another() -> None:
     for shape in SHAPES:
         x, a, F = (tensor.detach() for tensor in case(*shape))
-        torch.testing.assert_close(local_distances(x, a, F, method="stacked"), local_distances(x, a, F))
+        torch.testing.assert_close(tiled(x, a, F, method="stacked"), local_distances(x, a, F))
 
 
 def test_low_ranks_are_stacked() -> None:
