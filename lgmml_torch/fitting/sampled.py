@@ -21,7 +21,7 @@ from lgmml_torch.checks import (
     check_whole,
 )
 from lgmml_torch.fitting.bank import Bank, BankBuilder
-from lgmml_torch.functional.distance import NORMS, median_scales
+from lgmml_torch.functional.distance import NORMS
 from lgmml_torch.functional.gmml import REDUCTIONS, gmml, gmml_bank, pooled_scatter
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.functional.regions import (
@@ -34,7 +34,7 @@ from lgmml_torch.functional.regions import (
     sample_regions,
     usable_queries,
 )
-from lgmml_torch.functional.score import KERNELS, score
+from lgmml_torch.functional.score import KERNELS, median_scales, score
 from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData

@@ -1,33 +1,35 @@
 """Local distances: every document to every anchor, each under the anchor's own metric.
 
 Work goes tile by tile of rows, so beside the result no tensor is larger than a tile. A filler writes ``tile (K, B)``,
-metrics first, so that each metric writes one contiguous run. Full-dimensional metrics have two forms:
+metrics first, so that each metric writes one contiguous run. Metrics of full rank have two forms:
 
 - the factor form ‖Fᵀ(x − a)‖, accurate to rounding;
 - the quadratic form, with half the operations. With z the centred and scaled features and b the anchor,
   d² = zᵀMz − 2(Mb)ᵀz + bᵀMb is one product of the monomials z_i z_j (i ≤ j), shared by all metrics, with a table of
   coefficients. The sum cancels where d² is small against its terms; there the distance is computed again by the factor
   form, so every distance keeps to the tolerance, and none is the root of a negative.
+
+Metrics of low rank are one product of the rows with all factors side by side, forward and, where they are trained,
+backward: two products and a few passes over the images Fᵀ(x − a), tile by tile of rows.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lgmml_torch.checks import (
-    DataError,
     LGMMLError,
-    NumericsWarning,
     check_choice,
     check_finite,
     check_positive,
     check_shape,
 )
-from lgmml_torch.functional.low_rank import StackedFiller
+from lgmml_torch.segments import row_slices
 
 TileFiller = Callable[[Tensor, Tensor], None]
 """Fills ``tile (K, B)`` with the distances of ``rows (B, D)``."""
@@ -76,6 +78,25 @@ def _subspace_filler(
         tile.sqrt_()
 
     return fill
+
+
+class _StackedFiller:
+    """Fills tiles ``(K, B)`` with the distances of ``rows (B, D)``, all metrics in one product.
+
+    The product comes before the difference, so next to an anchor a distance is off by the rounding of its images, a
+    few millionths of the mean distance in float32, where one metric after another is exact.
+    """
+
+    def __init__(self, anchors: Tensor, factors: Tensor) -> None:
+        self.stacked = factors.permute(0, 2, 1).reshape(-1, factors.shape[1])  # (K R, D)
+        self.centres = (anchors[:, None].double() @ factors.double()).reshape(-1, 1).to(factors)
+        self.rank = factors.shape[2]
+
+    def __call__(self, rows: Tensor, tile: Tensor) -> None:
+        """Write the distances of ``rows (B, D)`` to ``tile (K, B)``."""
+        images = torch.addmm(-self.centres, self.stacked, rows.T)
+        torch.sum(images.view(len(tile), self.rank, len(rows)).square_(), dim=1, out=tile)
+        tile.sqrt_()
 
 
 def scaled_tiles(
@@ -296,11 +317,9 @@ def subspace_distances(
     check_shape("anchors", anchors, support.shape)
     check_shape("factors", factors, (*support.shape, None))
     num, dim = features.shape
-    if support.numel() and not (int(support.min()) >= 0 and int(support.max()) < dim):
-        worst = int(support.min())
-        if worst >= 0:
-            worst = int(support.max())
-        raise LGMMLError(f"`support` must index the {dim} features, got {worst}")
+    bad = support[(support < 0) | (support >= dim)]
+    if len(bad):
+        raise LGMMLError(f"`support` must index the {dim} features, got {int(bad[0])}")
     filler = distance_filler(features, anchors, factors, support=support, norm=norm)
     return fill_tiles(filler, features, features.new_empty((num, len(support))), subspace_chunk(len(support)))
 
@@ -340,11 +359,14 @@ def distance_filler(
     as fast for many rows and factors of full rank (float32 only); or ``"stacked"``, one product for all factors.
     """
     check_choice("method", method, _METHODS)
-    points, lenses = _like(like, anchors, norm_factors(factors, norm))
+    lenses = norm_factors(factors, norm)
+    check_finite("anchors", anchors)
+    check_finite("factors", lenses)
+    points, lenses = anchors.to(like), lenses.to(like)
     if support is not None:
         return _subspace_filler(support, points, lenses)
     if method == "stacked":
-        return StackedFiller(points, lenses)
+        return _StackedFiller(points, lenses)
     if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:
         quadratic = QuadraticFiller(points, lenses)
         if quadratic.suits():
@@ -352,40 +374,76 @@ def distance_filler(
     return _factor_filler(points, lenses)
 
 
-def median_scales(
-    dists: Tensor,  # (N, K)
-) -> Tensor:  # (K,)
-    """What each local distance is divided by: its median over the documents.
+TINY = 1e-12  # under the root: on an anchor it has no slope
+_KEPT_IMAGES = 33_554_432  # entries of all images of a batch that are kept for the way back (128 MiB in float32)
+TILE_IMAGES = 524_288  # of a tile of rows: they stay in the cache
 
-    The median is the lower middle value, so it is one of the distances. Where half of the documents sit on the anchor
-    it is 0; the mean takes its place there (1 when that is 0 too), with a warning.
 
-    Raises:
-        DataError: There are no documents.
-        LGMMLError: Distances that are not finite.
+def low_rank_distances(
+    features: Tensor,  # (N, D)
+    anchors: Tensor,  # (K, D)
+    factors: Tensor,  # (K, D, R)
+    *,
+    kept_images: int = _KEPT_IMAGES,
+) -> Tensor:  # (N, K)
+    r"""Distances :math:`\sqrt{\lVert F_r^\top (x - a_r) \rVert^2 + 10^{-12}}` that gradients flow through.
 
-    >>> median_scales(torch.tensor([[1.0, 4.0], [2.0, 5.0], [9.0, 6.0]]))
-    tensor([2., 5.])
+    With more than ``kept_images`` numbers Fᵀ(x − a) the backward pass computes them again, in tiles.
+
+    >>> x, eye = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.eye(2)[None]
+    >>> low_rank_distances(x, torch.zeros(1, 2), eye).sum().backward()
+    >>> x.grad
+    tensor([[0.6000, 0.8000]])
     """
-    check_shape("dists", dists, (None, None))
-    if len(dists) == 0:
-        raise DataError("`dists` must have at least one row to take medians of, got 0")
-    check_finite("dists", dists)
-    scales = dists.T.contiguous().median(dim=1).values
-    zero = scales == 0
-    if bool(zero.any()):
-        means = dists[:, zero].mean(dim=0, dtype=torch.float64).to(scales.dtype)
-        scales[zero] = torch.where(means > 0, means, 1.0)
-        warnings.warn(
-            f"{int(zero.sum())} of {len(scales)} metrics have a median distance of 0 (many documents on the anchor); "
-            "they are scaled by the mean distance (1 when that is 0) instead",
-            NumericsWarning,
-            stacklevel=2,
-        )
-    return scales
+    stacked = factors.permute(1, 0, 2).reshape(features.shape[1], -1)
+    centres = (anchors[:, None] @ factors).reshape(-1)
+    found: Tensor = _Distances.apply(  # type: ignore[no-untyped-call]
+        features, stacked, centres, factors.shape[2], kept_images
+    )
+    return found
 
 
-def _like(features: Tensor, anchors: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    check_finite("anchors", anchors)
-    check_finite("factors", factors)
-    return anchors.to(features), factors.to(features)
+class _Distances(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,  # (N, D)
+        stacked: Tensor,  # (D, K R)
+        centres: Tensor,  # (K R,)
+        rank: int,
+        kept_images: int,
+    ) -> Tensor:  # (N, K)
+        count, width = len(features), stacked.shape[1]
+        keep = count * width <= kept_images
+        tiles = list(row_slices(count, width, TILE_IMAGES))
+        images = features.new_empty(count if keep else tiles[0].stop, width)
+        dists = features.new_empty(count, width // max(1, rank))
+        for rows in tiles:
+            tile = images[rows] if keep else images[: rows.stop - rows.start]
+            torch.addmm(-centres, features[rows], stacked, out=tile)
+            torch.sum(tile.view(len(tile), -1, rank).square(), dim=2, out=dists[rows])
+        dists.add_(TINY).sqrt_()
+        ctx.rank = rank
+        ctx.save_for_backward(features, stacked, centres, dists, images if keep else None)
+        return dists
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None, None]:
+        features, stacked, centres, dists, images = ctx.saved_tensors
+        count, width = len(features), stacked.shape[1]
+        weights = slopes[0] / dists
+        to_features = None
+        if ctx.needs_input_grad[0]:
+            to_features = torch.empty_like(features)
+        to_stacked, to_centres = torch.zeros_like(stacked), torch.zeros_like(centres)
+        for rows in row_slices(count, width, TILE_IMAGES):
+            pulls = features.new_empty(rows.stop - rows.start, width)
+            tile = images[rows] if images is not None else torch.addmm(-centres, features[rows], stacked, out=pulls)
+            shape = (len(tile), -1, ctx.rank)
+            torch.mul(tile.view(shape), weights[rows, :, None], out=pulls.view(shape))
+            to_stacked.addmm_(features[rows].T, pulls)
+            to_centres.sub_(pulls.sum(dim=0))
+            if to_features is not None:
+                torch.mm(pulls, stacked.T, out=to_features[rows])
+        return to_features, to_stacked, to_centres, None, None

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import (
+    DataError,
     DegenerateScoresWarning,
     LGMMLError,
+    NumericsWarning,
     check_choice,
+    check_finite,
     check_offsets,
     check_positive,
     check_shape,
@@ -176,6 +179,39 @@ def warn_if_degenerate(
             stacklevel=2,
         )
     return share
+
+
+def median_scales(
+    dists: Tensor,  # (N, K)
+) -> Tensor:  # (K,)
+    """What each local distance is divided by: its median over the documents.
+
+    The median is the lower middle value, so it is one of the distances. Where half of the documents sit on the anchor
+    it is 0; the mean takes its place there (1 when that is 0 too), with a warning.
+
+    Raises:
+        DataError: There are no documents.
+        LGMMLError: Distances that are not finite.
+
+    >>> median_scales(torch.tensor([[1.0, 4.0], [2.0, 5.0], [9.0, 6.0]]))
+    tensor([2., 5.])
+    """
+    check_shape("dists", dists, (None, None))
+    if len(dists) == 0:
+        raise DataError("`dists` must have at least one row to take medians of, got 0")
+    check_finite("dists", dists)
+    scales = dists.T.contiguous().median(dim=1).values
+    zero = scales == 0
+    if bool(zero.any()):
+        means = dists[:, zero].mean(dim=0, dtype=torch.float64).to(scales.dtype)
+        scales[zero] = torch.where(means > 0, means, 1.0)
+        warnings.warn(
+            f"{int(zero.sum())} of {len(scales)} metrics have a median distance of 0 (many documents on the anchor); "
+            "they are scaled by the mean distance (1 when that is 0) instead",
+            NumericsWarning,
+            stacklevel=2,
+        )
+    return scales
 
 
 SPREAD_FLOOR = 1e-4

@@ -13,8 +13,9 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_positive, check_shape
-from lgmml_torch.functional.distance import local_distances, median_scales
+from lgmml_torch.functional.distance import local_distances
 from lgmml_torch.functional.gmml import gmml, scatter_matrices
+from lgmml_torch.functional.score import median_scales
 from lgmml_torch.metric_learning import location_distances, location_weights
 from lgmml_torch.segments import offsets_from_sizes
 from research.by_example.sets import ExampleSet, exponential_weights, squared_distances, weighted_scatter

@@ -13,10 +13,10 @@ from lgmml_torch.functional.distance import (
     QuadraticFiller,
     fill_tiles,
     local_distances,
-    median_scales,
     norm_factors,
     subspace_distances,
 )
+from lgmml_torch.functional.score import median_scales
 from tests.reference import distance as reference
 
 

@@ -21,7 +21,7 @@ from lgmml_torch.functional.boosting import (
     feature_weights,
     list_scatter,
 )
-from lgmml_torch.functional.distance import distance_filler, local_distances, median_scales, subspace_distances
+from lgmml_torch.functional.distance import distance_filler, local_distances, subspace_distances
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
 from lgmml_torch.functional.ranking.measures import err, mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.functional.ranking.presets import PRESETS
@@ -427,9 +427,9 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`factors` must", lambda: local_distances(X, torch.zeros(1, 2), NAN * EYE)),
     ("`method` must be one of", lambda: distance_filler(X, torch.zeros(1, 2), EYE, method="fast")),
     ("`norm` must be one of", lambda: local_distances(X, torch.zeros(1, 2), EYE, norm="l2")),
-    ("`dists` must have shape", lambda: median_scales(t(1))),
-    ("`dists` must have at least one row", lambda: median_scales(torch.zeros(0, 1))),
-    ("`dists` must", lambda: median_scales(torch.tensor([[NAN]]))),
+    ("`dists` must have shape", lambda: score.median_scales(t(1))),
+    ("`dists` must have at least one row", lambda: score.median_scales(torch.zeros(0, 1))),
+    ("`dists` must", lambda: score.median_scales(torch.tensor([[NAN]]))),
     ("`count` must", lambda: draw_subspaces(t(1), 0, 1, generator=gen())),
     ("`size` must", lambda: draw_subspaces(t(1), 1, 0, generator=gen())),
     ("`weights` must have a positive entry", lambda: draw_subspaces(t(0), 1, 1, generator=gen())),

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.functional import low_rank
-from lgmml_torch.functional.distance import full_method, local_distances
-from lgmml_torch.functional.low_rank import low_rank_distances
+from lgmml_torch.functional import distance
+from lgmml_torch.functional.distance import full_method, local_distances, low_rank_distances
 from tests.functional.test_distance import tiled
 from tests.reference.low_rank import distances
 
@@ -28,7 +27,7 @@ def case(count: int, width: int, metrics: int, rank: int, seed: int = 0) -> tupl
 def test_values_and_slopes_are_those_of_the_plain_form(
     shape: tuple[int, int, int, int], kept: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(low_rank, "TILE_IMAGES", tile)
+    monkeypatch.setattr(distance, "TILE_IMAGES", tile)
     inputs = case(*shape)
     weights = torch.randn(shape[0], shape[2], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = distances(*inputs)
