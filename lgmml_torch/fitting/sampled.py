@@ -125,7 +125,7 @@ class SampledBuilder(BankBuilder):
             log.info("%d local metrics instead of %d: one for each usable query", len(regions), self.num_metrics)
         factors = gmml_bank(
             data.features,
-            *_sides(regions),
+            regions,
             t=self.t,
             lam=self.lam,
             relative=self.relative,
@@ -207,12 +207,8 @@ def global_metric(data: RankingData, *, t: float = 0.5, method: str = "cholesky"
     queries = usable_queries(data.labels, data.offsets).nonzero()[:, 0]
     every = torch.arange(len(queries) + 1, device=queries.device)
     regions = regions_from_queries(data.labels, data.offsets, queries, every)
-    S, D = pooled_scatter(data.features, *_sides(regions))
+    S, D = pooled_scatter(data.features, regions)
     return gmml(S, D, t, lam=GLOBAL_LAM, method=method).metric
-
-
-def _sides(regions: Regions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return regions.positives, regions.positive_offsets, regions.negatives, regions.negative_offsets
 
 
 def _some_rows(features: Tensor, generator: torch.Generator) -> Tensor:

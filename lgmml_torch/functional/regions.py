@@ -55,7 +55,18 @@ class Regions:
     negative_offsets: Tensor
 
     def __len__(self) -> int:
-        return len(self.query_offsets) - 1
+        return len(self.positive_offsets) - 1
+
+    def part(self, some: slice) -> Regions:
+        """Some regions that follow each other."""
+        queries = self.queries, self.query_offsets
+        parts = []
+        for values, offsets in (
+            queries, (self.positives, self.positive_offsets), (self.negatives, self.negative_offsets)
+        ):  # fmt: skip
+            own = offsets[some.start : some.stop + 1]
+            parts += [values[int(own[0]) : int(own[-1])], own - own[0]]
+        return Regions(*parts)
 
 
 def check_labels(labels: Tensor, offsets: Tensor) -> None:

@@ -25,6 +25,7 @@ from lgmml_torch.functional.distance import distance_filler, local_distances, su
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
 from lgmml_torch.functional.ranking.measures import err, mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.functional.ranking.presets import PRESETS
+from lgmml_torch.functional.regions import Regions
 from lgmml_torch.ragged import RankingData
 
 NAN = float("nan")
@@ -462,8 +463,10 @@ def test_one_positive_in_every_list_leaves_no_similar_pairs_and_no_rounding() ->
 
 def test_a_pooled_scatter_without_pairs_is_zero() -> None:
     every = torch.tensor([0, 1, 2])
-    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)
+    single = Regions(every[:2], every, torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)
+    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], single)
     assert (S.item(), D.item()) == (0.0, 4.0)
     nothing = torch.zeros(0, dtype=torch.long), torch.zeros(3, dtype=torch.long)
-    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 4]), *nothing)
+    pairs = Regions(every[:2], every, torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 4]), *nothing)
+    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], pairs)
     assert (S.item(), D.item()) == (4.0, 0.0)
