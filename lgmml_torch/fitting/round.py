@@ -118,15 +118,9 @@ class BoostConfig:
         ):  # fmt: skip
             check_whole(name, getattr(self, name))
         positive = (
-            "shrinkage",
-            "ridge",
-            "subsample",
-            "sigma",
-            "hessian_floor",
-            "feature_floor",
-            "min_deviation",
+            "shrinkage", "ridge", "subsample", "sigma", "hessian_floor", "feature_floor", "min_deviation",
             "position_ridge",
-        )
+        )  # fmt: skip
         for name in (*positive, "lam"):
             check_positive(name, getattr(self, name), zero=name not in positive)
             if getattr(self, name) > LARGEST:

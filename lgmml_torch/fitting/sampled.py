@@ -49,13 +49,9 @@ MEDIAN_DOCUMENTS = 65_536  # the median of more documents than this does not mov
 
 @dataclass(frozen=True)
 class _SampledInfo:
-    """What `fit_sampled` reports as it goes.
+    """What `fit_sampled` reports as it goes."""
 
-    Attributes:
-        total: metrics there will be.
-    """
-
-    total: int
+    total: int  # metrics there will be
 
 
 @dataclass(frozen=True)

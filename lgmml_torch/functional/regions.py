@@ -59,11 +59,13 @@ class Regions:
 
     def part(self, some: slice) -> Regions:
         """Some regions that follow each other."""
-        queries = self.queries, self.query_offsets
+        lists = (
+            (self.queries, self.query_offsets),
+            (self.positives, self.positive_offsets),
+            (self.negatives, self.negative_offsets),
+        )
         parts = []
-        for values, offsets in (
-            queries, (self.positives, self.positive_offsets), (self.negatives, self.negative_offsets)
-        ):  # fmt: skip
+        for values, offsets in lists:
             own = offsets[some.start : some.stop + 1]
             parts += [values[int(own[0]) : int(own[-1])], own - own[0]]
         return Regions(*parts)

@@ -296,13 +296,7 @@ _Reduction = Literal["mean", "none"]
 
 
 class _Rules(TypedDict, total=False):
-    """Settings of every measure; `rank_metrics` describes them.
-
-    Attributes:
-        preset: Name in ``PRESETS``, or a :class:`Preset`; ``"default"`` unless given.
-        tie_order: ``(N,)`` rank of each document in the caller's order, which breaks ties.
-        reduction: ``"mean"`` over the queries, or ``"none"`` for a value per query.
-    """
+    """Settings of every measure, see `rank_metrics`; ``reduction="none"`` gives a value per query, not their mean."""
 
     preset: str | Preset
     tie_order: Tensor | None
