@@ -21,7 +21,7 @@ from lgmml_torch.checks import (
     check_whole,
 )
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
-from lgmml_torch.fitting.round import BoostConfig, Problem, draw_bag, find_learners, make_problem, round_generator
+from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
 from lgmml_torch.functional.boosting import Learners
 from lgmml_torch.functional.losses import position_curve, position_step
 from lgmml_torch.functional.ranking.measures import Measure, rank_metrics
@@ -184,7 +184,7 @@ class BoostedBuilder(BoostConfig, BankBuilder):
         if start is not None and self.rounds == 0:
             return replace(start, history={"rounds": [], "train_ndcg": [], "valid_ndcg": [], "best_round": 0})
         judge = None if measure is None else Measure.of(measure)
-        problem = make_problem(data, valid, self, seed, start, judge)
+        problem = Problem.of(data, valid, self, seed, start, judge)
         state = initial_state(problem)
         if resume is not None:
             state = _resumed(resume, state, problem)
@@ -244,8 +244,8 @@ def one_round(state: BoostState, problem: Problem) -> BoostState:
     """The state one round later."""
     config = problem.config
     generator = round_generator(problem.seed, state.round)
-    bag = draw_bag(problem, problem.seen(state.scores, problem.data, state.position_bias), generator)
-    found = find_learners(bag, config, generator)
+    bag = problem.draw_bag(problem.seen(state.scores, problem.data, state.position_bias), generator)
+    found = bag.find_learners(config, generator)
     found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
     state = replace(state, round=state.round + 1, idle=state.idle + 1)
     if len(found):

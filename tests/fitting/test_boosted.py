@@ -23,7 +23,7 @@ from lgmml_torch.fitting.boosted import (
     learned_bank,
     one_round,
 )
-from lgmml_torch.fitting.round import BoostConfig, draw_bag, make_problem, round_generator
+from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
 from lgmml_torch.functional.losses import position_curve, position_step
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
@@ -283,7 +283,7 @@ class TestStopping:
         assert replace(state, round=18, best_round=10, valid_ndcg=(0.5,)).finished(config)
         assert not replace(state, round=18, best_round=10).finished(config)  # without validation there is no patience
         assert replace(state, round=200, best_round=200).finished(config)
-        problem = make_problem(few, None, BoostConfig(candidates=6), 0)
+        problem = Problem.of(few, None, BoostConfig(candidates=6), 0)
         assert one_round(replace(initial_state(problem), idle=3), problem).idle == 0  # in a row
 
     def test_shrinkage_is_the_share_of_a_newton_step(self, few: RankingData) -> None:
@@ -385,11 +385,11 @@ class TestPositions:
 
     def test_a_step_for_the_biases_in_every_round(self, shown: RankingData) -> None:
         config = BoostConfig(shrinkage=0.3, position_ridge=0.2, candidates=6)
-        problem = make_problem(shown, None, config, 0)
+        problem = Problem.of(shown, None, config, 0)
         assert problem.data.positions is not None
         bias, scores = torch.zeros(6).double(), torch.zeros(shown.num_documents).double()
         for done, info in enumerate(states(shown, rounds=2, shrinkage=0.3, position_ridge=0.2, candidates=6)):
-            bag = draw_bag(problem, scores + bias[problem.data.positions], round_generator(0, done))
+            bag = problem.draw_bag(scores + bias[problem.data.positions], round_generator(0, done))
             assert bag.positions is not None
             bias = position_step(bias, bag.positions, bag.gradients, bag.hessians, shrinkage=0.3, ridge=0.2)
             scores = info.state.scores
@@ -399,7 +399,7 @@ class TestPositions:
 
     def test_lists_are_judged_where_they_were_shown(self, shown: RankingData, valid: RankingData) -> None:
         judges = valid.replace(positions=torch.arange(valid.num_documents) % 5 + 1)
-        problem = make_problem(shown, judges, BoostConfig(), 0)
+        problem = Problem.of(shown, judges, BoostConfig(), 0)
         state = replace(initial_state(problem), position_bias=torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0, 1.0]).double())
         found = evaluated(state, problem)
         for part, value in ((problem.data, found.train_ndcg), (problem.valid, found.valid_ndcg)):
@@ -447,7 +447,7 @@ class TestWeights:
             ({"query_weights": torch.tensor([0.0, 0.5, 1.0, 1.0])}, [1]),
         ]
         for given, usable in cases:
-            assert make_problem(plain.replace(**given), None, BoostConfig(), 0).usable.tolist() == usable
+            assert Problem.of(plain.replace(**given), None, BoostConfig(), 0).usable.tolist() == usable
 
 
 def test_the_scores_of_a_state_are_those_of_its_metrics(train: RankingData, valid: RankingData) -> None:
