@@ -216,14 +216,14 @@ class TestLosses:
 
 class TestDraws:
     def test_the_limit_of_draws_is_the_number_of_negatives(self) -> None:
-        table = warp.negative_table(t(0, 0, 1, 2), torch.tensor([0, 4]))
-        every = warp.sample_list_draws(table, torch.tensor([0]), max_draws=None, generator=gen())
+        table = warp.NegativeTable.of(t(0, 0, 1, 2), torch.tensor([0, 4]))
+        every = table.sample_list_draws(torch.tensor([0]), max_draws=None, generator=gen())
         assert every.negatives.shape == (2, 3)
         assert (every.num_negatives.tolist(), every.num_draws.tolist()) == ([2, 3], [2, 3])
-        some = warp.sample_list_draws(table, torch.tensor([0]), generator=gen())
+        some = table.sample_list_draws(torch.tensor([0]), generator=gen())
         assert some.negatives.shape == (2, 10)
         assert some.num_draws.tolist() == [10, 10]
-        triplets = warp.sample_triplets(table, 3, generator=gen())
+        triplets = table.sample_triplets(3, generator=gen())
         assert triplets.negatives.shape == (3, 10)
         assert triplets.weights.tolist() == [1.0, 1.0, 1.0]
 
@@ -378,7 +378,7 @@ class TestListSummary:
 
 
 X, ONE = torch.zeros(3, 2), torch.ones(1, 1, 1)
-TABLE = warp.negative_table(t(0, 1), TWO)
+TABLE = warp.NegativeTable.of(t(0, 1), TWO)
 WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`labels` must have shape", lambda: losses.softmax_loss(t(1, 2), t(1), TWO)),
     ("`offsets` must", lambda: losses.softmax_loss(t(1, 2), t(1, 2), torch.tensor([0, 3]))),
@@ -408,9 +408,9 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
         "`weights` must have shape",
         lambda: warp.warp_loss(t(1), torch.zeros(1, 1), torch.tensor([1]), margin=1.0, weights=t(1, 1)),
     ),
-    ("`choices` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 3), torch.zeros(1, 1))),
-    ("`uniforms` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 2), torch.zeros(2, 1))),
-    ("`uniforms` must have", lambda: warp.list_draws_from_uniforms(TABLE, torch.tensor([0]), torch.zeros(2, 1))),
+    ("`choices` must have shape", lambda: TABLE.triplets_from_uniforms(torch.zeros(1, 3), torch.zeros(1, 1))),
+    ("`uniforms` must have shape", lambda: TABLE.triplets_from_uniforms(torch.zeros(1, 2), torch.zeros(2, 1))),
+    ("`uniforms` must have", lambda: TABLE.list_draws_from_uniforms(torch.tensor([0]), torch.zeros(2, 1))),
     ("`max_rank` must", lambda: warp.rank_weight_table(-1)),
     ("`features` must have", lambda: subspace_distances(t(1), torch.tensor([[0]]), torch.zeros(1, 1), ONE)),
     ("`support` must have", lambda: subspace_distances(X, torch.tensor([0]), torch.zeros(1, 1), ONE)),
