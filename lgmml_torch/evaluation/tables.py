@@ -48,8 +48,11 @@ def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
     from rich.table import Table
 
     table = Table()
-    for number, column in enumerate(_header(evaluations)):
-        table.add_column(column, justify="right" if number > 1 else "left", overflow="fold")
+    data, weights, *figures = _header(evaluations)
+    for column in (data, weights):
+        table.add_column(column, overflow="fold")
+    for column in figures:
+        table.add_column(column, justify="right", overflow="fold")
     for row in _rows(evaluations):
         table.add_row(*row)
     # Cut to the width of a terminal, but never to that of a pipe: a program may read it.

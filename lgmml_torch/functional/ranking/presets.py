@@ -296,9 +296,10 @@ def _block_metrics(
     block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None
 ) -> Tensor:  # (len(metrics), B)
     values: dict[MetricName, Tensor] = {}
-    by_gain = [metric for metric in metrics if metric.kind in ("ndcg", "dcg")]
-    by_stopping = [metric for metric in metrics if metric.kind == "err"]
-    by_relevance = [metric for metric in metrics if metric not in (*by_gain, *by_stopping)]
+    by_gain, by_relevance, by_stopping = list[MetricName](), list[MetricName](), list[MetricName]()
+    groups = {"ndcg": by_gain, "dcg": by_gain, "err": by_stopping}
+    for metric in metrics:
+        groups.get(metric.kind, by_relevance).append(metric)
     if by_gain:
         values.update(_gain_metrics(block, by_gain, rules))
     if by_relevance:
@@ -316,9 +317,7 @@ def _gain_metrics(
     block: _RankedBlock, metrics: Sequence[MetricName], rules: Preset
 ) -> dict[MetricName, Tensor]:  # each (B,)
     summands = _ranked_gains(block, rules) * _discounts(_ranks(block.ranked), rules)
-    ideal = summands
-    if any(metric.kind == "ndcg" for metric in metrics):
-        ideal = _ideal_dcg(block, rules)
+    ideal = _ideal_dcg(block, rules)
     values = {}
     for metric in metrics:
         value = summands[:, : metric.k].sum(dim=1)
