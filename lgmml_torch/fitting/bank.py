@@ -140,11 +140,7 @@ class BankBuilder:
 
 @dataclass(frozen=True)
 class _FunctionBuilder(BankBuilder):
-    """A function ``(data, valid, *, seed, on_round) -> Bank``, or a partial call of one, as a builder.
-
-    Attributes:
-        function: fits.
-    """
+    """A function ``(data, valid, *, seed, on_round) -> Bank``, or a partial call of one, as a builder."""
 
     function: Callable[..., Bank]
 

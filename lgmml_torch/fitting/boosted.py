@@ -88,6 +88,58 @@ class BoostState:
         none = torch.empty(0, dtype=torch.float64)
         return cls(learners=learners, scores=none, valid_scores=none, **plain)
 
+    @classmethod
+    def first(cls, problem: Problem) -> BoostState:
+        """Nothing chosen: all scores zero, or those of the bank to go on from, which may turn out to be the best."""
+        data, valid, start = problem.data, problem.valid, problem.start
+        scores = data.features.new_zeros(data.num_documents, dtype=torch.float64)
+        valid_scores = scores.new_empty(0)
+        if valid is not None:
+            valid_scores = scores.new_zeros(valid.num_documents)
+        learners = Learners.empty(max(problem.config.sizes), data.features)
+        bias = scores.new_zeros(problem.num_positions) if problem.num_positions else None
+        state = cls(0, scores, valid_scores, learners, identity=problem.identity, position_bias=bias)
+        if start is None:
+            return state
+        if valid is not None:
+            valid_scores = start.score(valid.features).double()
+        state = replace(state, scores=start.score(data.features).double(), valid_scores=valid_scores)
+        return state.evaluate(problem)
+
+    def one_round(self, problem: Problem) -> BoostState:
+        """The state one round later."""
+        config = problem.config
+        generator = round_generator(problem.seed, self.round)
+        bag = problem.draw_bag(problem.seen(self.scores, problem.data, self.position_bias), generator)
+        found = bag.find_learners(config, generator)
+        found = replace(found, rounds=torch.full_like(found.rounds, self.round + 1))
+        state = replace(self, round=self.round + 1, idle=self.idle + 1)
+        if len(found):
+            state = replace(state, idle=0)
+            state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
+            state.check_scores(config)
+        if state.position_bias is not None and bag.positions is not None:
+            step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
+            bias = position_step(state.position_bias, bag.positions, bag.gradients, bag.hessians, **step)
+            state = replace(state, position_bias=bias)
+        if state.round % config.evaluate_every and state.round < config.rounds:
+            return state
+        return state.evaluate(problem)
+
+    def evaluate(self, problem: Problem) -> BoostState:
+        """The state with what it is worth; lists that come with positions are judged as the loss sees them."""
+        data, valid, config = problem.data, problem.valid, problem.config
+        ndcg = Measure(f"ndcg@{config.k}")
+        train = _measure_of_all(problem.seen(self.scores, data, self.position_bias), data, ndcg)
+        if valid is None:
+            return self.evaluated_with(train, None, smooth=config.smooth)
+        scores = problem.seen(self.valid_scores, valid, self.position_bias)
+        value = _measure_of_all(scores, valid, ndcg)
+        measured = None
+        if problem.measure is not None:
+            measured = _measure_of_all(scores, valid, problem.measure)
+        return self.evaluated_with(train, value, smooth=config.smooth, measured=measured)
+
     def check_scores(self, config: BoostConfig) -> None:
         """Require scores that a model of the learners' precision can give: finite ones.
 
@@ -185,11 +237,11 @@ class BoostedBuilder(BoostConfig, BankBuilder):
             return replace(start, history={"rounds": [], "train_ndcg": [], "valid_ndcg": [], "best_round": 0})
         judge = None if measure is None else Measure.of(measure)
         problem = Problem.of(data, valid, self, seed, start, judge)
-        state = initial_state(problem)
+        state = BoostState.first(problem)
         if resume is not None:
             state = _resumed(resume, state, problem)
         while not state.finished(self):
-            state = one_round(state, problem)
+            state = state.one_round(problem)
             if on_round is not None:
                 on_round(state.round, _round_info(state, self.rounds))
         return _make_bank(state, problem)
@@ -238,42 +290,6 @@ def fit_boosted(
     """
     builder = BoostedBuilder.of(**settings)
     return builder(data, valid, seed=seed, on_round=on_round, resume=resume, start=start, measure=measure)
-
-
-def one_round(state: BoostState, problem: Problem) -> BoostState:
-    """The state one round later."""
-    config = problem.config
-    generator = round_generator(problem.seed, state.round)
-    bag = problem.draw_bag(problem.seen(state.scores, problem.data, state.position_bias), generator)
-    found = bag.find_learners(config, generator)
-    found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
-    state = replace(state, round=state.round + 1, idle=state.idle + 1)
-    if len(found):
-        state = replace(state, idle=0)
-        state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
-        state.check_scores(config)
-    if state.position_bias is not None and bag.positions is not None:
-        step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
-        bias = position_step(state.position_bias, bag.positions, bag.gradients, bag.hessians, **step)
-        state = replace(state, position_bias=bias)
-    if state.round % config.evaluate_every and state.round < config.rounds:
-        return state
-    return evaluated(state, problem)
-
-
-def evaluated(state: BoostState, problem: Problem) -> BoostState:
-    """The state with what it is worth; lists that come with positions are judged as the loss sees them."""
-    data, valid, config = problem.data, problem.valid, problem.config
-    ndcg = Measure(f"ndcg@{config.k}")
-    train = _measure_of_all(problem.seen(state.scores, data, state.position_bias), data, ndcg)
-    if valid is None:
-        return state.evaluated_with(train, None, smooth=config.smooth)
-    scores = problem.seen(state.valid_scores, valid, state.position_bias)
-    value = _measure_of_all(scores, valid, ndcg)
-    measured = None
-    if problem.measure is not None:
-        measured = _measure_of_all(scores, valid, problem.measure)
-    return state.evaluated_with(train, value, smooth=config.smooth, measured=measured)
 
 
 def _with_scores_of(state: BoostState, found: Learners, problem: Problem) -> BoostState:
@@ -359,24 +375,6 @@ def learned_bank(learners: Learners, num_features: int, kernel: str) -> Bank:
         )
         phi.append(part.phi)
     return Bank(LocalMetrics(blocks, num_features=num_features), kernel, torch.cat(phi))
-
-
-def initial_state(problem: Problem) -> BoostState:
-    """Nothing chosen: all scores zero, or those of the bank to go on from, which may turn out to be the best."""
-    data, valid, start = problem.data, problem.valid, problem.start
-    scores = data.features.new_zeros(data.num_documents, dtype=torch.float64)
-    valid_scores = scores.new_empty(0)
-    if valid is not None:
-        valid_scores = scores.new_zeros(valid.num_documents)
-    learners = Learners.empty(max(problem.config.sizes), data.features)
-    bias = scores.new_zeros(problem.num_positions) if problem.num_positions else None
-    state = BoostState(0, scores, valid_scores, learners, identity=problem.identity, position_bias=bias)
-    if start is None:
-        return state
-    if valid is not None:
-        valid_scores = start.score(valid.features).double()
-    state = replace(state, scores=start.score(data.features).double(), valid_scores=valid_scores)
-    return evaluated(state, problem)
 
 
 def _round_info(state: BoostState, total: int) -> RoundInfo:

@@ -17,11 +17,8 @@ from lgmml_torch.fitting.boosted import (
     BoostedBuilder,
     BoostState,
     RoundInfo,
-    evaluated,
     fit_boosted,
-    initial_state,
     learned_bank,
-    one_round,
 )
 from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
 from lgmml_torch.functional.losses import position_curve, position_step
@@ -284,7 +281,7 @@ class TestStopping:
         assert not replace(state, round=18, best_round=10).finished(config)  # without validation there is no patience
         assert replace(state, round=200, best_round=200).finished(config)
         problem = Problem.of(few, None, BoostConfig(candidates=6), 0)
-        assert one_round(replace(initial_state(problem), idle=3), problem).idle == 0  # in a row
+        assert replace(BoostState.first(problem), idle=3).one_round(problem).idle == 0  # in a row
 
     def test_shrinkage_is_the_share_of_a_newton_step(self, few: RankingData) -> None:
         small, large = (states(few, shrinkage=value, rounds=1)[0].state for value in (0.1, 0.3))
@@ -400,8 +397,8 @@ class TestPositions:
     def test_lists_are_judged_where_they_were_shown(self, shown: RankingData, valid: RankingData) -> None:
         judges = valid.replace(positions=torch.arange(valid.num_documents) % 5 + 1)
         problem = Problem.of(shown, judges, BoostConfig(), 0)
-        state = replace(initial_state(problem), position_bias=torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0, 1.0]).double())
-        found = evaluated(state, problem)
+        state = replace(BoostState.first(problem), position_bias=torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0, 1.0]).double())
+        found = state.evaluate(problem)
         for part, value in ((problem.data, found.train_ndcg), (problem.valid, found.valid_ndcg)):
             assert part is not None
             assert part.positions is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.fitting.boosted import initial_state, learned_bank, one_round
+from lgmml_torch.fitting.boosted import BoostState, learned_bank
 from lgmml_torch.fitting.round import (
     LEAST_SCATTER,
     Bag,
@@ -287,7 +287,7 @@ class TestSubspaces:
 def test_a_round_adds_the_best_few_of_its_documents(data: RankingData) -> None:
     config = BoostConfig(cap=40, rounds=3, evaluate_every=3)
     problem = Problem.of(data, None, config, 5)
-    found = one_round(initial_state(problem), problem).learners
+    found = BoostState.first(problem).one_round(problem).learners
     generator = round_generator(5, 0)
     bag = problem.draw_bag(torch.zeros(240), generator)
     want = bag.find_learners(config, generator)
