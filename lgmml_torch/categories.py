@@ -121,18 +121,10 @@ def codes_of(
     >>> codes_of(["b", None, "z"], np.array([2, 0, 1]), ("a", "b")).tolist()
     [-1.0, 1.0, nan]
     """
-    code = _codes(vocabulary)
+    code: dict[str | None, float] = {word: float(place) for place, word in enumerate(vocabulary)}
     code[None] = np.nan
     known = [code.get(word, OTHER) for word in words]
     return np.array(known, dtype=np.float64)[places]
-
-
-def _codes(vocabulary: Vocabulary) -> dict[str | None, float]:
-    """The code of each word."""
-    code: dict[str | None, float] = {}
-    for place, word in enumerate(vocabulary):
-        code[word] = float(place)
-    return code
 
 
 def _column_values(

@@ -184,12 +184,8 @@ def differences_picture(gaps: Sequence[float], *, first: str, second: str, measu
     figure = Figure(figsize=(7, 4), layout="constrained")
     axis = figure.subplots()
     ordered = np.sort(np.asarray(gaps))[::-1]
-    axis.fill_between(
-        range(len(ordered)), ordered, step="mid", where=ordered > 0, color="#4477aa", label=f"{first} better"
-    )
-    axis.fill_between(
-        range(len(ordered)), ordered, step="mid", where=ordered < 0, color="#cc6677", label=f"{second} better"
-    )
+    for side, colour, name in ((ordered > 0, "#4477aa", first), (ordered < 0, "#cc6677", second)):
+        axis.fill_between(range(len(ordered)), ordered, step="mid", where=side, color=colour, label=f"{name} better")
     axis.axhline(0, color="grey", linewidth=0.8)
     axis.axhline(float(ordered.mean()), color="black", linestyle=":", label=f"mean {ordered.mean():+.4f}")
     axis.set_xlabel("queries, by difference")

@@ -96,9 +96,7 @@ def ratio_start(
     They are generalised eigenvectors, of length 1 in the similar scatter.
     """
     regions = sample_regions(data.labels, data.offsets, shape[0], pool=pool, generator=generator)
-    similar, dissimilar = scatter_matrices(
-        data.features, regions.positives, regions.positive_offsets, regions.negatives, regions.negative_offsets
-    )
+    similar, dissimilar = scatter_matrices(data.features, regions)
     scale = (similar + dissimilar).diagonal(dim1=-2, dim2=-1).mean(dim=-1, keepdim=True) / 2
     similar.diagonal(dim1=-2, dim2=-1).add_(lam * scale)
     L = cholesky_jittered(similar, name="similar")

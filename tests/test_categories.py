@@ -24,7 +24,7 @@ from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker
-from lgmml_torch.evaluation.card import model_card
+from lgmml_torch.evaluation.tables import model_card
 from lgmml_torch.models.combine import merge_models
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings
 from lgmml_torch.models.explain import explain

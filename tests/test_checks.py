@@ -18,6 +18,12 @@ def test_numbers() -> None:
         checks.check_positive("x", -1, zero=True)
     with pytest.raises(LGMMLError, match="got nan"):
         checks.check_positive("x", float("nan"))
+    for value in ("abc", True, [1]):
+        with pytest.raises(LGMMLError, match="`lr` must be a number, got"):
+            checks.check_number("lr", value)
+    for value in (2.5, True, "2"):
+        with pytest.raises(LGMMLError, match="`rounds` must be a whole number, got"):
+            checks.check_whole("rounds", value)  # type: ignore[arg-type]
 
 
 def test_finite_names_the_place() -> None:
@@ -44,7 +50,7 @@ def test_square_and_symmetric() -> None:
     checks.check_symmetric("A", torch.eye(3).expand(2, 3, 3))
     checks.check_symmetric("A", torch.zeros(0, 3, 3))
     with pytest.raises(LGMMLError, match="`A` must be square"):
-        checks.check_square("A", torch.zeros(2, 3))
+        checks.check_symmetric("A", torch.zeros(2, 3))
     with pytest.raises(LGMMLError, match="`A` must be symmetric, got a relative asymmetry of 1"):
         checks.check_symmetric("A", torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
 

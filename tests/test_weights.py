@@ -15,8 +15,7 @@ from lgmml_torch.data.catalog import open_table
 from lgmml_torch.distributed import limit_documents
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.fitting.boosted import fit_boosted
-from lgmml_torch.fitting.learners import BoostConfig
-from lgmml_torch.fitting.round import Bag, draw_bag, make_problem, subspace_factors
+from lgmml_torch.fitting.round import Bag, BoostConfig, Problem, subspace_factors
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import LambdaRank, Softmax, Warp
@@ -48,9 +47,9 @@ def doubled(data: RankingData, query: int) -> RankingData:
 
 
 def bag_of(data: RankingData) -> Bag:
-    problem = make_problem(data, None, EVERYTHING, 0)
+    problem = Problem.of(data, None, EVERYTHING, 0)
     scores = problem.data.features[:, 2]  # none are equal, so that the order of the rows does not matter
-    return draw_bag(problem, scores, torch.Generator().manual_seed(0))
+    return problem.draw_bag(scores, torch.Generator().manual_seed(0))
 
 
 class TestAQueryOfWeightTwoIsTheQueryTwice:
@@ -156,7 +155,7 @@ class TestDocuments:
         with pytest.raises(DataError, match="`data` must have a query with documents of different labels"):
             fit_boosted(data.replace(document_weights=none), rounds=1)
         none[data.offsets[2] : data.offsets[3]] = 1.0
-        problem = make_problem(data.replace(document_weights=none), None, BoostConfig(), 0)
+        problem = Problem.of(data.replace(document_weights=none), None, BoostConfig(), 0)
         assert problem.usable.tolist() == [2]
 
     def test_the_estimator_takes_both(self) -> None:
@@ -205,7 +204,7 @@ class TestTheWay:
         self.check(limit_documents(data, 12))
         self.check(data.to("cpu"))
         self.check(RankingData.merge(data.split((1, 2))))
-        self.check(make_problem(data, None, BoostConfig(), 0).data)
+        self.check(Problem.of(data, None, BoostConfig(), 0).data)
 
     def test_parts_without_weights_count_once(self) -> None:
         one, other = self.given().split((1, 1))

@@ -242,14 +242,8 @@ def evaluate_run(
     documents do: in the best possible order, in recall and in what MAP divides by. Queries without judgements are left
     out, with a warning. Equal scores rank by falling document id.
 
-    Args:
-        run: score by query and document, see `lgmml_torch.data.trec.read_run`.
-        qrels: relevance by query and document, see `lgmml_torch.data.trec.read_qrels`.
-        split: what to call it.
-        metrics: names such as ``"ndcg@10"`` or ``"map"``.
-        preset: metric definitions.
-        threshold: label from which a document is relevant, instead of the preset's.
-        max_grade: highest grade of the judgements; ERR needs it.
+    Run and judgements are as `lgmml_torch.data.trec.read_run` and `read_qrels` give them; the settings are those of
+    `evaluate`.
 
     Raises:
         DataError: no query of the run was judged.

@@ -1,16 +1,22 @@
-"""Tables: of any rows in Markdown, of evaluations for terminals and Markdown, and the report of a run."""
+"""Tables, reports of runs and model cards, in Markdown; tables of evaluations for terminals, too."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+import yaml
 
+from lgmml_torch import __version__
+from lgmml_torch.checks import DataError
+
+if TYPE_CHECKING:
     from lgmml_torch.evaluation.evaluate import Evaluation
     from lgmml_torch.models.preprocess.base import Preprocess
+    from lgmml_torch.models.ranker import LGMML
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, text: int = 0) -> str:
@@ -27,8 +33,18 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, t
     return "\n".join(lines)
 
 
-def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
-    """One line for each evaluation and policy, one column for each metric."""
+def evaluation_markdown(evaluations: Sequence[Evaluation]) -> str:
+    """One line for each evaluation, one column for each metric with its interval, and the definitions below."""
+    table = markdown_table(_header(evaluations), _rows(evaluations, intervals=True), text=2)
+    text = f"{table}\n\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n"
+    for definition in _definitions(evaluations):
+        text += f"- {definition}\n"
+    return text
+
+
+def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
+    """The same table without intervals, and the definitions, to standard output."""
+    from rich.console import Console
     from rich.table import Table
 
     table = Table()
@@ -39,28 +55,12 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
         table.add_column(column, justify="right", overflow="fold")
     for row in _rows(evaluations):
         table.add_row(*row)
-    return table
-
-
-def evaluation_markdown(evaluations: Sequence[Evaluation]) -> str:
-    """The same table as Markdown, with intervals, and the definitions below it."""
-    table = markdown_table(_header(evaluations), _rows(evaluations, intervals=True), text=2)
-    text = f"{table}\n\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n"
-    for definition in _definitions(evaluations):
-        text += f"- {definition}\n"
-    return text
-
-
-def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
-    """Table and definitions to standard output."""
-    from rich.console import Console
-
     # Cut to the width of a terminal, but never to that of a pipe: a program may read it.
     width = None
     if not sys.stdout.isatty():
         width = 200
     console = Console(file=sys.stdout, width=width, highlight=False)
-    console.print(evaluation_table(evaluations))
+    console.print(table)
     for text in _definitions(evaluations):
         console.print(text, soft_wrap=True, markup=False)
 
@@ -83,17 +83,7 @@ def run_markdown(
 ) -> str:
     """The report of a training run: what it reached, what was fitted and why, how validation went, how long it took.
 
-    Args:
-        evaluations: what it reached.
-        curve: what validation says of each epoch.
-        best_epoch: the epoch that was kept.
-        name: of the run.
-        chosen: why this was fitted.
-        bank: how the fit of the metrics went, see `lgmml_torch.fitting.bank.Bank`.
-        measure: what validation goes by.
-        comparisons: with other models, in words.
-        seconds: of each stage.
-        settings: all of them, flat.
+    ``curve`` is the validation ``measure`` of each epoch, ``bank`` the history of `lgmml_torch.fitting.bank.Bank`.
     """
     validation = _curve_table("epoch", curve, best_epoch, measure)
     if not curve:
@@ -232,3 +222,152 @@ def preprocessing_steps(preprocess: Preprocess | Mapping[str, Any]) -> str:
     if spec["name"] == "concat":
         return f"({' + '.join(inner)})"
     return str(spec["name"])
+
+
+_TAGS = ("learning-to-rank", "ranking", "metric-learning", "tabular")
+_SETTINGS = ("seed", "budget", "preprocess", "local_metrics", "phi", "loss", "optimizer", "keep")
+_LIMITS = """
+- Scores order the documents of one list. They are no probabilities, and scores of different lists do not compare.
+- A document's score may depend on the rest of its list, so whole lists belong in one call.
+- The features must be those of the training data, in the same units and, where they have no names, in the same order.
+- The model repeats what its labels say: clicks favour what was shown on top, judges have habits.
+- Figures hold for queries like those they were measured on. Measure on your own before you rely on them.
+"""
+
+
+def read_report(file: Path) -> dict[str, Any]:
+    """The ``report.json`` of a training run.
+
+    Raises:
+        DataError: when it is no such file.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        content["evaluations"], content["config"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} must be the report.json of a training run: {error}") from error
+    return dict(content)
+
+
+def model_card(
+    model: LGMML, *, report: Mapping[str, Any] | None = None, name: str = "model", licence: str | None = None
+) -> str:
+    """A model card in Markdown, with the front matter that the Hugging Face Hub reads.
+
+    Args:
+        model: to be described.
+        report: of its training run, see `read_report`; without it the card has no figures and says so.
+        name: the title.
+        licence: of the model, e.g. ``"apache-2.0"``; the card says that none was given when None.
+    """
+    report = report or {"evaluations": [], "config": {}}
+    parts = [
+        f"---\n{yaml.safe_dump(_front_matter(report, name, licence), sort_keys=False, allow_unicode=True)}---\n",
+        f"# {name}\n\n{_about_model(model)}\n",
+        f"## Data\n\n{_about_data(model, report['config'])}\n",
+        f"## Figures\n\n{_figures(report['evaluations'])}\n",
+        f"## Settings\n\n{_settings(report['config'])}\n",
+        f"## Limits\n{_LIMITS}",
+        f"## Licence\n\n{licence or 'None was given. That of the training data may bind the model too.'}\n",
+        f"## How to use\n\n{_usage(model)}\n",
+    ]
+    return "\n".join(parts)
+
+
+def _front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> dict[str, Any]:
+    """What the Hub shows and searches; the figures of unseen test queries as its evaluation results."""
+    found: dict[str, Any] = {"library_name": "lgmml-torch", "tags": list(_TAGS)}
+    if licence is not None:
+        found = {"license": licence, **found}
+    measured = [one for one in report["evaluations"] if one["split"].startswith("test: unseen")]
+    if measured:
+        data = str(report["config"].get("name", "test queries"))
+        found["metrics"] = list(measured[0]["metrics"])
+        results = []
+        for metric, value in measured[0]["metrics"].items():
+            results.append({"type": metric, "name": value["definition"], "value": round(value["mean"], 4)})
+        kind = {"type": "learning-to-rank", "name": "Learning to rank"}
+        place = {"type": data, "name": data, "split": "test"}
+        found["model-index"] = [{"name": name, "results": [{"task": kind, "dataset": place, "metrics": results}]}]
+    return found
+
+
+def _about_model(model: LGMML) -> str:
+    """What it is, in a paragraph."""
+    trees = ""
+    if model.base is not None:
+        trees = f" Its scores are added to those of a {model.base.title} model inside."
+    return (
+        "Ranks the documents of a list, best first, by the weighted sum of their distances to learned ideal documents: "
+        f"{model.metrics.num_metrics} local metrics on {model.reading['num_features']} features, weights of the kind "
+        f"{model.phi.mode!r}, kernel {model.kernel!r}, {str(model.dtype).removeprefix('torch.')}; "
+        f"written by lgmml-torch {__version__}.{trees}"
+    )
+
+
+def _about_data(model: LGMML, config: Mapping[str, Any]) -> str:
+    """Where it was trained, and on which features."""
+    told = []
+    for key, value in _shown(config.get("data", {})).items():
+        if value is not None and key != "kind":
+            told.append(f"{key}: {value}")
+    reading, features = model.reading, "without names"
+    if reading["feature_names"] is not None:
+        features = ", ".join(f"`{name}`" for name in reading["feature_names"])
+    return (
+        f"- training set: {'; '.join(told) or 'not known'}\n- training queries: {len(model.qids) or 'not known'}\n"
+        f"- features: {reading['num_features']}, {features}"
+    )
+
+
+def _figures(evaluations: list[dict[str, Any]]) -> str:
+    """The evaluations of the run, with counts and definitions."""
+    if not evaluations:
+        return "None: there was no report of a training run beside the model. `lgmml evaluate` measures it."
+    measures = list(evaluations[0]["metrics"])
+    head = ["data", "weights", *measures, "queries counted", "skipped", "seed"]
+    rows = []
+    for one in evaluations:
+        values = [f"{one['metrics'][name]['mean']:.4f}" for name in measures]
+        counts = one["metrics"][measures[0]]
+        rows.append([one["split"], one["policy"], *values, counts["counted"], counts["skipped"], one["seed"]])
+    text = markdown_table(head, rows, text=2) + "\n"
+    for entry in evaluations[0]["metrics"].values():
+        text += f"\n- {entry['definition']}"
+    return text
+
+
+def _settings(config: Mapping[str, Any]) -> str:
+    """The settings that decide what is fitted; no paths."""
+    if not config:
+        return "Not known."
+    chosen = ""
+    if config.get("chosen"):
+        chosen = f"{config['chosen']}.\n\n"
+    told = _shown({name: config[name] for name in _SETTINGS if name in config})
+    return f"{chosen}```yaml\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}```"
+
+
+def _usage(model: LGMML) -> str:
+    """The first lines of code and commands."""
+    return (
+        "```bash\npip install lgmml-torch\nlgmml score model.safetensors lists.csv\n```\n\n```python\n"
+        "from lgmml_torch import LGMML, RankingData\n\n"
+        'model = LGMML.load("model.safetensors")\n'
+        f"data = RankingData.from_arrays(X, y, qid=qid)  # X: (documents, {model.reading['num_features']})\n"
+        "scores = model.score_in_caller_order(data)\n```"
+    )
+
+
+def _shown(values: Any) -> Any:
+    """Settings without what only Hydra needs, and without places on somebody's disk."""
+    if not isinstance(values, Mapping):
+        return values
+    kept = {}
+    if "_target_" in values:
+        kept["kind"] = values["_target_"].rpartition(".")[2]
+    for key, value in values.items():
+        on_disk = isinstance(value, str) and value.startswith("/")
+        if not on_disk and not str(key).startswith("_"):
+            kept[key] = _shown(value)
+    return kept

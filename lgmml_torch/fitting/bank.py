@@ -139,12 +139,8 @@ class BankBuilder:
 
 
 @dataclass(frozen=True)
-class FunctionBuilder(BankBuilder):
-    """A function ``(data, valid, *, seed, on_round) -> Bank``, or a partial call of one, as a builder.
-
-    Attributes:
-        function: fits.
-    """
+class _FunctionBuilder(BankBuilder):
+    """A function ``(data, valid, *, seed, on_round) -> Bank``, or a partial call of one, as a builder."""
 
     function: Callable[..., Bank]
 
@@ -168,7 +164,7 @@ def as_builder(builder: BankBuilder | Callable[..., Bank]) -> BankBuilder:
     """A builder as it is; a function wrapped as one."""
     if isinstance(builder, BankBuilder):
         return builder
-    return FunctionBuilder(builder)
+    return _FunctionBuilder(builder)
 
 
 def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:

@@ -21,10 +21,11 @@ from lgmml_torch.checks import (
     check_whole,
 )
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
-from lgmml_torch.fitting.learners import BoostConfig, Learners
-from lgmml_torch.fitting.round import Problem, draw_bag, find_learners, make_problem, round_generator
+from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
+from lgmml_torch.functional.boosting import Learners
 from lgmml_torch.functional.losses import position_curve, position_step
 from lgmml_torch.functional.ranking.measures import Measure, rank_metrics
+from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
 
 IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is nothing left to fit
@@ -86,6 +87,77 @@ class BoostState:
         learners = Learners(**plain.pop("learners"))
         none = torch.empty(0, dtype=torch.float64)
         return cls(learners=learners, scores=none, valid_scores=none, **plain)
+
+    @classmethod
+    def first(cls, problem: Problem) -> BoostState:
+        """Nothing chosen: all scores zero, or those of the bank to go on from, which may turn out to be the best."""
+        data, valid, start = problem.data, problem.valid, problem.start
+        scores = data.features.new_zeros(data.num_documents, dtype=torch.float64)
+        valid_scores = scores.new_empty(0)
+        if valid is not None:
+            valid_scores = scores.new_zeros(valid.num_documents)
+        learners = Learners.empty(max(problem.config.sizes), data.features)
+        bias = scores.new_zeros(problem.num_positions) if problem.num_positions else None
+        state = cls(0, scores, valid_scores, learners, identity=problem.identity, position_bias=bias)
+        if start is None:
+            return state
+        if valid is not None:
+            valid_scores = start.score(valid.features).double()
+        state = replace(state, scores=start.score(data.features).double(), valid_scores=valid_scores)
+        return state.evaluate(problem)
+
+    def one_round(self, problem: Problem) -> BoostState:
+        """The state one round later."""
+        config = problem.config
+        generator = round_generator(problem.seed, self.round)
+        bag = problem.draw_bag(problem.seen(self.scores, problem.data, self.position_bias), generator)
+        found = bag.find_learners(config, generator)
+        found = replace(found, rounds=torch.full_like(found.rounds, self.round + 1))
+        state = replace(self, round=self.round + 1, idle=self.idle + 1)
+        if len(found):
+            state = replace(state, idle=0)
+            state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
+            state.check_scores(config)
+        if state.position_bias is not None and bag.positions is not None:
+            step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
+            bias = position_step(state.position_bias, bag.positions, bag.gradients, bag.hessians, **step)
+            state = replace(state, position_bias=bias)
+        if state.round % config.evaluate_every and state.round < config.rounds:
+            return state
+        return state.evaluate(problem)
+
+    def evaluate(self, problem: Problem) -> BoostState:
+        """The state with what it is worth; lists that come with positions are judged as the loss sees them."""
+        data, valid, config = problem.data, problem.valid, problem.config
+        ndcg = Measure(f"ndcg@{config.k}")
+        train = _measure_of_all(problem.seen(self.scores, data, self.position_bias), data, ndcg)
+        if valid is None:
+            return self.evaluated_with(train, None, smooth=config.smooth)
+        scores = problem.seen(self.valid_scores, valid, self.position_bias)
+        value = _measure_of_all(scores, valid, ndcg)
+        measured = None
+        if problem.measure is not None:
+            measured = _measure_of_all(scores, valid, problem.measure)
+        return self.evaluated_with(train, value, smooth=config.smooth, measured=measured)
+
+    def check_scores(self, config: BoostConfig) -> None:
+        """Require scores that a model of the learners' precision can give: finite ones.
+
+        Raises:
+            DivergedError: the round, and what usually helps.
+        """
+        phi = self.learners.phi
+        totals = phi.cumsum(dim=0)  # the last bounds the score of a κ that is bounded by 1
+        if not bool(torch.cat([totals, self.scores.to(phi), self.valid_scores.to(phi)]).isfinite().all()):
+            raise DivergedError(
+                f"scores are not finite any more in round {self.round} of boosting; no metrics are kept. A smaller "
+                f"`shrinkage` (now {config.shrinkage:g}) or a larger `ridge` (now {config.ridge:g}) usually helps"
+            )
+
+    def finished(self, config: BoostConfig) -> bool:
+        """Whether the rounds are used up, validation has stopped improving, or nothing is left to fit."""
+        stale = bool(self.valid_ndcg) and self.round - self.best_round > config.patience
+        return self.round >= config.rounds or stale or self.idle >= IDLE_ROUNDS
 
     def evaluated_with(
         self, train: float, valid: float | None, *, smooth: int, measured: float | None = None
@@ -164,12 +236,12 @@ class BoostedBuilder(BoostConfig, BankBuilder):
         if start is not None and self.rounds == 0:
             return replace(start, history={"rounds": [], "train_ndcg": [], "valid_ndcg": [], "best_round": 0})
         judge = None if measure is None else Measure.of(measure)
-        problem = make_problem(data, valid, self, seed, start, judge)
-        state = initial_state(problem)
+        problem = Problem.of(data, valid, self, seed, start, judge)
+        state = BoostState.first(problem)
         if resume is not None:
             state = _resumed(resume, state, problem)
-        while not finished(state, self):
-            state = one_round(state, problem)
+        while not state.finished(self):
+            state = state.one_round(problem)
             if on_round is not None:
                 on_round(state.round, _round_info(state, self.rounds))
         return _make_bank(state, problem)
@@ -220,42 +292,6 @@ def fit_boosted(
     return builder(data, valid, seed=seed, on_round=on_round, resume=resume, start=start, measure=measure)
 
 
-def one_round(state: BoostState, problem: Problem) -> BoostState:
-    """The state one round later."""
-    config = problem.config
-    generator = round_generator(problem.seed, state.round)
-    bag = draw_bag(problem, problem.seen(state.scores, problem.data, state.position_bias), generator)
-    found = find_learners(bag, config, generator)
-    found = replace(found, rounds=torch.full_like(found.rounds, state.round + 1))
-    state = replace(state, round=state.round + 1, idle=state.idle + 1)
-    if len(found):
-        state = replace(state, idle=0)
-        state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
-        check_scores(state, config)
-    if state.position_bias is not None and bag.positions is not None:
-        step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
-        bias = position_step(state.position_bias, bag.positions, bag.gradients, bag.hessians, **step)
-        state = replace(state, position_bias=bias)
-    if state.round % config.evaluate_every and state.round < config.rounds:
-        return state
-    return evaluated(state, problem)
-
-
-def evaluated(state: BoostState, problem: Problem) -> BoostState:
-    """The state with what it is worth; lists that come with positions are judged as the loss sees them."""
-    data, valid, config = problem.data, problem.valid, problem.config
-    ndcg = Measure(f"ndcg@{config.k}")
-    train = _measure_of_all(problem.seen(state.scores, data, state.position_bias), data, ndcg)
-    if valid is None:
-        return state.evaluated_with(train, None, smooth=config.smooth)
-    scores = problem.seen(state.valid_scores, valid, state.position_bias)
-    value = _measure_of_all(scores, valid, ndcg)
-    measured = None
-    if problem.measure is not None:
-        measured = _measure_of_all(scores, valid, problem.measure)
-    return state.evaluated_with(train, value, smooth=config.smooth, measured=measured)
-
-
 def _with_scores_of(state: BoostState, found: Learners, problem: Problem) -> BoostState:
     """The state with what these metrics add to the scores.
 
@@ -296,27 +332,6 @@ def _resumed(state: BoostState, start: BoostState, problem: Problem) -> BoostSta
     return state
 
 
-def check_scores(state: BoostState, config: BoostConfig) -> None:
-    """Require scores that a model of the learners' precision can give: finite ones.
-
-    Raises:
-        DivergedError: the round, and what usually helps.
-    """
-    phi = state.learners.phi
-    totals = phi.cumsum(dim=0)  # the last bounds the score of a κ that is bounded by 1
-    if not bool(torch.cat([totals, state.scores.to(phi), state.valid_scores.to(phi)]).isfinite().all()):
-        raise DivergedError(
-            f"scores are not finite any more in round {state.round} of boosting; no metrics are kept. "
-            f"A smaller `shrinkage` (now {config.shrinkage:g}) or a larger `ridge` (now {config.ridge:g}) usually helps"
-        )
-
-
-def finished(state: BoostState, config: BoostConfig) -> bool:
-    """Whether the rounds are used up, validation has stopped improving, or nothing is left to fit."""
-    stale = bool(state.valid_ndcg) and state.round - state.best_round > config.patience
-    return state.round >= config.rounds or stale or state.idle >= IDLE_ROUNDS
-
-
 def _make_bank(state: BoostState, problem: Problem) -> Bank:
     """The metrics up to the best round, after those of the start."""
     validated, start = bool(state.valid_ndcg), problem.start
@@ -341,30 +356,25 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
         if start is None:
             raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
         return replace(start, history=history, position_bias=bias)
-    metrics, phi = kept.local_metrics(problem.data.num_features)
-    found = Bank(metrics, problem.config.kernel, phi)
+    found = learned_bank(kept, problem.data.num_features, problem.config.kernel)
     if start is not None:
         assert start.phi is not None
-        found = merge_banks([replace(start, phi=start.phi.to(phi)), found], [1.0, 1.0])
+        assert found.phi is not None
+        found = merge_banks([replace(start, phi=start.phi.to(found.phi)), found], [1.0, 1.0])
     return replace(found, history=history, position_bias=bias)
 
 
-def initial_state(problem: Problem) -> BoostState:
-    """Nothing chosen: all scores zero, or those of the bank to go on from, which may turn out to be the best."""
-    data, valid, start = problem.data, problem.valid, problem.start
-    scores = data.features.new_zeros(data.num_documents, dtype=torch.float64)
-    valid_scores = scores.new_empty(0)
-    if valid is not None:
-        valid_scores = scores.new_zeros(valid.num_documents)
-    learners = Learners.empty(max(problem.config.sizes), data.features)
-    bias = scores.new_zeros(problem.num_positions) if problem.num_positions else None
-    state = BoostState(0, scores, valid_scores, learners, identity=problem.identity, position_bias=bias)
-    if start is None:
-        return state
-    if valid is not None:
-        valid_scores = start.score(valid.features).double()
-    state = replace(state, scores=start.score(data.features).double(), valid_scores=valid_scores)
-    return evaluated(state, problem)
+def learned_bank(learners: Learners, num_features: int, kernel: str) -> Bank:
+    """A bank with one block for each size of metrics, and Φ in the order of its columns."""
+    blocks, phi = [], []
+    for width in torch.unique(learners.widths).tolist():
+        part = learners.select(learners.widths == width)
+        anchors, factors, support = part.anchors[:, :width], part.factors[:, :width, :width], part.support[:, :width]
+        blocks.append(
+            MetricBlock(anchors.clone(), factors.clone(), support=support.clone(), scales=part.scales.clone())
+        )
+        phi.append(part.phi)
+    return Bank(LocalMetrics(blocks, num_features=num_features), kernel, torch.cat(phi))
 
 
 def _round_info(state: BoostState, total: int) -> RoundInfo:

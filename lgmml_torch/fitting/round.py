@@ -1,9 +1,10 @@
-"""One boosting round on a fixed problem: draw documents, try candidate metrics, keep the best few and weigh them."""
+"""Settings of boosting, and one round: draw documents, try candidate metrics, keep the best few and weigh them."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,22 +14,128 @@ from lgmml_torch.checks import (
     DataError,
     DataWarning,
     LGMMLError,
+    check_choice,
+    check_each,
     check_finite,
+    check_number,
+    check_positive,
+    check_unit_interval,
+    check_whole,
 )
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.learners import BoostConfig, Learners, kernel_
 from lgmml_torch.functional.boosting import (
+    Learners,
     NewtonRows,
     candidate_anchors,
     draw_subspaces,
     feature_weights,
+    kernel_,
     list_scatter,
 )
 from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.losses import bias_of, lambda_gradients, num_positions
 from lgmml_torch.functional.ranking.measures import Measure
+from lgmml_torch.functional.score import KERNELS
+from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids, segment_max, segment_min
+
+_METRIC_KINDS = ("gmml", "gmml-pooled", "identity")
+LARGEST = 1e30  # its square, and its product with a feature, are still numbers
+
+
+@dataclass(frozen=True)
+class BoostConfig:
+    """Settings of `fit_boosted`; the defaults are the recipe of the method, not tuned any further.
+
+    Attributes:
+        rounds: largest number of rounds.
+        batch: metrics added in each round.
+        shrinkage: ν, the share of a Newton step that is taken.
+        candidates: subspaces tried in each round, shared out evenly over ``sizes``.
+        sizes: numbers of features of the subspaces.
+        anchors: documents tried as anchors in each subspace.
+        steps: how far the mean anchor is moved away from the negatives, further anchors to try.
+        bandwidths: times the mean distance, what distances are divided by.
+        kernel: κ of the score, see `lgmml_torch.functional.score.kernel`.
+        metric: ``"gmml"`` (pairs within queries), ``"gmml-pooled"`` (pairs of all queries) or ``"identity"``.
+        lam: λ, regularisation of both scatters relative to their trace.
+        t: weight on the geodesic from S⁻¹ to D.
+        method: how the geometric mean is computed, ``"cholesky"`` or ``"eigh"``.
+        ridge: of the Newton system, relative to the total Hessian.
+        min_deviation: kernels that vary less over the documents are rejected.
+        subsample: share of the queries a round looks at.
+        cap: documents a round fits to; the gradients come from whole lists of at most four times as many.
+        truncation: LambdaRank pairs need a document among the first ``truncation`` places.
+        sigma: slope of LambdaRank.
+        hessian_floor: added to p(1 - p); without it a step has no bound.
+        feature_floor: smallest sampling weight of a feature, relative to the mean.
+        position_ridge: L2 penalty on the biases of positions, where the data has any, relative to their mean Hessian.
+        evaluate_every: rounds between two looks at NDCG.
+        k: cutoff of that NDCG.
+        smooth: evaluations averaged before they are compared.
+        patience: rounds without a better average after which to stop.
+    """
+
+    rounds: int = 200
+    batch: int = 4
+    shrinkage: float = 0.1
+    candidates: int = 24
+    sizes: tuple[int, ...] = (1, 2, 3)
+    anchors: int = 6
+    steps: tuple[float, ...] = (2.0, 8.0)
+    bandwidths: tuple[float, ...] = (0.3, 1.0, 3.0)
+    kernel: str = "paper"
+    metric: str = "gmml"
+    lam: float = 0.1
+    t: float = 0.5
+    method: str = "cholesky"
+    ridge: float = 0.05
+    min_deviation: float = 0.01
+    subsample: float = 0.7
+    cap: int = 2500
+    truncation: int = 30
+    sigma: float = 1.0
+    hessian_floor: float = 0.05
+    feature_floor: float = 0.05
+    position_ridge: float = 0.01
+    evaluate_every: int = 5
+    k: int = 10
+    smooth: int = 3
+    patience: int = 40
+
+    def __post_init__(self) -> None:
+        for name in ("sizes", "steps", "bandwidths"):
+            check_each(name, getattr(self, name), check_number)
+            # A configuration file gives lists; equal settings should compare equal.
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_choice("kernel", self.kernel, KERNELS)
+        check_choice("metric", self.metric, _METRIC_KINDS)
+        check_choice("method", self.method, METHODS)
+        for name in ("t", "subsample", "shrinkage"):
+            check_unit_interval(name, getattr(self, name))
+        for name in (
+            "batch", "candidates", "anchors", "cap", "truncation", "evaluate_every", "k", "smooth", "patience"
+        ):  # fmt: skip
+            check_whole(name, getattr(self, name))
+        positive = (
+            "shrinkage", "ridge", "subsample", "sigma", "hessian_floor", "feature_floor", "min_deviation",
+            "position_ridge",
+        )  # fmt: skip
+        for name in (*positive, "lam"):
+            check_positive(name, getattr(self, name), zero=name not in positive)
+            if getattr(self, name) > LARGEST:
+                raise LGMMLError(f"`{name}` must be at most {LARGEST:g}, got {getattr(self, name)}")
+        check_whole("rounds", self.rounds, zero=True)
+        for name in ("sizes", "bandwidths"):
+            values = getattr(self, name)
+            if not values or min(values) <= 0:
+                raise LGMMLError(f"`{name}` must hold positive numbers, got {list(values)}")
+        check_each("sizes", self.sizes, check_whole)
+        if self.candidates < len(self.sizes):
+            raise LGMMLError(
+                f"`candidates` must be at least one for each of the {len(self.sizes)} sizes, got {self.candidates}"
+            )
 
 
 @dataclass(frozen=True)
@@ -44,6 +151,34 @@ class Problem:
     num_positions: int = 0
     start: Bank | None = None
     measure: Measure | None = None
+
+    @classmethod
+    def of(
+        cls,
+        data: RankingData,
+        valid: RankingData | None,
+        config: BoostConfig,
+        seed: int,
+        start: Bank | None = None,
+        measure: Measure | None = None,
+    ) -> Self:
+        """Check and reorder the data, and compute what every round needs."""
+        _check_data(data, valid)
+        if start is not None:
+            _check_start(start, data, config)
+        if valid is not None and not _any_relevant(valid):
+            warnings.warn(
+                "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=2
+            )
+            valid = None
+        data = shuffled(data, seed)
+        if valid is not None:
+            valid = shuffled(valid, seed)
+        usable = _usable_queries(data)
+        weights = data.query_weights
+        if weights is not None:
+            weights = data.of_all_queries(weights)
+        return cls(data, valid, usable, weights, config, seed, num_positions(data), start, measure)
 
     @property
     def identity(self) -> str:
@@ -67,36 +202,46 @@ class Problem:
             scores = scores + bias_of(bias, data.positions)
         return scores.to(data.features.dtype)
 
+    def draw_bag(
+        self,
+        scores: Tensor,  # (N,)
+        generator: torch.Generator,
+    ) -> Bag:
+        """Some queries, their gradients from whole lists, and at most ``cap`` of their documents.
+
+        Where processes share the data, each sends what it has of the drawn lists, and all draw and find the same.
+        """
+        data, config, usable = self.data, self.config, self.usable
+        drawn = usable[torch.randperm(len(usable), generator=generator).to(usable.device)]
+        drawn = drawn[: max(1, round(config.subsample * len(usable)))]
+        fits = data.all_sizes[drawn].cumsum(0) <= 4 * config.cap
+        fits[0] = True
+        queries = drawn[fits].sort().values
+        rows, offsets = gather_segments(data.all_offsets, queries)
+        dtype = data.features.dtype
+        gradients, hessians = lambda_gradients(
+            data.take(scores, rows).to(dtype),
+            data.take(data.labels, rows).to(dtype),
+            offsets,
+            truncation=config.truncation,
+            sigma=config.sigma,
+            floor=config.hessian_floor,
+            weights=None if data.document_weights is None else data.take(data.document_weights, rows),
+        )
+        query = segment_ids(offsets)
+        if self.weights is not None:
+            weight = self.weights.to(gradients)[queries][query]
+            gradients, hessians = gradients * weight, hessians * weight
+        kept = (hessians > 0).nonzero()[:, 0]
+        some = kept[draw_rows(hessians[kept], config.cap, generator)]
+        sizes = torch.bincount(query[some])
+        shown = None if data.positions is None else data.take(data.positions, rows[some])
+        features = data.take(data.features, rows[some])
+        return Bag(features, gradients[some], hessians[some], offsets_from_sizes(sizes[sizes > 0]), shown)
+
 
 def _shape(data: RankingData) -> tuple[int, int]:
     return int(data.all_sizes.sum()), data.num_features
-
-
-def make_problem(
-    data: RankingData,
-    valid: RankingData | None,
-    config: BoostConfig,
-    seed: int,
-    start: Bank | None = None,
-    measure: Measure | None = None,
-) -> Problem:
-    """Check and reorder the data, and compute what every round needs."""
-    _check_data(data, valid)
-    if start is not None:
-        _check_start(start, data, config)
-    if valid is not None and not _any_relevant(valid):
-        warnings.warn(
-            "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=2
-        )
-        valid = None
-    data = shuffled(data, seed)
-    if valid is not None:
-        valid = shuffled(valid, seed)
-    usable = _usable_queries(data)
-    weights = data.query_weights
-    if weights is not None:
-        weights = data.of_all_queries(weights)
-    return Problem(data, valid, usable, weights, config, seed, num_positions(data), start, measure)
 
 
 def _check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
@@ -176,43 +321,72 @@ class Bag:
     offsets: Tensor  # (Q+1,)
     positions: Tensor | None = None  # (M,)
 
+    def find_learners(
+        self,
+        config: BoostConfig,
+        generator: torch.Generator,
+    ) -> Learners:
+        """The best few candidates with their share φ of a Newton step; none if nothing helps."""
+        if not (bool((self.gradients > 0).any()) and bool((self.gradients < 0).any())):
+            return Learners.empty(max(config.sizes), self.features)  # nothing to tell apart among these documents
+        newton = NewtonRows(self.gradients, self.hessians, self.offsets, ridge=config.ridge)
+        weights = feature_weights(self.features, self.gradients, self.hessians, floor=config.feature_floor)
+        parts, gains = [], []
+        for size in config.sizes:
+            support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=generator)
+            learners, gain = self.best_of_subspaces(newton, support, config, generator)
+            parts.append(learners)
+            gains.append(gain)
+        gain = torch.cat(gains)
+        order = gain.argsort(descending=True, stable=True)[: config.batch]
+        chosen = Learners.cat(parts).select(order[gain[order] > 0])
+        if not len(chosen):
+            return chosen
+        chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(self.features, config.kernel)))
+        return chosen.select(chosen.phi > 0)
 
-def draw_bag(
-    problem: Problem,
-    scores: Tensor,  # (N,)
-    generator: torch.Generator,
-) -> Bag:
-    """Some queries, their gradients from whole lists, and at most ``cap`` of their documents.
-
-    Where processes share the data, each sends what it has of the drawn lists, and all draw and find the same.
-    """
-    data, config, usable = problem.data, problem.config, problem.usable
-    drawn = usable[torch.randperm(len(usable), generator=generator).to(usable.device)]
-    drawn = drawn[: max(1, round(config.subsample * len(usable)))]
-    fits = data.all_sizes[drawn].cumsum(0) <= 4 * config.cap
-    fits[0] = True
-    queries = drawn[fits].sort().values
-    rows, offsets = gather_segments(data.all_offsets, queries)
-    dtype = data.features.dtype
-    gradients, hessians = lambda_gradients(
-        data.take(scores, rows).to(dtype),
-        data.take(data.labels, rows).to(dtype),
-        offsets,
-        truncation=config.truncation,
-        sigma=config.sigma,
-        floor=config.hessian_floor,
-        weights=None if data.document_weights is None else data.take(data.document_weights, rows),
-    )
-    query = segment_ids(offsets)
-    if problem.weights is not None:
-        weight = problem.weights.to(gradients)[queries][query]
-        gradients, hessians = gradients * weight, hessians * weight
-    kept = (hessians > 0).nonzero()[:, 0]
-    some = kept[draw_rows(hessians[kept], config.cap, generator)]
-    sizes = torch.bincount(query[some])
-    shown = None if data.positions is None else data.take(data.positions, rows[some])
-    features = data.take(data.features, rows[some])
-    return Bag(features, gradients[some], hessians[some], offsets_from_sizes(sizes[sizes > 0]), shown)
+    def best_of_subspaces(
+        self,
+        newton: NewtonRows,
+        support: Tensor,  # (C, s)
+        config: BoostConfig,
+        generator: torch.Generator,
+    ) -> tuple[Learners, Tensor]:  # C learners, (C,)
+        """For each subspace the anchor and bandwidth of the largest gain, all of them tried."""
+        values = self.features[:, support]  # (M, C, s)
+        positive, negative = self.gradients.clamp_min(0), (-self.gradients).clamp_min(0)
+        factors = subspace_factors(values, positive, negative, self.offsets, config)
+        anchors = candidate_anchors(
+            values, positive, negative, draws=config.anchors, steps=config.steps, generator=generator
+        )
+        image = factors.mT @ values.permute(1, 2, 0).contiguous()  # (C, r, M)
+        centres = anchors @ factors  # (C, A, r)
+        squares = image.new_zeros(*anchors.shape[:2], len(values))
+        for r in range(factors.shape[2]):  # differences first: products would cancel next to an anchor
+            gap = image[:, r, None] - centres[:, :, r, None]
+            squares.addcmul_(gap, gap)
+        dists = squares.sqrt_().flatten(0, 1)  # (C * A, M)
+        base, dists = dists.mean(dim=1).clamp_min(1e-3), dists.T.contiguous()  # (C * A,), (M, C * A)
+        columns = []
+        for bandwidth in config.bandwidths:  # one at a time stays in the cache
+            kernels = kernel_(dists / (base * bandwidth), config.kernel)
+            columns.append(newton.gains(kernels, min_deviation=config.min_deviation))
+        scales = base * base.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
+        # Candidates first: (B, C * A) -> (C, B * A)
+        shape = (len(config.bandwidths), *anchors.shape[:2])
+        gains = torch.stack(columns).reshape(shape).transpose(0, 1).flatten(1)
+        scales = scales.reshape(shape).transpose(0, 1).flatten(1)
+        gain, best = gains.max(dim=1)
+        each = torch.arange(len(support), device=best.device)
+        width, pad = support.shape[1], max(config.sizes) - support.shape[1]
+        return Learners(
+            support=torch.nn.functional.pad(support, (0, pad), value=-1),
+            anchors=torch.nn.functional.pad(anchors[each, best % anchors.shape[1]], (0, pad)),
+            factors=torch.nn.functional.pad(factors, (0, pad, 0, max(config.sizes) - width)),
+            scales=scales[each, best],
+            phi=torch.zeros_like(gain),
+            rounds=torch.zeros_like(best),
+        ), gain
 
 
 def draw_rows(
@@ -230,75 +404,6 @@ def draw_rows(
         # One huge list: the few documents in its first places are in every pair, and uniform draws would miss them.
         drawn = torch.multinomial((hessians + hessians.mean()).cpu(), cap, generator=generator)
     return drawn.sort().values.to(hessians.device)
-
-
-def find_learners(
-    bag: Bag,
-    config: BoostConfig,
-    generator: torch.Generator,
-) -> Learners:
-    """The best few candidates with their share φ of a Newton step; none if nothing helps."""
-    if not (bool((bag.gradients > 0).any()) and bool((bag.gradients < 0).any())):
-        return Learners.empty(max(config.sizes), bag.features)  # nothing to tell apart among these documents
-    newton = NewtonRows(bag.gradients, bag.hessians, bag.offsets, ridge=config.ridge)
-    weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
-    parts, gains = [], []
-    for size in config.sizes:
-        support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=generator)
-        learners, gain = best_of_subspaces(bag, newton, support, config, generator)
-        parts.append(learners)
-        gains.append(gain)
-    gain = torch.cat(gains)
-    order = gain.argsort(descending=True, stable=True)[: config.batch]
-    chosen = Learners.cat(parts).select(order[gain[order] > 0])
-    if not len(chosen):
-        return chosen
-    chosen = replace(chosen, phi=config.shrinkage * newton.weights(chosen.kernels(bag.features, config.kernel)))
-    return chosen.select(chosen.phi > 0)
-
-
-def best_of_subspaces(
-    bag: Bag,
-    newton: NewtonRows,
-    support: Tensor,  # (C, s)
-    config: BoostConfig,
-    generator: torch.Generator,
-) -> tuple[Learners, Tensor]:  # C learners, (C,)
-    """For each subspace the anchor and bandwidth of the largest gain, all of them tried."""
-    values = bag.features[:, support]  # (M, C, s)
-    positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
-    factors = subspace_factors(values, positive, negative, bag.offsets, config)
-    anchors = candidate_anchors(
-        values, positive, negative, draws=config.anchors, steps=config.steps, generator=generator
-    )
-    image = factors.mT @ values.permute(1, 2, 0).contiguous()  # (C, r, M)
-    centres = anchors @ factors  # (C, A, r)
-    squares = image.new_zeros(*anchors.shape[:2], len(values))
-    for r in range(factors.shape[2]):  # differences first: products would cancel next to an anchor
-        gap = image[:, r, None] - centres[:, :, r, None]
-        squares.addcmul_(gap, gap)
-    dists = squares.sqrt_().flatten(0, 1)  # (C * A, M)
-    base, dists = dists.mean(dim=1).clamp_min(1e-3), dists.T.contiguous()  # (C * A,), (M, C * A)
-    columns = []
-    for bandwidth in config.bandwidths:  # one at a time stays in the cache
-        kernels = kernel_(dists / (base * bandwidth), config.kernel)
-        columns.append(newton.gains(kernels, min_deviation=config.min_deviation))
-    scales = base * base.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
-    # Candidates first: (B, C * A) -> (C, B * A)
-    shape = (len(config.bandwidths), *anchors.shape[:2])
-    gains = torch.stack(columns).reshape(shape).transpose(0, 1).flatten(1)
-    scales = scales.reshape(shape).transpose(0, 1).flatten(1)
-    gain, best = gains.max(dim=1)
-    each = torch.arange(len(support), device=best.device)
-    width, pad = support.shape[1], max(config.sizes) - support.shape[1]
-    return Learners(
-        support=torch.nn.functional.pad(support, (0, pad), value=-1),
-        anchors=torch.nn.functional.pad(anchors[each, best % anchors.shape[1]], (0, pad)),
-        factors=torch.nn.functional.pad(factors, (0, pad, 0, max(config.sizes) - width)),
-        scales=scales[each, best],
-        phi=torch.zeros_like(gain),
-        rounds=torch.zeros_like(best),
-    ), gain
 
 
 def subspace_factors(

@@ -21,7 +21,7 @@ from lgmml_torch.checks import (
     check_whole,
 )
 from lgmml_torch.fitting.bank import Bank, BankBuilder
-from lgmml_torch.functional.distance import NORMS, median_scales
+from lgmml_torch.functional.distance import NORMS
 from lgmml_torch.functional.gmml import REDUCTIONS, gmml, gmml_bank, pooled_scatter
 from lgmml_torch.functional.ranking.measures import mean_ndcg
 from lgmml_torch.functional.regions import (
@@ -34,7 +34,7 @@ from lgmml_torch.functional.regions import (
     sample_regions,
     usable_queries,
 )
-from lgmml_torch.functional.score import KERNELS, score, share_beyond_turning_point
+from lgmml_torch.functional.score import KERNELS, median_scales, score
 from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -49,13 +49,9 @@ MEDIAN_DOCUMENTS = 65_536  # the median of more documents than this does not mov
 
 @dataclass(frozen=True)
 class _SampledInfo:
-    """What `fit_sampled` reports as it goes.
+    """What `fit_sampled` reports as it goes."""
 
-    Attributes:
-        total: metrics there will be.
-    """
-
-    total: int
+    total: int  # metrics there will be
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class SampledBuilder(BankBuilder):
             log.info("%d local metrics instead of %d: one for each usable query", len(regions), self.num_metrics)
         factors = gmml_bank(
             data.features,
-            *_sides(regions),
+            regions,
             t=self.t,
             lam=self.lam,
             relative=self.relative,
@@ -207,12 +203,8 @@ def global_metric(data: RankingData, *, t: float = 0.5, method: str = "cholesky"
     queries = usable_queries(data.labels, data.offsets).nonzero()[:, 0]
     every = torch.arange(len(queries) + 1, device=queries.device)
     regions = regions_from_queries(data.labels, data.offsets, queries, every)
-    S, D = pooled_scatter(data.features, *_sides(regions))
+    S, D = pooled_scatter(data.features, regions)
     return gmml(S, D, t, lam=GLOBAL_LAM, method=method).metric
-
-
-def _sides(regions: Regions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return regions.positives, regions.positive_offsets, regions.negatives, regions.negative_offsets
 
 
 def _some_rows(features: Tensor, generator: torch.Generator) -> Tensor:
@@ -231,7 +223,7 @@ def _set_scales(
         judged = _judge_bandwidths(metrics, judges, grid, kernel)
     chosen = max(grid, key=lambda value: judged.get(value, 0.0))
     metrics.set_scales(medians * chosen)
-    beyond = share_beyond_turning_point(dists / metrics.scales)
+    beyond = float((dists > metrics.scales).double().mean())  # where the paper's kernel falls
     log.info("bandwidth %g; %.0f%% of the training distances lie beyond 1", chosen, 100 * beyond)
     return {
         "bandwidth": chosen,

@@ -96,8 +96,7 @@ Shape = tuple[int, int, int]
 
 
 def _random(data: RankingData, shape: Shape, generator: torch.Generator) -> Tensor:
-    drawn: Tensor = torch.randn(shape, generator=generator) / math.sqrt(shape[1] * shape[2])
-    return drawn
+    return weighted_factors(torch.ones(shape[1]), shape, generator)
 
 
 def _strength(data: RankingData, shape: Shape, generator: torch.Generator) -> Tensor:

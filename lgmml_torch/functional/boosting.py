@@ -1,4 +1,4 @@
-"""The pieces of one boosting round: subspaces, pair scatter, anchors, Newton gains, nonnegative weights.
+"""The pieces of one boosting round: subspaces, pair scatter, anchors, Newton gains, nonnegative weights, learners.
 
 Rows are documents of a few lists, grouped by list: ``offsets`` marks the lists. ``gradients`` and ``hessians`` come
 from `lgmml_torch.functional.losses`; a document with a positive gradient should rise. A candidate is one subspace
@@ -7,12 +7,18 @@ of ``s`` features; C candidates of one size are worked on together as ``values (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
 import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_positive, check_shape
+from lgmml_torch.functional.distance import subspace_distances
 from lgmml_torch.functional.gmml import pair_scatter
+from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.segments import segment_ids, segment_sum
 
 _TINY = 1e-12
@@ -187,22 +193,84 @@ class NewtonRows:
         h = self._square[0].double()
         a = (x * h[:, None]).T @ x - lists.T @ lists
         a = a + torch.diag(self._ridge * x.square().mean(0) + 1e-9)
-        return nonnegative_solve(a, -(self._linear[0].double() @ x)).to(kernels.dtype)
+        b = -(self._linear[0].double() @ x)
+        # With a = LLᵀ the minimiser of φᵀaφ/2 − bᵀφ is the nonnegative least-squares solution of Lᵀφ = L⁻¹b.
+        factor = torch.linalg.cholesky(a)
+        right = torch.linalg.solve_triangular(factor, b[:, None], upper=False)[:, 0]
+        solution, _ = nnls(factor.T.cpu().numpy(), right.cpu().numpy())
+        return torch.as_tensor(solution).to(kernels)
 
 
-def nonnegative_solve(
-    A: Tensor,  # (b, b)
-    b: Tensor,  # (b,)
-) -> Tensor:  # (b,)
-    """The minimiser of ``xᵀAx / 2 - bᵀx`` over ``x >= 0``, A positive definite.
+def kernel_(dists: Tensor, name: str) -> Tensor:
+    """κ, overwriting its argument where it can: the search spends most of its time here."""
+    if name == "paper":
+        return dists.mul_(dists.neg().exp_())
+    return kappa_of(dists, name)
 
-    With ``A = LLᵀ`` it is the nonnegative least-squares solution of ``Lᵀx = L⁻¹b``; the plain solution of ``Ax = b``
-    where that is nonnegative.
 
-    >>> nonnegative_solve(torch.eye(2), torch.tensor([2.0, -1.0]))
-    tensor([2., 0.])
+@dataclass(frozen=True)
+class Learners:
+    """Metrics in subspaces of different sizes, as tensors padded to the largest one.
+
+    Attributes:
+        support: ``(K, S)`` features, -1 beyond the metric's size.
+        anchors: ``(K, S)``, zero beyond it.
+        factors: ``(K, S, S)``, zero beyond it.
+        scales: ``(K,)`` what distances are divided by.
+        phi: ``(K,)``.
+        rounds: ``(K,)`` the round each was added in.
     """
-    factor = torch.linalg.cholesky(A.double())
-    right = torch.linalg.solve_triangular(factor, b.double()[:, None], upper=False)[:, 0]
-    solution, _ = nnls(factor.T.cpu().numpy(), right.cpu().numpy())
-    return torch.as_tensor(solution).to(b)
+
+    support: Tensor
+    anchors: Tensor
+    factors: Tensor
+    scales: Tensor
+    phi: Tensor
+    rounds: Tensor
+
+    @classmethod
+    def empty(cls, width: int, like: Tensor) -> Self:
+        """No metrics yet."""
+        none = torch.empty(0, width, dtype=torch.long, device=like.device)
+        zero = like.new_empty(0)
+        return cls(none, like.new_empty(0, width), like.new_empty(0, width, width), zero, zero, none[:, 0])
+
+    @classmethod
+    def cat(cls, parts: Sequence[Learners]) -> Self:
+        """All metrics of all parts, in order."""
+        joined = {}
+        for field in fields(cls):
+            joined[field.name] = torch.cat([getattr(part, field.name) for part in parts])
+        return cls(**joined)
+
+    def __len__(self) -> int:
+        return len(self.phi)
+
+    def select(self, index: Tensor) -> Learners:
+        """Some of the metrics, by position or mask."""
+        return Learners(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def double(self) -> Learners:
+        """The same metrics in float64."""
+        values = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value.is_floating_point():
+                value = value.double()
+            values[field.name] = value
+        return Learners(**values)
+
+    @property
+    def widths(self) -> Tensor:
+        """``(K,)`` number of features of each metric."""
+        return (self.support >= 0).sum(dim=1)
+
+    def kernels(
+        self,
+        features: Tensor,  # (N, D)
+        kernel: str,
+    ) -> Tensor:  # (N, K)
+        """κ of the scaled distances; only the columns of the features in use are copied."""
+        used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
+        dists = subspace_distances(features[:, used].to(self.phi.dtype), place, self.anchors, self.factors)
+        return kernel_(dists.div_(self.scales), kernel)

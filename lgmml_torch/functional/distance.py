@@ -1,33 +1,35 @@
 """Local distances: every document to every anchor, each under the anchor's own metric.
 
 Work goes tile by tile of rows, so beside the result no tensor is larger than a tile. A filler writes ``tile (K, B)``,
-metrics first, so that each metric writes one contiguous run. Full-dimensional metrics have two forms:
+metrics first, so that each metric writes one contiguous run. Metrics of full rank have two forms:
 
 - the factor form ‖Fᵀ(x − a)‖, accurate to rounding;
 - the quadratic form, with half the operations. With z the centred and scaled features and b the anchor,
   d² = zᵀMz − 2(Mb)ᵀz + bᵀMb is one product of the monomials z_i z_j (i ≤ j), shared by all metrics, with a table of
   coefficients. The sum cancels where d² is small against its terms; there the distance is computed again by the factor
   form, so every distance keeps to the tolerance, and none is the root of a negative.
+
+Metrics of low rank are one product of the rows with all factors side by side, forward and, where they are trained,
+backward: two products and a few passes over the images Fᵀ(x − a), tile by tile of rows.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lgmml_torch.checks import (
-    DataError,
     LGMMLError,
-    NumericsWarning,
     check_choice,
     check_finite,
     check_positive,
     check_shape,
 )
-from lgmml_torch.functional.low_rank import StackedFiller
+from lgmml_torch.segments import row_slices
 
 TileFiller = Callable[[Tensor, Tensor], None]
 """Fills ``tile (K, B)`` with the distances of ``rows (B, D)``."""
@@ -76,6 +78,25 @@ def _subspace_filler(
         tile.sqrt_()
 
     return fill
+
+
+class _StackedFiller:
+    """Fills tiles ``(K, B)`` with the distances of ``rows (B, D)``, all metrics in one product.
+
+    The product comes before the difference, so next to an anchor a distance is off by the rounding of its images, a
+    few millionths of the mean distance in float32, where one metric after another is exact.
+    """
+
+    def __init__(self, anchors: Tensor, factors: Tensor) -> None:
+        self.stacked = factors.permute(0, 2, 1).reshape(-1, factors.shape[1])  # (K R, D)
+        self.centres = (anchors[:, None].double() @ factors.double()).reshape(-1, 1).to(factors)
+        self.rank = factors.shape[2]
+
+    def __call__(self, rows: Tensor, tile: Tensor) -> None:
+        """Write the distances of ``rows (B, D)`` to ``tile (K, B)``."""
+        images = torch.addmm(-self.centres, self.stacked, rows.T)
+        torch.sum(images.view(len(tile), self.rank, len(rows)).square_(), dim=1, out=tile)
+        tile.sqrt_()
 
 
 def scaled_tiles(
@@ -130,33 +151,7 @@ _NEAR = 0.05
 # 1.44 in 1000, inside the reserve that `TOLERANCE` keeps.
 _TERMS, _SIZE = 16.0, 12.0
 _BLOCK = 2048  # monomials in one product, to bound the memory
-_TOO_MANY = 0.3  # a metric with a larger share of unsure distances is left to the factor form
-
-
-def quadratic_filler(
-    anchors: Tensor,  # (K, D)
-    factors: Tensor,  # (K, D, R)
-) -> Callable[[Tensor, Tensor], None]:
-    """The quadratic form for the metrics it suits, the factor form for the others; the anchors are the probe.
-
-    The choice depends on anchors and factors alone, so all rows are treated alike.
-    """
-    filler = QuadraticFiller(anchors, factors)
-    probe = anchors.new_empty((len(anchors), len(anchors)))
-    fits = filler.approximate(anchors, probe).double().mean(dim=1) <= _TOO_MANY
-    if bool(fits.all()):
-        return filler
-    good, bad = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
-    plain = _factor_filler(anchors[bad], factors[bad])
-    filler.keep(good)
-
-    def fill(rows: Tensor, tile: Tensor) -> None:
-        for form, part in ((filler, good), (plain, bad)):
-            own = tile.new_empty((len(part), tile.shape[1]))
-            form(rows, own)
-            tile[part] = own
-
-    return fill
+_TOO_MANY = 0.3  # metrics with a larger share of unsure distances are left to the factor form
 
 
 class QuadraticFiller:
@@ -189,10 +184,10 @@ class QuadraticFiller:
             self.linear[r], self.constant[r] = -2 * pull, starts[r] @ pull
             self.rows[r] = M.square().sum(dim=1)
 
-    def keep(self, metrics: Tensor) -> None:
-        """Drop all metrics but these."""
-        for name in ("anchors", "factors", "square", "linear", "rows", "constant"):
-            setattr(self, name, getattr(self, name)[metrics])
+    def suits(self) -> bool:
+        """Whether it is sure of most distances between the anchors: rows have no say, so all are treated alike."""
+        unsure = self.approximate(self.anchors, self.anchors.new_empty((len(self.anchors), len(self.anchors))))
+        return float(unsure.double().mean()) <= _TOO_MANY
 
     def __call__(self, rows: Tensor, tile: Tensor) -> None:
         """Write the distances of ``rows (B, D)`` to ``tile (K, B)``."""
@@ -237,7 +232,7 @@ def _monomials(z: Tensor) -> Iterator[Tensor]:
 
 
 NORMS = ("mahalanobis", "trace")
-_METHODS = ("factor", "quadratic", "stacked", "auto")
+_METHODS = ("factor", "quadratic", "stacked")
 # With fewer rows the table of the quadratic form costs more than it saves; with ranks below this share of D it saves
 # nothing.
 MANY_ROWS, _HIGH_RANK = 2048, 0.55
@@ -270,27 +265,14 @@ def local_distances(
     factors: Tensor,  # (K, D, R)
     *,
     norm: str = "mahalanobis",
-    method: str = "factor",
-    chunk_rows: int = CHUNK_ROWS,
 ) -> Tensor:  # (N, K)
     r"""Distances of all documents to all anchors.
 
     .. math:: d_r(p) = \lVert F_r^\top (p - p_r) \rVert \quad\text{or}\quad \lVert F_r F_r^\top (p - p_r) \rVert
 
     for ``norm="mahalanobis"`` and ``"trace"``. Identity factors give Euclidean distances under both norms; a document
-    equal to an anchor gets exactly 0. Computed in the dtype and on the device of ``features``; features are neither
-    copied nor changed. The working memory is ``chunk_rows * (2 D + K)`` numbers; the quadratic form adds a table of
-    ``K D² / 2`` and ``2048 * chunk_rows``. The result carries no graph.
-
-    Args:
-        features: One row for each document.
-        anchors: One point for each metric.
-        factors: One factor of each metric, ``M = F Fᵀ``; a low rank R makes the work proportionally smaller.
-        norm: ``"mahalanobis"`` or ``"trace"``.
-        method: ``"factor"``, accurate to rounding; ``"quadratic"``, within 1e-4 of the mean distance and up to twice
-            as fast for many rows and factors of full rank (only float32 features have the choice); ``"stacked"``, one
-            product for all factors, for low ranks. ``"auto"`` takes the one that suits.
-        chunk_rows: Rows in one tile; the default keeps a tile of usual width in a core's second-level cache.
+    equal to an anchor gets exactly 0. Computed in the dtype and on the device of ``features``, by the factor form; the
+    result carries no graph.
 
     Raises:
         LGMMLError: Shapes that do not fit, entries that are not finite, or distances beyond the dtype's range.
@@ -304,9 +286,8 @@ def local_distances(
     num, dim = features.shape
     check_shape("anchors", anchors, (None, dim))
     check_shape("factors", factors, (len(anchors), dim, None))
-    check_choice("method", method, _METHODS)
-    filler = distance_filler(features, anchors, factors, norm=norm, method=method)
-    return fill_tiles(filler, features, features.new_empty((num, len(anchors))), chunk_rows)
+    filler = distance_filler(features, anchors, factors, norm=norm)
+    return fill_tiles(filler, features, features.new_empty((num, len(anchors))), CHUNK_ROWS)
 
 
 @torch.no_grad()
@@ -317,7 +298,6 @@ def subspace_distances(
     factors: Tensor,  # (K, s, r)
     *,
     norm: str = "mahalanobis",
-    chunk_rows: int | None = None,
 ) -> Tensor:  # (N, K)
     """Distances under metrics that look at few features: ``d_r(p) = ‖F_rᵀ(p[support_r] − p_r)‖``.
 
@@ -337,15 +317,11 @@ def subspace_distances(
     check_shape("anchors", anchors, support.shape)
     check_shape("factors", factors, (*support.shape, None))
     num, dim = features.shape
-    if support.numel() and not (int(support.min()) >= 0 and int(support.max()) < dim):
-        worst = int(support.min())
-        if worst >= 0:
-            worst = int(support.max())
-        raise LGMMLError(f"`support` must index the {dim} features, got {worst}")
+    bad = support[(support < 0) | (support >= dim)]
+    if len(bad):
+        raise LGMMLError(f"`support` must index the {dim} features, got {int(bad[0])}")
     filler = distance_filler(features, anchors, factors, support=support, norm=norm)
-    if chunk_rows is None:
-        chunk_rows = subspace_chunk(len(support))
-    return fill_tiles(filler, features, features.new_empty((num, len(support))), chunk_rows)
+    return fill_tiles(filler, features, features.new_empty((num, len(support))), subspace_chunk(len(support)))
 
 
 def subspace_chunk(num_metrics: int) -> int:
@@ -358,7 +334,7 @@ def full_method(
     factors: Tensor,  # (K, D, R)
     norm: str,
 ) -> str:
-    """What ``method="auto"`` takes: stacked factors of low rank, the quadratic form for many float32 rows otherwise."""
+    """The form that suits: stacked factors of low rank, the quadratic form for many float32 rows otherwise."""
     rank = factors.shape[2] if norm == "mahalanobis" else factors.shape[1]
     if rank <= _LOW_RANK * factors.shape[1]:
         return "stacked"
@@ -377,60 +353,97 @@ def distance_filler(
     norm: str = "mahalanobis",
     method: str = "factor",
 ) -> TileFiller:
-    """What :func:`local_distances` and :func:`subspace_distances` run on every tile, to be kept for several calls."""
-    points, lenses = _like(like, anchors, norm_factors(factors, norm))
+    """What fills tiles, to be kept for several calls.
+
+    ``method`` is ``"factor"``, accurate to rounding; ``"quadratic"``, within 1e-4 of the mean distance and up to twice
+    as fast for many rows and factors of full rank (float32 only); or ``"stacked"``, one product for all factors.
+    """
+    check_choice("method", method, _METHODS)
+    lenses = norm_factors(factors, norm)
+    check_finite("anchors", anchors)
+    check_finite("factors", lenses)
+    points, lenses = anchors.to(like), lenses.to(like)
     if support is not None:
         return _subspace_filler(support, points, lenses)
-    if method == "auto":
-        method = full_method(like, factors, norm)
     if method == "stacked":
-        return StackedFiller(points, lenses)
+        return _StackedFiller(points, lenses)
     if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:
-        return quadratic_filler(points, lenses)
+        quadratic = QuadraticFiller(points, lenses)
+        if quadratic.suits():
+            return quadratic
     return _factor_filler(points, lenses)
 
 
-def median_scales(
-    dists: Tensor,  # (N, K)
+TINY = 1e-12  # under the root: on an anchor it has no slope
+_KEPT_IMAGES = 33_554_432  # entries of all images of a batch that are kept for the way back (128 MiB in float32)
+TILE_IMAGES = 524_288  # of a tile of rows: they stay in the cache
+
+
+def low_rank_distances(
+    features: Tensor,  # (N, D)
+    anchors: Tensor,  # (K, D)
+    factors: Tensor,  # (K, D, R)
     *,
-    chunk_columns: int = 16,
-) -> Tensor:  # (K,)
-    """What each local distance is divided by: its median over the documents.
+    kept_images: int = _KEPT_IMAGES,
+) -> Tensor:  # (N, K)
+    r"""Distances :math:`\sqrt{\lVert F_r^\top (x - a_r) \rVert^2 + 10^{-12}}` that gradients flow through.
 
-    The median is the lower middle value, so it is one of the distances. Where half of the documents sit on the anchor
-    it is 0; the mean takes its place there (1 when that is 0 too), with a warning.
+    With more than ``kept_images`` numbers Fᵀ(x − a) the backward pass computes them again, in tiles.
 
-    Raises:
-        DataError: There are no documents.
-        LGMMLError: Distances that are not finite.
-
-    >>> median_scales(torch.tensor([[1.0, 4.0], [2.0, 5.0], [9.0, 6.0]]))
-    tensor([2., 5.])
+    >>> x, eye = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.eye(2)[None]
+    >>> low_rank_distances(x, torch.zeros(1, 2), eye).sum().backward()
+    >>> x.grad
+    tensor([[0.6000, 0.8000]])
     """
-    check_shape("dists", dists, (None, None))
-    if len(dists) == 0:
-        raise DataError("`dists` must have at least one row to take medians of, got 0")
-    scales = dists.new_empty(dists.shape[1])
-    zero = 0
-    for start in range(0, dists.shape[1], chunk_columns):
-        block = dists[:, start : start + chunk_columns].T.contiguous()
-        check_finite("dists", block.T)
-        median = block.median(dim=1).values
-        mean = block.double().mean(dim=1).to(median.dtype)
-        zero += int((median == 0).sum())
-        median = torch.where(median > 0, median, torch.where(mean > 0, mean, torch.ones_like(mean)))
-        scales[start : start + chunk_columns] = median
-    if zero:
-        warnings.warn(
-            f"{zero} of {len(scales)} metrics have a median distance of 0 (many documents on the anchor); they are "
-            "scaled by the mean distance (1 when that is 0) instead",
-            NumericsWarning,
-            stacklevel=2,
-        )
-    return scales
+    stacked = factors.permute(1, 0, 2).reshape(features.shape[1], -1)
+    centres = (anchors[:, None] @ factors).reshape(-1)
+    found: Tensor = _Distances.apply(  # type: ignore[no-untyped-call]
+        features, stacked, centres, factors.shape[2], kept_images
+    )
+    return found
 
 
-def _like(features: Tensor, anchors: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    check_finite("anchors", anchors)
-    check_finite("factors", factors)
-    return anchors.to(features), factors.to(features)
+class _Distances(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,  # (N, D)
+        stacked: Tensor,  # (D, K R)
+        centres: Tensor,  # (K R,)
+        rank: int,
+        kept_images: int,
+    ) -> Tensor:  # (N, K)
+        count, width = len(features), stacked.shape[1]
+        keep = count * width <= kept_images
+        tiles = list(row_slices(count, width, TILE_IMAGES))
+        images = features.new_empty(count if keep else tiles[0].stop, width)
+        dists = features.new_empty(count, width // max(1, rank))
+        for rows in tiles:
+            tile = images[rows] if keep else images[: rows.stop - rows.start]
+            torch.addmm(-centres, features[rows], stacked, out=tile)
+            torch.sum(tile.view(len(tile), -1, rank).square(), dim=2, out=dists[rows])
+        dists.add_(TINY).sqrt_()
+        ctx.rank = rank
+        ctx.save_for_backward(features, stacked, centres, dists, images if keep else None)
+        return dists
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None, None]:
+        features, stacked, centres, dists, images = ctx.saved_tensors
+        count, width = len(features), stacked.shape[1]
+        weights = slopes[0] / dists
+        to_features = None
+        if ctx.needs_input_grad[0]:
+            to_features = torch.empty_like(features)
+        to_stacked, to_centres = torch.zeros_like(stacked), torch.zeros_like(centres)
+        for rows in row_slices(count, width, TILE_IMAGES):
+            pulls = features.new_empty(rows.stop - rows.start, width)
+            tile = images[rows] if images is not None else torch.addmm(-centres, features[rows], stacked, out=pulls)
+            shape = (len(tile), -1, ctx.rank)
+            torch.mul(tile.view(shape), weights[rows, :, None], out=pulls.view(shape))
+            to_stacked.addmm_(features[rows].T, pulls)
+            to_centres.sub_(pulls.sum(dim=0))
+            if to_features is not None:
+                torch.mm(pulls, stacked.T, out=to_features[rows])
+        return to_features, to_stacked, to_centres, None, None

@@ -107,13 +107,7 @@ def block_moments(
     """Mean and (population) standard deviation of each column, of rows in blocks that processes may share.
 
     The bits do not depend on the order of the rows, the blocks or the processes, and a constant column has a deviation
-    of exactly 0 however large its value.
-
-    Args:
-        blocks: the rows that are here, finite.
-        count: of the rows of all.
-        ranges: of their columns, by `block_ranges`.
-        combine: puts together what the processes have found.
+    of exactly 0 however large its value. ``count`` and ``ranges``, by `block_ranges`, are those of all rows.
     """
     centre, half = ranges
     unit = torch.where(half > 0, half, 1.0)
@@ -163,13 +157,7 @@ def list_rank_percentiles(
     Values lie in (−½, ½), the smallest of n distinct ones at ½/n − ½; all values tied, or a list of one, give exactly
     0. The result depends on the order of the values within the list only: neither on other lists nor on the order of
     the rows, bit for bit. NaN stays NaN. Some lists are sorted together, with the list as the major key, so time grows
-    linearly with the number of lists.
-
-    Args:
-        features: one row per document.
-        offsets: boundaries of the lists.
-        max_elements: bound on the values sorted at once, columns are taken in groups; by default what a processor's
-            cache holds.
+    linearly with the number of lists; at most ``max_elements`` values at once, columns are taken in groups.
 
     >>> list_rank_percentiles(torch.tensor([[3.0], [9.0], [9.0], [7.0]]), torch.tensor([0, 3, 4]))
     tensor([[-0.3333],

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,28 +19,16 @@ from lgmml_torch.checks import (
     NotSPDError,
     check_choice,
     check_finite,
-    check_offsets,
     check_positive,
     check_shape,
     check_unit_interval,
 )
+from lgmml_torch.functional.regions import Regions
 from lgmml_torch.functional.spd import METHODS, broadcast_pair, cholesky_jittered, result_dtype, stacked_factor
-from lgmml_torch.segments import segment_ids, segment_sum
+from lgmml_torch.segments import row_slices, segment_ids, segment_sum
 
 REDUCTIONS = ("mean", "sum")
 _MAX_BYTES = 536_870_912  # of temporaries
-
-
-class _Side(NamedTuple):
-    """The positives or the negatives of all regions: ragged row numbers into the features."""
-
-    rows: Tensor  # (P,) long
-    offsets: Tensor  # (K+1,) long
-
-    def part(self, start: int, stop: int) -> _Side:
-        """The regions from ``start`` up to ``stop``."""
-        low, high = int(self.offsets[start]), int(self.offsets[stop])
-        return _Side(self.rows[low:high], self.offsets[start : stop + 1] - low)
 
 
 def pair_scatter(
@@ -52,8 +39,7 @@ def pair_scatter(
     """Σ over pairs of c_ij (x_i − y_j)(x_i − y_j)ᵀ, from three sums over rows instead of a loop over pairs.
 
     Multiplied out, the products of a row with itself need the row's total weight only, and the mixed ones are XᵀCY and
-    its transpose. Whoever calls it knows a cheap way to XᵀCY: nothing for rows centred so that it vanishes, sums of
-    rows for weights that are products, one matrix product in general.
+    its transpose, which vanish for rows that are centred.
 
     >>> X, Y, C = torch.tensor([[1.0], [2.0]]), torch.tensor([[4.0]]), torch.tensor([[1.0], [0.5]])
     >>> pair_scatter(X.T @ (C.sum(1)[:, None] * X), Y.T @ (C.sum(0)[:, None] * Y), X.T @ C @ Y)  # 3² + 2²/2
@@ -67,48 +53,33 @@ def pair_scatter(
 
 def scatter_matrices(
     features: Tensor,  # (N, D)
-    positives: Tensor,  # (P,)
-    positive_offsets: Tensor,  # (K+1,)
-    negatives: Tensor,  # (M,)
-    negative_offsets: Tensor,  # (K+1,)
+    regions: Regions,  # K
     *,
     reduction: str = "mean",
 ) -> tuple[Tensor, Tensor]:  # (K, D, D), (K, D, D) float64
     """Ssim and Ddis of every region, the mean or sum over its pairs of (xᵢ−xⱼ)(xᵢ−xⱼ)ᵀ.
 
     Similar pairs are the ordered pairs i≠j of positives, dissimilar ones a positive and a negative. One positive has no
-    similar pairs: its Ssim is zero.
-
-    Args:
-        features: One row per document.
-        positives: Row numbers of the regions' positives, region after region.
-        positive_offsets: Where each region begins in ``positives``.
-        negatives: Row numbers of the regions' negatives.
-        negative_offsets: Where each region begins in ``negatives``.
-        reduction: ``"mean"``, or ``"sum"`` as in the paper, where a region without pairs gives zero.
+    similar pairs: its Ssim is zero. With ``reduction="sum"``, as in the paper, a region without pairs gives zero.
 
     Raises:
         LGMMLError: An argument has a wrong shape, is not finite, or refers to rows that do not exist.
         DataError: A region has no positives or no negatives to take a mean over.
 
-    >>> X = torch.tensor([[0.0], [2.0], [5.0]])
-    >>> similar, dissimilar = scatter_matrices(
-    ...     X, torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([2]), torch.tensor([0, 1])
-    ... )
+    >>> from lgmml_torch.functional.regions import regions_from_queries
+    >>> X, labels, one = torch.tensor([[0.0], [2.0], [5.0]]), torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0, 1])
+    >>> similar, dissimilar = scatter_matrices(X, regions_from_queries(labels, torch.tensor([0, 3]), one[:1], one))
     >>> similar.item(), dissimilar.item()  # (0−2)², and the mean of (0−5)² and (2−5)²
     (4.0, 17.0)
     """
     check_choice("reduction", reduction, REDUCTIONS)
-    positive, negative = _check_sides(features, positives, positive_offsets, negatives, negative_offsets)
-    return _region_scatter(features, positive, negative, reduction)
+    _check_rows(features, regions)
+    return _region_scatter(features, regions, reduction)
 
 
 def pooled_scatter(
     features: Tensor,  # (N, D)
-    positives: Tensor,  # (P,)
-    positive_offsets: Tensor,  # (K+1,)
-    negatives: Tensor,  # (M,)
-    negative_offsets: Tensor,  # (K+1,)
+    regions: Regions,  # K
     *,
     max_bytes: int = _MAX_BYTES,
 ) -> tuple[Tensor, Tensor]:  # (D, D), (D, D) float64
@@ -119,68 +90,49 @@ def pooled_scatter(
     Raises:
         LGMMLError: As `scatter_matrices`.
 
-    >>> X, every = torch.tensor([[0.0], [2.0], [5.0], [7.0]]), torch.tensor([0, 1, 2])
-    >>> pooled_scatter(X, torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)[1]  # of 2² and 2², not of 5² or 7²
+    >>> from lgmml_torch.functional.regions import regions_from_queries
+    >>> X, labels = torch.tensor([[0.0], [2.0], [5.0], [7.0]]), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    >>> regions = regions_from_queries(labels, torch.tensor([0, 2, 4]), torch.tensor([0, 1]), torch.tensor([0, 1, 2]))
+    >>> pooled_scatter(X, regions)[1]  # of 2² and 2², not of 5² or 7²
     tensor([[4.]], dtype=torch.float64)
     """
-    sides = _check_sides(features, positives, positive_offsets, negatives, negative_offsets)
+    _check_rows(features, regions)
     dim = features.shape[1]
     sums = torch.zeros(2, dim, dim, dtype=torch.float64, device=features.device)
-    for start, stop in _steps(sides, dim, max_bytes):
-        part = _region_scatter(features, sides[0].part(start, stop), sides[1].part(start, stop), "sum")
+    for some in _steps(regions, dim, max_bytes):
+        part = _region_scatter(features, regions.part(some), "sum")
         sums += torch.stack([scatter.sum(0) for scatter in part])
-    n_pos, n_neg = sides[0].offsets.diff().double(), sides[1].offsets.diff().double()
+    n_pos, n_neg = regions.positive_offsets.diff().double(), regions.negative_offsets.diff().double()
     similar, dissimilar = (n_pos * (n_pos - 1)).sum(), (n_pos * n_neg).sum()
     return sums[0] / similar.clamp_min(1), sums[1] / dissimilar.clamp_min(1)
 
 
-def _check_sides(
-    features: Tensor,
-    positives: Tensor,
-    positive_offsets: Tensor,
-    negatives: Tensor,
-    negative_offsets: Tensor,
-) -> tuple[_Side, _Side]:
-    """Check the arguments of `scatter_matrices` and bundle them."""
+def _check_rows(features: Tensor, regions: Regions) -> None:
     check_shape("features", features, (None, None))
     check_finite("features", features)
-    positive = _check_side("positive", positives, positive_offsets, len(features))
-    negative = _check_side("negative", negatives, negative_offsets, len(features))
-    if len(positive.offsets) != len(negative.offsets):
-        raise LGMMLError(
-            "`positive_offsets` and `negative_offsets` must describe the same number of regions, "
-            f"got {len(positive.offsets) - 1} and {len(negative.offsets) - 1}"
-        )
-    return positive, negative
-
-
-def _check_side(side: str, rows: Tensor, offsets: Tensor, num_rows: int) -> _Side:
-    check_shape(f"{side}s", rows, (None,))
-    if rows.is_floating_point() or rows.dtype == torch.bool:
-        raise LGMMLError(f"`{side}s` must hold row numbers, got {rows.dtype}")
-    if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < num_rows):
-        raise LGMMLError(
-            f"`{side}s` must hold row numbers from 0 to {num_rows - 1}, got {int(rows.min())} to {int(rows.max())}"
-        )
-    check_offsets(offsets, len(rows), name=f"{side}_offsets")
-    return _Side(rows.long(), offsets)
+    for name, rows in (("positives", regions.positives), ("negatives", regions.negatives)):
+        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < len(features)):
+            raise LGMMLError(
+                f"`{name}` must hold row numbers from 0 to {len(features) - 1}, "
+                f"got {int(rows.min())} to {int(rows.max())}"
+            )
 
 
 def _region_scatter(
     features: Tensor,  # (N, D)
-    positive: _Side,
-    negative: _Side,
+    regions: Regions,
     reduction: str,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:  # (K, D, D), (K, D, D) float64
     """`scatter_matrices` for checked arguments; errors count regions from ``first``."""
     if reduction == "mean":
-        for name, side in (("positives", positive), ("negatives", negative)):
-            empty = (side.offsets.diff() == 0).nonzero()
+        for name, offsets in (("positives", regions.positive_offsets), ("negatives", regions.negative_offsets)):
+            empty = (offsets.diff() == 0).nonzero()
             if len(empty):
                 raise DataError(f"`{name}` must give every region a row, region {first + int(empty[0])} has none")
-    n_pos, n_neg = positive.offsets.diff()[:, None, None].double(), negative.offsets.diff()[:, None, None].double()
-    gram_p, gram_n = _centred_grams(features, positive, negative)
+    n_pos = regions.positive_offsets.diff()[:, None, None].double()
+    n_neg = regions.negative_offsets.diff()[:, None, None].double()
+    gram_p, gram_n = _centred_grams(features, regions)
     # Relative to the mean of the positives their sum is zero, and with it every mixed term.
     own = gram_p * n_pos
     similar = pair_scatter(own, own)
@@ -194,20 +146,21 @@ def _region_scatter(
     return similar, dissimilar
 
 
-def _centred_grams(features: Tensor, positive: _Side, negative: _Side) -> tuple[Tensor, Tensor]:  # (K, D, D) each
+def _centred_grams(features: Tensor, regions: Regions) -> tuple[Tensor, Tensor]:  # (K, D, D) each
     """XᵀX of both sides, the rows relative to the mean of the region's positives."""
-    X, Z = features[positive.rows].to(torch.float64), features[negative.rows].to(torch.float64)
-    ids_p, ids_n = segment_ids(positive.offsets), segment_ids(negative.offsets)
+    X, Z = features[regions.positives].to(torch.float64), features[regions.negatives].to(torch.float64)
+    offsets = regions.positive_offsets
+    ids_p, ids_n = segment_ids(offsets), segment_ids(regions.negative_offsets)
     # Relative to a row of the region first: equal rows and constant features then become zeros, not rounding.
-    sizes = positive.offsets.diff()
+    sizes = offsets.diff()
     shift = X.new_zeros(len(sizes), X.shape[1])
-    shift[sizes > 0] = X[positive.offsets[:-1][sizes > 0]]
+    shift[sizes > 0] = X[offsets[:-1][sizes > 0]]
     X -= shift[ids_p]
     Z -= shift[ids_n]
-    mean = segment_sum(X * (1 / sizes.double())[ids_p, None], positive.offsets)
+    mean = segment_sum(X * (1 / sizes.double())[ids_p, None], offsets)
     X -= mean[ids_p]
     Z -= mean[ids_n]
-    return _grams(X, positive.offsets), _grams(Z, negative.offsets)
+    return _grams(X, offsets), _grams(Z, regions.negative_offsets)
 
 
 def _grams(X: Tensor, offsets: Tensor) -> Tensor:  # (P, D) -> (K, D, D)
@@ -283,10 +236,7 @@ def gmml(
 
 def gmml_bank(
     features: Tensor,  # (N, D)
-    positives: Tensor,  # (P,)
-    positive_offsets: Tensor,  # (K+1,)
-    negatives: Tensor,  # (M,)
-    negative_offsets: Tensor,  # (K+1,)
+    regions: Regions,  # K
     *,
     t: float = 0.5,
     lam: float = 0.1,
@@ -302,28 +252,16 @@ def gmml_bank(
     Regions are taken a few at a time, so that the float64 temporaries stay within ``max_bytes`` (a single region
     may need more: about ten matrices of D×D). The result has the dtype of the features.
 
-    Args:
-        features: One row per document.
-        positives: Row numbers of the regions' positives, region after region.
-        positive_offsets: Where each region begins in ``positives``.
-        negatives: Row numbers of the regions' negatives.
-        negative_offsets: Where each region begins in ``negatives``.
-        t: Weight in [0, 1] on the geodesic from S⁻¹ to D.
-        lam: λ, at least 0.
-        relative: Multiply λ by the scale τ of the region's scatter; otherwise λ is absolute.
-        prior: A₀, one for all regions or one for each; the identity when not given.
-        reduction: ``"mean"`` over pairs, or ``"sum"``.
-        method: ``"cholesky"`` or ``"eigh"``, see `lgmml_torch.functional.spd.geometric_mean`.
-        max_bytes: Bound on temporary memory.
-        progress: Called with (regions done, K) after each step.
+    Regions, ``reduction`` and their errors are those of `scatter_matrices`; ``t`` to ``prior`` and ``method`` those of
+    `gmml`, with one A₀ for all regions or one for each. ``progress`` is called with (regions done, K) after each step.
 
     Raises:
-        LGMMLError: An argument has a wrong shape or value, is not finite, or refers to rows that do not exist.
-        DataError: A region has no positives or no negatives to take a mean over.
         NotSPDError: The rows of a region are all equal, or λ=0 and its scatter is singular beyond repair.
 
-    >>> X = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
-    >>> F = gmml_bank(X, torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([2]), torch.tensor([0, 1]))
+    >>> from lgmml_torch.functional.regions import regions_from_queries
+    >>> X, labels = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]]), torch.tensor([1.0, 1.0, 0.0])
+    >>> one = torch.tensor([0, 1])
+    >>> F = gmml_bank(X, regions_from_queries(labels, torch.tensor([0, 3]), one[:1], one))
     >>> (F @ F.mT).diagonal(dim1=-2, dim2=-1)  # positives differ in feature 0, negatives in feature 1
     tensor([[0.7245, 5.7843]])
     """
@@ -331,20 +269,19 @@ def gmml_bank(
     check_choice("reduction", reduction, REDUCTIONS)
     check_choice("method", method, METHODS)
     check_positive("lam", lam, zero=True)
-    sides = _check_sides(features, positives, positive_offsets, negatives, negative_offsets)
-    count, dim = len(positive_offsets) - 1, features.shape[1]
+    _check_rows(features, regions)
+    count, dim = len(regions), features.shape[1]
     towards = _check_prior(prior, torch.Size((count, dim, dim)))
     out = features.new_empty((count, dim, dim), dtype=result_dtype(features))
-    for start, stop in _steps(sides, dim, max_bytes):
-        positive, negative = sides[0].part(start, stop), sides[1].part(start, stop)
-        S, D = _region_scatter(features, positive, negative, reduction, first=start)
-        members = torch.arange(start, stop, device=features.device)
+    for some in _steps(regions, dim, max_bytes):
+        S, D = _region_scatter(features, regions.part(some), reduction, first=some.start)
+        members = torch.arange(some.start, some.stop, device=features.device)
         S, D = _regularise(S, D, lam, relative, towards, members)
-        out[start:stop] = stacked_factor(
+        out[some] = stacked_factor(
             S, D, t, invert_first=True, method=method, dtype=out.dtype, names=("S", "D"), members=members
         )
         if progress is not None:
-            progress(stop, count)
+            progress(some.stop, count)
     return out
 
 
@@ -389,16 +326,8 @@ def _check_prior(prior: Tensor | None, shape: torch.Size) -> tuple[Tensor, Tenso
     return A, torch.cholesky_inverse(cholesky_jittered(A, name="prior"))
 
 
-def _steps(sides: tuple[_Side, _Side], dim: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+def _steps(regions: Regions, dim: int, max_bytes: int) -> Iterator[slice]:
     """Runs of consecutive regions whose temporaries fit in ``max_bytes``, at least one region each."""
-    check_positive("max_bytes", max_bytes)
-    rows = sides[0].offsets.diff() + sides[1].offsets.diff()
-    costs = (8 * dim * (_MATRICES_PER_REGION * dim + _COPIES_PER_ROW * rows)).tolist()
-    start = used = 0
-    for region, cost in enumerate(costs):
-        if region > start and used + cost > max_bytes:
-            yield start, region
-            start, used = region, 0
-        used += cost
-    if costs:
-        yield start, len(costs)
+    rows = regions.positive_offsets.diff() + regions.negative_offsets.diff()
+    most = max(rows.tolist(), default=0)
+    return row_slices(len(rows), 8 * dim * (_MATRICES_PER_REGION * dim + _COPIES_PER_ROW * most), max_bytes)

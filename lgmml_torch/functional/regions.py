@@ -23,7 +23,7 @@ from lgmml_torch.checks import (
     check_shape,
 )
 from lgmml_torch.functional.distance import norm_factors
-from lgmml_torch.functional.ranking.sorting import log_discounts
+from lgmml_torch.functional.ranking.presets import log_discounts
 from lgmml_torch.segments import (
     argsort_segments,
     gather_segments,
@@ -55,7 +55,20 @@ class Regions:
     negative_offsets: Tensor
 
     def __len__(self) -> int:
-        return len(self.query_offsets) - 1
+        return len(self.positive_offsets) - 1
+
+    def part(self, some: slice) -> Regions:
+        """Some regions that follow each other."""
+        lists = (
+            (self.queries, self.query_offsets),
+            (self.positives, self.positive_offsets),
+            (self.negatives, self.negative_offsets),
+        )
+        parts = []
+        for values, offsets in lists:
+            own = offsets[some.start : some.stop + 1]
+            parts += [values[int(own[0]) : int(own[-1])], own - own[0]]
+        return Regions(*parts)
 
 
 def check_labels(labels: Tensor, offsets: Tensor) -> None:
@@ -79,16 +92,13 @@ def usable_queries(
     return segment_max(values, offsets) > segment_min(values, offsets)
 
 
-def high_thresholds(
+def _high_thresholds(
     labels: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
 ) -> Tensor:  # (Q,)
     """Midpoint median of the distinct positive labels of each query, as float64; +inf where none is positive.
 
     With an even number of distinct positive labels the median is half way between the middle two.
-
-    >>> high_thresholds(torch.tensor([0.0, 1.0, 1.0, 4.0, 0.0]), torch.tensor([0, 4, 5]))
-    tensor([2.5000,    inf], dtype=torch.float64)
     """
     ids = segment_ids(offsets)
     ordered = labels[argsort_segments(labels, offsets)].double()
@@ -131,7 +141,7 @@ def regions_from_queries(
     values = labels[rows].double()
     lowest = segment_min(values, row_offsets)
     positive = values > lowest[owner]
-    high = values >= high_thresholds(values, row_offsets)[owner]
+    high = values >= _high_thresholds(values, row_offsets)[owner]
     few = segment_sum(high.long(), row_offsets) < 2
     high = torch.where(few[owner], positive, high)
     empty = (segment_sum(high.long(), row_offsets) == 0).nonzero()
@@ -236,15 +246,7 @@ def choose_anchors(
     gain 2^y − 1 and discount 1/log₂(i+1); queries with nothing relevant left are skipped, and a candidate all of
     whose queries are skipped comes last. Equal distances and equal NDCG are decided by row order.
 
-    Args:
-        features: One row for each document.
-        labels: Relevance of each document.
-        offsets: Boundaries of the queries.
-        regions: From :func:`sample_regions`.
-        factors: One metric factor for each region.
-        k: Depth of the NDCG.
-        candidates: ``"positives"``, all of X₊, or ``"top"``, those with the region's highest label.
-        norm: The norm distances are taken in.
+    ``candidates`` are all of X₊ (``"positives"``) or those with the region's highest label (``"top"``).
 
     Raises:
         LGMMLError: Shapes that do not fit, entries that are not finite, or an unknown name.

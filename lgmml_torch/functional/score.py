@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import (
+    DataError,
     DegenerateScoresWarning,
     LGMMLError,
+    NumericsWarning,
     check_choice,
+    check_finite,
     check_offsets,
     check_positive,
     check_shape,
@@ -102,13 +105,11 @@ def tie_equal_rows(
     scores: Tensor,  # (N,)
     features: Tensor,  # (N, D) raw, on the CPU
     offsets: Tensor,  # (Q+1,)
-    *,
-    rtol: float = 1e-4,
 ) -> Tensor:  # (N,)
     """The scores with equal documents of a list level with the first of them.
 
     A vector loop and its remainder, or two blocks of a product, may round differently, so that a row's score depends on
-    its place in the last bits; a tie would then be broken by chance. Only rows whose scores lie within ``rtol`` of a
+    its place in the last bits; a tie would then be broken by chance. Only rows whose scores lie within 1e-4 of a
     neighbour's are looked at: rounding cannot move them further, since the terms of a score have one sign.
 
     >>> x = torch.tensor([[1.0], [1.0], [2.0]])
@@ -120,7 +121,7 @@ def tie_equal_rows(
         return scores
     ids, order = segment_ids(offsets), argsort_segments(scores, offsets)
     ordered = scores[order]
-    near = torch.isclose(ordered[1:], ordered[:-1], rtol=rtol, atol=0.0) & (ids.diff() == 0)
+    near = torch.isclose(ordered[1:], ordered[:-1], rtol=1e-4, atol=0.0) & (ids.diff() == 0)
     pad = near.new_zeros(1)
     rows = order[torch.cat([near, pad]) | torch.cat([pad, near])].sort().values
     if not len(rows):
@@ -152,66 +153,65 @@ def first_equal_rows(
     return torch.from_numpy(first).to(ids.device)
 
 
-def share_beyond_turning_point(
-    dists: Tensor,  # (N, K)
-) -> float:
-    """Share of scaled distances above 1, where the paper's kernel stops rising and starts to fall; NaN of nothing.
-
-    >>> share_beyond_turning_point(torch.tensor([[0.5, 1.0], [1.5, 3.0]]))
-    0.5
-    """
-    if dists.numel() == 0:
-        return float("nan")
-    return int((dists > 1).sum()) / dists.numel()
-
-
-def flat_share(
+def warn_if_degenerate(
     scores: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
-    *,
-    rtol: float = 1e-5,
 ) -> float:
-    """Share of lists, among those with two documents or more, whose scores are nearly constant.
+    """Warn when more than half of the lists are flat; returns their share among lists of two documents or more.
 
-    A list is flat when its highest and lowest score differ by at most ``rtol`` of the larger magnitude: a few units in
-    the last place of float32, so that rounding decides the order. NaN when no list has two documents.
+    A list is flat when its highest and lowest score differ by at most 1e-5 of the larger magnitude: a few units in the
+    last place of float32, so that rounding decides the order. NaN when no list has two documents.
 
-    >>> flat_share(torch.tensor([1.0, 1.0, 1.0, 2.0]), torch.tensor([0, 2, 4]))
+    >>> warn_if_degenerate(torch.tensor([1.0, 1.0, 1.0, 2.0]), torch.tensor([0, 2, 4]))
     0.5
     """
     check_shape("scores", scores, (None,))
     check_offsets(offsets, len(scores))
-    check_positive("rtol", rtol, zero=True)
-    lists = offsets.diff() > 1
-    if not bool(lists.any()):
-        return float("nan")
     values = scores.detach().double()
     spread = segment_max(values, offsets) - segment_min(values, offsets)
-    size = segment_max(values.abs(), offsets)
-    return float((spread <= rtol * size)[lists].double().mean())
-
-
-def warn_if_degenerate(
-    scores: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    rtol: float = 1e-5,
-    share: float = 0.5,
-) -> float:
-    """Warn when more than ``share`` of the lists are flat; returns :func:`flat_share`.
-
-    >>> warn_if_degenerate(torch.tensor([1.0, 3.0, 1.0, 2.0]), torch.tensor([0, 2, 4]))
-    0.0
-    """
-    found = flat_share(scores, offsets, rtol=rtol)
-    if found > share:
+    flat = spread <= 1e-5 * segment_max(values.abs(), offsets)
+    share = float(flat[offsets.diff() > 1].double().mean())
+    if share > 0.5:
         warnings.warn(
-            f"scores are nearly constant within {found:.0%} of the lists, so their order is close to arbitrary; "
+            f"scores are nearly constant within {share:.0%} of the lists, so their order is close to arbitrary; "
             "try another bandwidth, or check that Φ is not all zero",
             DegenerateScoresWarning,
             stacklevel=2,
         )
-    return found
+    return share
+
+
+def median_scales(
+    dists: Tensor,  # (N, K)
+) -> Tensor:  # (K,)
+    """What each local distance is divided by: its median over the documents.
+
+    The median is the lower middle value, so it is one of the distances. Where half of the documents sit on the anchor
+    it is 0; the mean takes its place there (1 when that is 0 too), with a warning.
+
+    Raises:
+        DataError: There are no documents.
+        LGMMLError: Distances that are not finite.
+
+    >>> median_scales(torch.tensor([[1.0, 4.0], [2.0, 5.0], [9.0, 6.0]]))
+    tensor([2., 5.])
+    """
+    check_shape("dists", dists, (None, None))
+    if len(dists) == 0:
+        raise DataError("`dists` must have at least one row to take medians of, got 0")
+    check_finite("dists", dists)
+    scales = dists.T.contiguous().median(dim=1).values
+    zero = scales == 0
+    if bool(zero.any()):
+        means = dists[:, zero].mean(dim=0, dtype=torch.float64).to(scales.dtype)
+        scales[zero] = torch.where(means > 0, means, 1.0)
+        warnings.warn(
+            f"{int(zero.sum())} of {len(scales)} metrics have a median distance of 0 (many documents on the anchor); "
+            "they are scaled by the mean distance (1 when that is 0) instead",
+            NumericsWarning,
+            stacklevel=2,
+        )
+    return scales
 
 
 SPREAD_FLOOR = 1e-4
@@ -220,13 +220,11 @@ SPREAD_FLOOR = 1e-4
 def list_summary(
     kappa: Tensor,  # (N, K)
     offsets: Tensor,  # (Q+1,)
-    *,
-    floor: float = SPREAD_FLOOR,
 ) -> Tensor:  # (Q, 2K)
     """Mean and log-spread of the kernel values of each list, metric by metric.
 
-    The first K columns are the means over the list, the last K are log(floor + standard deviation). An empty list
-    has zeros for means and log(floor) for spreads; so has the spread of a list of one document.
+    The first K columns are the means over the list, the last K are log(`SPREAD_FLOOR` + standard deviation). An empty
+    list has zeros for means; it has no deviation, nor has a list of one document.
 
     >>> list_summary(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 2]))
     tensor([[2.0000e+00, 1.0001e-04]])
@@ -234,7 +232,7 @@ def list_summary(
     check_shape("kappa", kappa, (None, None))
     check_offsets(offsets, len(kappa))
     mean = segment_sum(kappa, offsets) / offsets.diff().clamp_min(1)[:, None]
-    return torch.cat([mean, (segment_std(kappa, offsets) + floor).log()], dim=1)
+    return torch.cat([mean, (segment_std(kappa, offsets) + SPREAD_FLOOR).log()], dim=1)
 
 
 def nearest_mean(

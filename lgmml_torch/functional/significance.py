@@ -70,12 +70,6 @@ def bootstrap_interval(
     of the means at both ends. One query, or equal values: an interval of no width. NaN values (skipped queries) are
     left out and counted.
 
-    Args:
-        values: Metric per query, NaN where skipped.
-        generator: Source of the draws.
-        confidence: Share of the distribution inside the interval.
-        resamples: Number of bootstrap means.
-
     Raises:
         LGMMLError: No counted query, an infinite value, ``confidence`` outside (0, 1), fewer than one resample.
 
@@ -83,9 +77,13 @@ def bootstrap_interval(
     0.5000 [0.2750, 0.7750]
     """
     check_shape("values", values, (None,))
-    _check_options(confidence, resamples)
+    if not 0.0 < confidence < 1.0:
+        raise LGMMLError(f"`confidence` must lie between 0 and 1, got {confidence}")
+    if resamples < 1:
+        raise LGMMLError(f"`resamples` must be at least 1, got {resamples}")
     known = _counted("values", values.detach().double())
-    low, high = _tails(resampled_means(known, resamples, generator), confidence)
+    means, tail = resampled_means(known, resamples, generator), (1 - confidence) / 2
+    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype)).tolist()
     return Interval(float(known.mean()), low, high, confidence, len(known), len(values) - len(known))
 
 
@@ -103,13 +101,7 @@ def compare(
     Pairing removes what makes some queries easier than others, which is most of the spread. A query that either ranking
     skips (NaN) is left out of everything, the two means included.
 
-    Args:
-        a: Metric per query of the first ranking.
-        b: The same metric of the same queries, second ranking.
-        generator: Source of the bootstrap draws.
-        confidence: Share of the bootstrap distribution inside the interval.
-        resamples: Number of bootstrap means.
-        tolerance: Differences up to this count as ties.
+    Differences up to ``tolerance`` count as ties; the interval is that of `bootstrap_interval`.
 
     Raises:
         LGMMLError: Shapes that differ, no query that both count, infinite values, wrong options.
@@ -133,19 +125,6 @@ def compare(
     wins, losses = int((gaps > tolerance).sum()), int((gaps < -tolerance).sum())
     ties = len(gaps) - wins - losses
     return Comparison(float(first.mean()), float(second.mean()), interval, wins, ties, losses)
-
-
-def _tails(means: Tensor, confidence: float) -> tuple[float, float]:
-    tail = (1 - confidence) / 2
-    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype)).tolist()
-    return low, high
-
-
-def _check_options(confidence: float, resamples: int) -> None:
-    if not 0.0 < confidence < 1.0:
-        raise LGMMLError(f"`confidence` must lie between 0 and 1, got {confidence}")
-    if resamples < 1:
-        raise LGMMLError(f"`resamples` must be at least 1, got {resamples}")
 
 
 def _counted(name: str, values: Tensor) -> Tensor:

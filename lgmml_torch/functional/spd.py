@@ -98,9 +98,7 @@ _EPS = torch.finfo(torch.float64).eps
 # results that are going to be rounded to a coarser dtype are content with its rounding.
 _ACCURACY = 2e-11
 
-# Chosen by measurement: temporaries of this many elements stay in a CPU's cache, blocks of this width fill its units.
-_CACHED_ELEMENTS = 150_000
-BLOCK = 128
+_CACHED_ELEMENTS = 150_000  # chosen by measurement: temporaries of this many elements stay in a CPU's cache
 
 
 def stacked_factor(
@@ -146,12 +144,13 @@ def _by_cholesky(
     scale_a, scale_b = _power_of_two(L), _power_of_two(B)
     L, B = L / scale_a, B / scale_b
     if invert_first:
-        middle = _lower_congruence(L, B)
+        middle = L.mT @ B @ L
     else:
         half = torch.linalg.solve_triangular(L, B, upper=False)
         middle = torch.linalg.solve_triangular(L, half.mT, upper=False)
     w, U = torch.linalg.eigh(middle)
-    weight = scale_a ** _exponent(t, invert_first) * scale_b ** (t / 2)
+    power = t - 1 if invert_first else 1 - t
+    weight = scale_a**power * scale_b ** (t / 2)
     U = U * (w.pow(t / 2).unsqueeze(-2) * weight)
     # Rounding in the middle matrix is relative to the norms of its factors, which may exceed its own by far.
     pivots = L.diagonal(dim1=-2, dim2=-1).square()
@@ -159,11 +158,6 @@ def _by_cholesky(
     norm = norm * B.diagonal(dim1=-2, dim2=-1).amax(dim=-1)
     share = torch.where(w[:, 0] > 0, w[:, 0] / torch.maximum(norm, w[:, -1]), 0.0)
     return _lifted(L, U, invert_first), share
-
-
-def _exponent(t: float, invert_first: bool) -> float:
-    """Power of A's scale in the mean."""
-    return t - 1 if invert_first else 1 - t
 
 
 def _lifted(L: Tensor, U: Tensor, invert_first: bool) -> Tensor:  # (K, D, D)
@@ -191,18 +185,6 @@ def _by_svd(
     return _lifted(L, U, invert_first)
 
 
-def _lower_congruence(
-    L: Tensor,  # (K, D, D)
-    B: Tensor,  # (K, D, D)
-) -> Tensor:  # (K, D, D)
-    """The lower triangle of LᵀBL, by column blocks: the zeros of L save half of the work at large D."""
-    out = torch.zeros_like(B)
-    for start in range(0, L.shape[-1], BLOCK):
-        tail, columns = slice(start, None), slice(start, start + BLOCK)
-        out[:, tail, columns] = L[:, tail, tail].mT @ (B[:, tail, tail] @ L[:, tail, columns])
-    return out
-
-
 def _by_eigh(A: Tensor, B: Tensor, t: float, invert_first: bool, names: tuple[str, str]) -> Tensor:
     """The equation as it stands: P = A^½ or A^−½, then the t-th power of P⁻¹BP⁻¹ between two P."""
     scale_a, scale_b = _power_of_two(A), _power_of_two(B)
@@ -215,8 +197,9 @@ def _by_eigh(A: Tensor, B: Tensor, t: float, invert_first: bool, names: tuple[st
     w, U = torch.linalg.eigh(inverse @ (B / scale_b) @ inverse)
     if bool((w[:, 0] < _EPS * w[:, -1]).any()) or bool((w[:, -1] <= 0).any()):
         _require_positive(torch.linalg.eigvalsh(B), names[1])
-    power = _clamped(w, "eigenvalues of the middle matrix").pow(t / 2).unsqueeze(-2)
-    F: Tensor = P @ (U * power) * (scale_a ** (_exponent(t, invert_first) / 2) * scale_b ** (t / 2))
+    root = _clamped(w, "eigenvalues of the middle matrix").pow(t / 2).unsqueeze(-2)
+    power = t - 1 if invert_first else 1 - t
+    F: Tensor = P @ (U * root) * (scale_a ** (power / 2) * scale_b ** (t / 2))
     return F
 
 
@@ -291,17 +274,7 @@ def geometric_mean_factor(
 ) -> Tensor:  # (..., D, D)
     """A factor F of the mean, F Fᵀ = A ♯ₜ B, or of A⁻¹ ♯ₜ B with ``invert_first``, which never forms the inverse.
 
-    Args:
-        A: SPD matrices; batch dimensions broadcast against those of ``B``.
-        B: SPD matrices.
-        t: Weight in [0, 1].
-        invert_first: Start the geodesic at A⁻¹ instead of A.
-        method: ``"cholesky"`` or ``"eigh"``, see `geometric_mean`.
-        dtype: Of the result; the inputs' own when not given.
-
-    Raises:
-        LGMMLError: A or B is not square, finite, symmetric and of a matching size, or t is outside [0, 1].
-        NotSPDError: A or B is not positive definite.
+    Other arguments and errors are those of `geometric_mean`; ``dtype`` is that of the result, by default the inputs'.
 
     >>> geometric_mean_factor(torch.tensor([[4.0]]), torch.tensor([[9.0]]), invert_first=True) ** 2
     tensor([[1.5000]])

@@ -1,7 +1,7 @@
 """Sampled WARP: a rank-weighted hinge loss on a positive and the first drawn document that violates its margin.
 
 First the draws: single triplets, or whole lists with draws for each of their positives. The ``*_from_uniforms``
-functions turn given numbers in [0, 1) into draws and hold no randomness of their own, so that a loader worker can make
+methods turn given numbers in [0, 1) into draws and hold no randomness of their own, so that a loader worker can make
 its numbers from (seed, epoch, position) and get the same draws as any other worker. Then the loss: ``f`` is the score
 of :mod:`lgmml_torch.functional.score`, so ∂f/∂Φ_q[r] = −κ(d_r).
 """
@@ -9,13 +9,13 @@ of :mod:`lgmml_torch.functional.score`, so ∂f/∂Φ_q[r] = −κ(d_r).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_finite, check_positive, check_shape
-from lgmml_torch.functional.ranking.sorting import log_discounts
+from lgmml_torch.functional.ranking.presets import log_discounts
 from lgmml_torch.functional.regions import check_labels
 from lgmml_torch.segments import (
     argsort_segments,
@@ -49,6 +49,163 @@ class NegativeTable:
     positive_offsets: Tensor
     queries: Tensor
 
+    @classmethod
+    def of(
+        cls,
+        labels: Tensor,  # (N,)
+        offsets: Tensor,  # (Q+1,)
+        *,
+        negatives: str = "lower",
+    ) -> Self:
+        """Sort each query by label once, so that drawing a negative is a look-up; documents may come in any order.
+
+        ``negatives="lower"``: every document of the query labelled lower than the positive. ``"zero"`` (the paper's):
+        those labelled 0, for positives labelled above 0.
+
+        >>> NegativeTable.of(torch.tensor([2.0, 0.0, 1.0]), torch.tensor([0, 3])).count
+        tensor([2, 0, 1])
+        """
+        check_choice("negatives", negatives, _NEGATIVES)
+        check_labels(labels, offsets)
+        ids = segment_ids(offsets)
+        order = argsort_segments(labels, offsets)
+        ordered, place = labels[order], positions(offsets)
+        if negatives == "lower":
+            # A run of equal labels starts where label or query changes; what precedes it in the query is lower.
+            change = torch.ones_like(ids, dtype=torch.bool)
+            change[1:] = (ordered[1:] != ordered[:-1]) | (ids[1:] != ids[:-1])
+            lower = torch.where(change, torch.arange(len(ids), device=ids.device), 0).cummax(0).values - offsets[ids]
+            count = torch.empty_like(place).index_copy_(0, order, lower)
+            start = offsets[ids]
+        else:
+            start = (offsets[:-1] + segment_sum((labels < 0).long(), offsets))[ids]
+            count = torch.where(labels > 0, segment_sum((labels == 0).long(), offsets)[ids], 0)
+        positive = count > 0
+        sizes = segment_sum(positive.long(), offsets)
+        return cls(order, start, count, positive.nonzero()[:, 0], offsets_from_sizes(sizes), sizes.nonzero()[:, 0])
+
+    def triplets_from_uniforms(
+        self,
+        choices: Tensor,  # (P, 2)
+        uniforms: Tensor,  # (P, T)
+        *,
+        all_negatives: bool = False,
+    ) -> Draws:
+        """Triplets from numbers in [0, 1): ``choices`` pick the query and its positive, ``uniforms`` the negatives.
+
+        With ``all_negatives`` only the first n⁻ draws of a tuple count (the paper's limit), else all T.
+
+        >>> table = NegativeTable.of(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
+        >>> table.triplets_from_uniforms(torch.tensor([[0.3, 0.9]]), torch.tensor([[0.2, 0.7]])).negatives
+        tensor([[0, 1]])
+        """
+        self._check_usable()
+        check_shape("choices", choices, (None, 2))
+        check_shape("uniforms", uniforms, (len(choices), None))
+        queries, positives = self._choose(choices.to(self.order.device))
+        weights = torch.ones(len(queries), dtype=torch.float64, device=queries.device)
+        return self._draws(queries, positives, weights, uniforms, all_negatives)
+
+    def sample_triplets(
+        self,
+        num: int,
+        *,
+        max_draws: int | None = 10,
+        generator: torch.Generator,
+    ) -> Draws:
+        """Triplets: a query uniformly among those with positives, one of its positives, negatives with replacement.
+
+        ``max_draws=None`` allows each tuple n⁻ draws (the paper's limit).
+
+        Raises:
+            DataError: No query has a positive and something lower to draw.
+
+        >>> table = NegativeTable.of(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
+        >>> table.sample_triplets(2, max_draws=5, generator=torch.Generator().manual_seed(0)).negatives.shape
+        torch.Size([2, 5])
+        """
+        self._check_usable()
+        check_positive("num", num, zero=True)
+        choices = _rand(num, 2, generator).to(self.order.device)
+        width = self._width(self._choose(choices)[1], max_draws)
+        return self.triplets_from_uniforms(choices, _rand(num, width, generator), all_negatives=max_draws is None)
+
+    def list_draws_from_uniforms(
+        self,
+        queries: Tensor,  # (B,)
+        uniforms: Tensor,  # (M, T)
+        *,
+        all_negatives: bool = False,
+    ) -> Draws:
+        """Draws for every positive of whole lists; M is the number of positives the queries have together.
+
+        Each positive weighs 1/|positives of its query|, so a list drawn uniformly among those with positives has the
+        expected loss and gradient of one triplet. Lists without positives give no tuples.
+
+        >>> table = NegativeTable.of(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
+        >>> table.list_draws_from_uniforms(torch.tensor([0]), torch.zeros(2, 1)).weights
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+        """
+        places, list_offsets = gather_segments(self.positive_offsets, queries)
+        owner = segment_ids(list_offsets)
+        check_shape("uniforms", uniforms, (len(places), None))
+        weights = 1 / list_offsets.diff()[owner].double()
+        return self._draws(queries[owner], self.positives[places], weights, uniforms, all_negatives)
+
+    def sample_list_draws(
+        self,
+        queries: Tensor,  # (B,)
+        *,
+        max_draws: int | None = 10,
+        generator: torch.Generator,
+        among: Among | None = None,
+    ) -> Draws:
+        """`list_draws_from_uniforms` with numbers from ``generator``; ``max_draws=None`` allows n⁻ draws each.
+
+        With ``among``, numbers are drawn for the whole batch these lists belong to: its draws are then the same for any
+        number of processes that share it.
+
+        >>> table = NegativeTable.of(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
+        >>> draws = table.sample_list_draws(torch.tensor([0]), generator=torch.Generator().manual_seed(0))
+        >>> draws.positives, draws.num_negatives
+        (tensor([1, 2]), tensor([1, 1]))
+        """
+        if among is None:
+            places, _ = gather_segments(self.positive_offsets, queries)
+            uniforms = _rand(len(places), self._width(self.positives[places], max_draws), generator)
+        else:
+            width = among.most if max_draws is None else max_draws
+            uniforms = _rand(among.total, width, generator)[among.places]
+        return self.list_draws_from_uniforms(queries, uniforms, all_negatives=max_draws is None)
+
+    def _choose(self, choices: Tensor) -> tuple[Tensor, Tensor]:
+        queries = self.queries[_pick(choices[:, 0], torch.full_like(choices[:, 0], len(self.queries)).long())]
+        counts = self.positive_offsets.diff()[queries]
+        return queries, self.positives[self.positive_offsets[queries] + _pick(choices[:, 1], counts)]
+
+    def _draws(
+        self, queries: Tensor, positives: Tensor, weights: Tensor, uniforms: Tensor, all_negatives: bool
+    ) -> Draws:
+        counts = self.count[positives]
+        places = _pick(uniforms.to(self.order.device), counts[:, None])
+        negatives = self.order[self.start[positives][:, None] + places]
+        num_draws = torch.full_like(counts, uniforms.shape[1])
+        if all_negatives:
+            num_draws = counts.minimum(num_draws)
+        return Draws(queries, positives, negatives, counts, num_draws, weights)
+
+    def _width(self, positives: Tensor, max_draws: int | None) -> int:
+        if max_draws is not None:
+            check_positive("max_draws", max_draws)
+            return max_draws
+        if not len(positives):
+            return 0
+        return int(self.count[positives].max())
+
+    def _check_usable(self) -> None:
+        if len(self.queries) == 0:
+            raise DataError("no query has a positive and a lower-labelled document, so no triplet can be drawn")
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -71,114 +228,6 @@ class Draws:
     weights: Tensor
 
 
-def negative_table(
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    negatives: str = "lower",
-) -> NegativeTable:
-    """Sort each query by label once, so that drawing a negative is a look-up; documents may come in any order.
-
-    ``negatives="lower"``: every document of the query labelled lower than the positive. ``"zero"`` (the paper's): those
-    labelled 0, for positives labelled above 0.
-
-    >>> negative_table(torch.tensor([2.0, 0.0, 1.0]), torch.tensor([0, 3])).count
-    tensor([2, 0, 1])
-    """
-    check_choice("negatives", negatives, _NEGATIVES)
-    check_labels(labels, offsets)
-    ids = segment_ids(offsets)
-    order = argsort_segments(labels, offsets)
-    ordered, place = labels[order], positions(offsets)
-    if negatives == "lower":
-        # A run of equal labels starts where label or query changes; what precedes it in the query is lower.
-        change = torch.ones_like(ids, dtype=torch.bool)
-        change[1:] = (ordered[1:] != ordered[:-1]) | (ids[1:] != ids[:-1])
-        lower = torch.where(change, torch.arange(len(ids), device=ids.device), 0).cummax(0).values - offsets[ids]
-        count = torch.empty_like(place).index_copy_(0, order, lower)
-        start = offsets[ids]
-    else:
-        start = (offsets[:-1] + segment_sum((labels < 0).long(), offsets))[ids]
-        count = torch.where(labels > 0, segment_sum((labels == 0).long(), offsets)[ids], 0)
-    positive = count > 0
-    sizes = segment_sum(positive.long(), offsets)
-    return NegativeTable(
-        order, start, count, positive.nonzero()[:, 0], offsets_from_sizes(sizes), sizes.nonzero()[:, 0]
-    )
-
-
-def triplets_from_uniforms(
-    table: NegativeTable,
-    choices: Tensor,  # (P, 2)
-    uniforms: Tensor,  # (P, T)
-    *,
-    all_negatives: bool = False,
-) -> Draws:
-    """Triplets from numbers in [0, 1): ``choices`` pick the query and its positive, ``uniforms`` the negatives.
-
-    With ``all_negatives`` only the first n⁻ draws of a tuple count (the paper's limit), else all T.
-
-    >>> table = negative_table(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
-    >>> triplets_from_uniforms(table, torch.tensor([[0.3, 0.9]]), torch.tensor([[0.2, 0.7]])).negatives
-    tensor([[0, 1]])
-    """
-    _check_usable(table)
-    check_shape("choices", choices, (None, 2))
-    check_shape("uniforms", uniforms, (len(choices), None))
-    queries, positives = _choose(table, choices.to(table.order.device))
-    weights = torch.ones(len(queries), dtype=torch.float64, device=queries.device)
-    return _draws(table, queries, positives, weights, uniforms, all_negatives)
-
-
-def sample_triplets(
-    table: NegativeTable,
-    num: int,
-    *,
-    max_draws: int | None = 10,
-    generator: torch.Generator,
-) -> Draws:
-    """Draw triplets: a query uniformly among those with positives, one of its positives, negatives with replacement.
-
-    ``max_draws=None`` allows each tuple n⁻ draws (the paper's limit).
-
-    Raises:
-        DataError: No query has a positive and something lower to draw.
-
-    >>> table = negative_table(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
-    >>> sample_triplets(table, 2, max_draws=5, generator=torch.Generator().manual_seed(0)).negatives.shape
-    torch.Size([2, 5])
-    """
-    _check_usable(table)
-    check_positive("num", num, zero=True)
-    choices = _rand(num, 2, generator).to(table.order.device)
-    width = _width(table, _choose(table, choices)[1], max_draws)
-    return triplets_from_uniforms(table, choices, _rand(num, width, generator), all_negatives=max_draws is None)
-
-
-def list_draws_from_uniforms(
-    table: NegativeTable,
-    queries: Tensor,  # (B,)
-    uniforms: Tensor,  # (M, T)
-    *,
-    all_negatives: bool = False,
-) -> Draws:
-    """Draws for every positive of whole lists; M is the number of positives the queries have together.
-
-    Each positive weighs 1/|positives of its query|, so a list drawn uniformly among those with positives has the
-    expected loss and gradient of one triplet.
-    Lists without positives give no tuples.
-
-    >>> table = negative_table(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
-    >>> list_draws_from_uniforms(table, torch.tensor([0]), torch.zeros(2, 1)).weights
-    tensor([0.5000, 0.5000], dtype=torch.float64)
-    """
-    places, list_offsets = gather_segments(table.positive_offsets, queries)
-    owner = segment_ids(list_offsets)
-    check_shape("uniforms", uniforms, (len(places), None))
-    weights = 1 / list_offsets.diff()[owner].double()
-    return _draws(table, queries[owner], table.positives[places], weights, uniforms, all_negatives)
-
-
 class Among(NamedTuple):
     """Where the positives of some lists stand among those of a batch that several processes share.
 
@@ -193,73 +242,14 @@ class Among(NamedTuple):
     most: int
 
 
-def sample_list_draws(
-    table: NegativeTable,
-    queries: Tensor,  # (B,)
-    *,
-    max_draws: int | None = 10,
-    generator: torch.Generator,
-    among: Among | None = None,
-) -> Draws:
-    """:func:`list_draws_from_uniforms` with numbers from ``generator``; ``max_draws=None`` allows n⁻ draws each.
-
-    With ``among``, numbers are drawn for the whole batch these lists belong to: its draws are then the same for any
-    number of processes that share it.
-
-    >>> table = negative_table(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
-    >>> draws = sample_list_draws(table, torch.tensor([0]), generator=torch.Generator().manual_seed(0))
-    >>> draws.positives, draws.num_negatives
-    (tensor([1, 2]), tensor([1, 1]))
-    """
-    if among is None:
-        places, _ = gather_segments(table.positive_offsets, queries)
-        uniforms = _rand(len(places), _width(table, table.positives[places], max_draws), generator)
-    else:
-        width = among.most if max_draws is None else max_draws
-        uniforms = _rand(among.total, width, generator)[among.places]
-    return list_draws_from_uniforms(table, queries, uniforms, all_negatives=max_draws is None)
-
-
-def _choose(table: NegativeTable, choices: Tensor) -> tuple[Tensor, Tensor]:
-    queries = table.queries[_pick(choices[:, 0], torch.full_like(choices[:, 0], len(table.queries)).long())]
-    counts = table.positive_offsets.diff()[queries]
-    return queries, table.positives[table.positive_offsets[queries] + _pick(choices[:, 1], counts)]
-
-
-def _draws(
-    table: NegativeTable, queries: Tensor, positives: Tensor, weights: Tensor, uniforms: Tensor, all_negatives: bool
-) -> Draws:
-    counts = table.count[positives]
-    places = _pick(uniforms.to(table.order.device), counts[:, None])
-    negatives = table.order[table.start[positives][:, None] + places]
-    num_draws = torch.full_like(counts, uniforms.shape[1])
-    if all_negatives:
-        num_draws = counts.minimum(num_draws)
-    return Draws(queries, positives, negatives, counts, num_draws, weights)
-
-
 def _pick(uniforms: Tensor, counts: Tensor) -> Tensor:
     # u·n may round up to n for u just below 1.
     return (uniforms * counts).long().clamp(min=0).minimum(counts - 1)
 
 
-def _width(table: NegativeTable, positives: Tensor, max_draws: int | None) -> int:
-    if max_draws is not None:
-        check_positive("max_draws", max_draws)
-        return max_draws
-    if not len(positives):
-        return 0
-    return int(table.count[positives].max())
-
-
 def _rand(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     # float64: with 24 bits, places in a list of 10,000 documents would differ in probability by a thousandth.
     return torch.rand(rows, columns, dtype=torch.float64, generator=generator, device=generator.device)
-
-
-def _check_usable(table: NegativeTable) -> None:
-    if len(table.queries) == 0:
-        raise DataError("no query has a positive and a lower-labelled document, so no triplet can be drawn")
 
 
 @dataclass(frozen=True)
@@ -290,18 +280,6 @@ def rank_weight_table(max_rank: int, *, device: torch.device | str | None = None
     check_positive("max_rank", max_rank, zero=True)
     terms = log_discounts(torch.arange(max_rank, device=device))
     return torch.cat([terms.new_zeros(1), terms.cumsum(0)])
-
-
-def rank_estimate(
-    num_negatives: Tensor,  # (P,) long
-    draws: Tensor,  # (P,) long, at least 1
-) -> Tensor:  # (P,) long
-    """``max(1, ⌊n⁻ / draws⌋)``: few draws to the first violator mean that there are many.
-
-    >>> rank_estimate(torch.tensor([10, 10, 3]), torch.tensor([1, 4, 5]))
-    tensor([10,  2,  1])
-    """
-    return torch.div(num_negatives, draws, rounding_mode="floor").clamp_min(1)
 
 
 def warp_loss(
@@ -357,7 +335,9 @@ def warp_loss(
         first = violates.to(torch.uint8).argmax(dim=1)
         closest = neg_scores.gather(dim=1, index=first[:, None])[:, 0]
     draws = torch.where(found, first + 1, allowed)
-    rank = torch.where(found, rank_estimate(num_negatives, draws.clamp_min(1)), 0)
+    # Few draws to the first violator mean that there are many.
+    estimate = torch.div(num_negatives, draws.clamp_min(1), rounding_mode="floor").clamp_min(1)
+    rank = torch.where(found, estimate, 0)
     if table is None:
         table = rank_weight_table(max(rank.tolist(), default=0), device=rank.device)
     weight = table[rank].to(pos_scores.dtype)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lgmml_torch.checks import require
-from lgmml_torch.evaluation.card import model_card
+from lgmml_torch.evaluation.tables import model_card
 from lgmml_torch.models.ranker import LGMML
 
 hub = require("huggingface_hub", "to share models on the Hugging Face Hub", "hub")
@@ -23,7 +23,7 @@ class HubModel(hub.ModelHubMixin):  # type: ignore[misc, name-defined]
 
     Args:
         model: the model.
-        report: of its training run, for the card, see `lgmml_torch.evaluation.card.read_report`.
+        report: of its training run, for the card, see `lgmml_torch.evaluation.tables.read_report`.
         licence: of the model, for the card.
     """
 

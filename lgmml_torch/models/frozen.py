@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets
-from lgmml_torch.functional.distance import norm_factors
-from lgmml_torch.functional.low_rank import TILE_IMAGES
+from lgmml_torch.functional.distance import TILE_IMAGES, norm_factors
 from lgmml_torch.functional.score import KERNELS, first_equal_rows
 from lgmml_torch.inputs import fingerprint
 from lgmml_torch.models.local_metrics import LocalMetrics

@@ -17,15 +17,16 @@ from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_sha
 from lgmml_torch.functional.distance import (
     CHUNK_ROWS,
     NORMS,
+    TINY,
     TileFiller,
     distance_filler,
     fill_tiles,
     full_method,
+    low_rank_distances,
     norm_factors,
     scaled_tiles,
     subspace_chunk,
 )
-from lgmml_torch.functional.low_rank import TINY, low_rank_distances
 from lgmml_torch.functional.score import kernel as kappa_of
 
 _Made = TypeVar("_Made")

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lgmml_torch.checks import ConfigError, DataError, LoaderError, check_choice, check_whole
 from lgmml_torch.distributed import query_numbers
-from lgmml_torch.functional.warp import Among, Draws, negative_table, sample_list_draws, sample_triplets
+from lgmml_torch.functional.warp import Among, Draws, NegativeTable
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, list_blocks, segment_max
 from lgmml_torch.training.losses import TrainingBatch, Whole
@@ -74,7 +74,7 @@ class TrainingBatches(Dataset[TrainingBatch]):
                 check_whole(name, value)
         if batching == "triplets" and not draws:
             raise ConfigError("`batching` must be 'lists' for a loss of whole lists, got 'triplets'")
-        self.table = negative_table(data.labels, data.offsets, negatives=negatives)
+        self.table = NegativeTable.of(data.labels, data.offsets, negatives=negatives)
         self.share = (0, 1)
         self.offsets, self.labels = data.offsets, data.labels
         self.query_weights = _or_ones(data.query_weights, data.num_queries).double()
@@ -108,7 +108,7 @@ class TrainingBatches(Dataset[TrainingBatch]):
         epoch, batch = item
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch, batch))
         if self.batching == "triplets":
-            draws = sample_triplets(self.table, self.batch_size, max_draws=self.max_draws, generator=generator)
+            draws = self.table.sample_triplets(self.batch_size, max_draws=self.max_draws, generator=generator)
             return self._triplets(draws)
         shuffled = torch.randperm(
             len(self.queries), generator=torch.Generator().manual_seed(mixed_seed(self.seed, epoch, -1))
@@ -159,7 +159,7 @@ class TrainingBatches(Dataset[TrainingBatch]):
         if self.draws and len(chosen):
             drawn, most = lists, int(self.most_negatives[chosen].max())
         among = Among(own.repeat_interleave(counts).nonzero()[:, 0], int(counts.sum()), most)
-        draws = sample_list_draws(self.table, drawn, max_draws=self.max_draws, generator=generator, among=among)
+        draws = self.table.sample_list_draws(drawn, max_draws=self.max_draws, generator=generator, among=among)
         rows, list_offsets = gather_segments(self.offsets, lists)
         shift = list_offsets[:-1] - self.offsets[lists]  # from a row of the data to its place in the batch
         owner = torch.empty(len(self.offsets) - 1, dtype=torch.long)

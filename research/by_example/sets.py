@@ -229,7 +229,7 @@ def exponential_weights(
 ) -> Tensor:  # (Q, K)
     """w_r(q) = exp(−(ρ/2)·d_r(q)/median(d_r)), Eq. smooth_weight_function.
 
-    A factor for each query is all that sets them apart from `lgmml_torch.functional.location.location_weights`, and it
+    A factor for each query is all that sets them apart from `lgmml_torch.metric_learning.location_weights`, and it
     changes no ranking, until the weights underflow: that is warned of.
 
     >>> exponential_weights(torch.tensor([[0.0, 2.0]]), torch.ones(2), rho=1.0)

@@ -13,9 +13,11 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_positive, check_shape
-from lgmml_torch.functional.distance import local_distances, median_scales
+from lgmml_torch.functional.distance import local_distances
 from lgmml_torch.functional.gmml import gmml, scatter_matrices
-from lgmml_torch.functional.location import location_distances, location_weights
+from lgmml_torch.functional.regions import Regions
+from lgmml_torch.functional.score import median_scales
+from lgmml_torch.metric_learning import location_distances, location_weights
 from lgmml_torch.segments import offsets_from_sizes
 from research.by_example.sets import ExampleSet, exponential_weights, squared_distances, weighted_scatter
 from research.systems.base import ExampleSystem, MetricSystem, choose, fitted, grid_points, mean_average_precision
@@ -191,11 +193,12 @@ def sampled_regions(examples: ExampleSet, num_regions: int, *, seed: int) -> tup
     # The query's own vector belongs to X₊; it is appended below the database, whether or not it is also a row there.
     relevant = torch.cat([relevant, torch.eye(len(chosen), dtype=torch.bool)], dim=1)
     rows = torch.cat([part.database, part.queries])
-    similar, dissimilar = scatter_matrices(
-        rows,
+    regions = Regions(
+        torch.tensor(chosen), torch.arange(len(chosen) + 1),
         relevant.nonzero()[:, 1], offsets_from_sizes(relevant.sum(1)),
         others.nonzero()[:, 1], offsets_from_sizes(others.sum(1)),
     )  # fmt: skip
+    similar, dissimilar = scatter_matrices(rows, regions)
     anchors = relevant.to(rows.dtype) @ rows / relevant.sum(1, keepdim=True)
     return anchors, similar, dissimilar
 

@@ -11,8 +11,8 @@ import yaml
 
 from lgmml_torch.app import cli
 from lgmml_torch.checks import DataError
-from lgmml_torch.evaluation.card import model_card, read_report
 from lgmml_torch.evaluation.evaluate import evaluate
+from lgmml_torch.evaluation.tables import model_card, read_report
 from tests.doors import small_data, small_model
 
 HEADINGS = ["Data", "Figures", "Settings", "Limits", "Licence", "How to use"]

@@ -17,15 +17,10 @@ from lgmml_torch.fitting.boosted import (
     BoostedBuilder,
     BoostState,
     RoundInfo,
-    check_scores,
-    evaluated,
-    finished,
     fit_boosted,
-    initial_state,
-    one_round,
+    learned_bank,
 )
-from lgmml_torch.fitting.learners import BoostConfig
-from lgmml_torch.fitting.round import draw_bag, make_problem, round_generator
+from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
 from lgmml_torch.functional.losses import position_curve, position_step
 from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
@@ -238,12 +233,12 @@ class TestResuming:
         sentence = r"not finite any more in round 2 .* `shrinkage` \(now 0.1\) .* `ridge` \(now 0.05\)"
         with pytest.raises(DivergedError, match=sentence):
             fit_boosted(few, resume=replace(state, learners=huge), **FEW)
-        check_scores(state, BoostConfig())
+        state.check_scores(BoostConfig())
         broken = state.scores.clone()
         broken[3] = torch.nan
         for fields in ({"scores": broken}, {"valid_scores": torch.tensor([0.0, torch.inf])}):
             with pytest.raises(DivergedError, match="not finite any more in round 1"):
-                check_scores(replace(state, **fields), BoostConfig())
+                replace(state, **fields).check_scores(BoostConfig())
 
 
 class TestStopping:
@@ -281,12 +276,12 @@ class TestStopping:
             fit_boosted(few, min_deviation=0.9, on_round=lambda _, info: told.append(info))
         assert [info.state.idle for info in told] == list(range(1, IDLE_ROUNDS + 1))
         config, state = BoostConfig(patience=7), replace(told[0].state, idle=0)
-        assert not finished(replace(state, round=17, best_round=10, valid_ndcg=(0.5,)), config)
-        assert finished(replace(state, round=18, best_round=10, valid_ndcg=(0.5,)), config)
-        assert not finished(replace(state, round=18, best_round=10), config)  # without validation there is no patience
-        assert finished(replace(state, round=200, best_round=200), config)
-        problem = make_problem(few, None, BoostConfig(candidates=6), 0)
-        assert one_round(replace(initial_state(problem), idle=3), problem).idle == 0  # in a row
+        assert not replace(state, round=17, best_round=10, valid_ndcg=(0.5,)).finished(config)
+        assert replace(state, round=18, best_round=10, valid_ndcg=(0.5,)).finished(config)
+        assert not replace(state, round=18, best_round=10).finished(config)  # without validation there is no patience
+        assert replace(state, round=200, best_round=200).finished(config)
+        problem = Problem.of(few, None, BoostConfig(candidates=6), 0)
+        assert replace(BoostState.first(problem), idle=3).one_round(problem).idle == 0  # in a row
 
     def test_shrinkage_is_the_share_of_a_newton_step(self, few: RankingData) -> None:
         small, large = (states(few, shrinkage=value, rounds=1)[0].state for value in (0.1, 0.3))
@@ -387,11 +382,11 @@ class TestPositions:
 
     def test_a_step_for_the_biases_in_every_round(self, shown: RankingData) -> None:
         config = BoostConfig(shrinkage=0.3, position_ridge=0.2, candidates=6)
-        problem = make_problem(shown, None, config, 0)
+        problem = Problem.of(shown, None, config, 0)
         assert problem.data.positions is not None
         bias, scores = torch.zeros(6).double(), torch.zeros(shown.num_documents).double()
         for done, info in enumerate(states(shown, rounds=2, shrinkage=0.3, position_ridge=0.2, candidates=6)):
-            bag = draw_bag(problem, scores + bias[problem.data.positions], round_generator(0, done))
+            bag = problem.draw_bag(scores + bias[problem.data.positions], round_generator(0, done))
             assert bag.positions is not None
             bias = position_step(bias, bag.positions, bag.gradients, bag.hessians, shrinkage=0.3, ridge=0.2)
             scores = info.state.scores
@@ -401,9 +396,9 @@ class TestPositions:
 
     def test_lists_are_judged_where_they_were_shown(self, shown: RankingData, valid: RankingData) -> None:
         judges = valid.replace(positions=torch.arange(valid.num_documents) % 5 + 1)
-        problem = make_problem(shown, judges, BoostConfig(), 0)
-        state = replace(initial_state(problem), position_bias=torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0, 1.0]).double())
-        found = evaluated(state, problem)
+        problem = Problem.of(shown, judges, BoostConfig(), 0)
+        state = replace(BoostState.first(problem), position_bias=torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0, 1.0]).double())
+        found = state.evaluate(problem)
         for part, value in ((problem.data, found.train_ndcg), (problem.valid, found.valid_ndcg)):
             assert part is not None
             assert part.positions is not None
@@ -449,13 +444,13 @@ class TestWeights:
             ({"query_weights": torch.tensor([0.0, 0.5, 1.0, 1.0])}, [1]),
         ]
         for given, usable in cases:
-            assert make_problem(plain.replace(**given), None, BoostConfig(), 0).usable.tolist() == usable
+            assert Problem.of(plain.replace(**given), None, BoostConfig(), 0).usable.tolist() == usable
 
 
 def test_the_scores_of_a_state_are_those_of_its_metrics(train: RankingData, valid: RankingData) -> None:
     """From zero on, of the validation lists, too; lists of a fit are in an order of their own."""
     last = states(train, valid, **SMALL)[-1].state
-    metrics, phi = last.learners.local_metrics(train.num_features)
+    bank = learned_bank(last.learners, train.num_features, "paper")
     for data, found in ((train, last.scores), (valid, last.valid_scores)):
-        expected = -metrics.weighted_sum(data.features, phi, "paper").double()
+        expected = bank.score(data.features).double()
         torch.testing.assert_close(found.sort().values, expected.sort().values, rtol=1e-4, atol=1e-5)

@@ -9,20 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.fitting.boosted import initial_state, one_round
-from lgmml_torch.fitting.learners import BoostConfig, Learners
+from lgmml_torch.fitting.boosted import BoostState, learned_bank
 from lgmml_torch.fitting.round import (
     LEAST_SCATTER,
     Bag,
-    best_of_subspaces,
-    draw_bag,
+    BoostConfig,
+    Problem,
     draw_rows,
-    find_learners,
-    make_problem,
     round_generator,
     subspace_factors,
 )
 from lgmml_torch.functional.boosting import (
+    Learners,
     NewtonRows,
     candidate_anchors,
     draw_subspaces,
@@ -46,8 +44,8 @@ def gen(seed: int = 0) -> torch.Generator:
 
 
 def bag_of(data: RankingData, seed: int = 0, **settings: Any) -> Bag:
-    problem = make_problem(data, None, BoostConfig(**{"subsample": 1.0, **settings}), 0)
-    return draw_bag(problem, torch.zeros(data.num_documents), gen(seed))
+    problem = Problem.of(data, None, BoostConfig(**{"subsample": 1.0, **settings}), 0)
+    return problem.draw_bag(torch.zeros(data.num_documents), gen(seed))
 
 
 def newton_of(bag: Bag, ridge: float = 0.05) -> NewtonRows:
@@ -70,7 +68,7 @@ class TestBags:
         weighed = data.replace(query_weights=weights, positions=torch.arange(240) % 7)
         scores = torch.randn(240, generator=gen(7))
         given = {"truncation": 30, "sigma": 1.0, "hessian_floor": 0.05} | settings
-        problem = make_problem(weighed, None, BoostConfig(subsample=1.0, **settings), 0)
+        problem = Problem.of(weighed, None, BoostConfig(subsample=1.0, **settings), 0)
         part = problem.data
         g, h = lambdarank.lambda_gradients(
             scores.tolist(), part.labels.tolist(), part.offsets.tolist(),
@@ -81,7 +79,7 @@ class TestBags:
         whole = {tuple(x): (a * w, b * w, place) for x, a, b, w, place in rows if b * w > 0}
         for cap in (10_000, 60):
             capped = replace(problem, config=replace(problem.config, cap=cap))
-            few = draw_bag(capped, scores, gen())
+            few = capped.draw_bag(scores, gen())
             assert len(few.gradients) == min(cap, len(whole))
             assert few.positions is not None
             drawn = zip(few.gradients.tolist(), few.hessians.tolist(), few.positions.tolist(), strict=True)
@@ -93,9 +91,9 @@ class TestBags:
 
     def test_documents_have_weights(self, data: RankingData) -> None:
         weights = torch.rand(240, generator=gen(1)) + 0.5
-        problem = make_problem(data.replace(document_weights=weights), None, BoostConfig(subsample=1.0), 0)
+        problem = Problem.of(data.replace(document_weights=weights), None, BoostConfig(subsample=1.0), 0)
         scores, part = torch.randn(240, generator=gen(2)), problem.data
-        bag = draw_bag(problem, scores, gen())
+        bag = problem.draw_bag(scores, gen())
         g, h = lambda_gradients(
             scores, part.labels.float(), part.offsets, truncation=30, floor=0.05, weights=part.document_weights
         )
@@ -135,7 +133,7 @@ class TestRows:
 
 class TestOrder:
     def test_documents_of_equal_score_are_in_random_order(self, data: RankingData) -> None:
-        problem, other = (make_problem(data, data, BoostConfig(), seed) for seed in (0, 1))
+        problem, other = (Problem.of(data, data, BoostConfig(), seed) for seed in (0, 1))
         label = dict(zip(map(tuple, data.features.tolist()), data.labels.tolist(), strict=True))
         place = dict(zip(map(tuple, data.features.tolist()), data.order.tolist(), strict=True))
         for part in (problem.data, problem.valid):
@@ -172,7 +170,7 @@ class TestSubspaces:
         positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
         for width in (1, 2, 3):
             support = torch.tensor([[0, 1, 2], [3, 5, 4], [1, 4, 0], [5, 2, 1]])[:, :width]
-            learners, gain = best_of_subspaces(bag, newton, support, config, gen(1))
+            learners, gain = bag.best_of_subspaces(newton, support, config, gen(1))
             values = bag.features[:, support]
             factors = subspace_factors(values, positive, negative, bag.offsets, config)
             some = {"draws": config.anchors, "steps": config.steps, "generator": gen(1)}
@@ -203,7 +201,7 @@ class TestSubspaces:
         features = torch.randn(12, 2, generator=gen()) * 1e-6
         bag = Bag(features, torch.tensor([1.0, -1.0] * 6), torch.ones(12), torch.tensor([0, 12]))
         config = BoostConfig(sizes=(1,), bandwidths=(0.5, 2.0), min_deviation=1e-12)
-        learners, _ = best_of_subspaces(bag, newton_of(bag), torch.tensor([[0], [1]]), config, gen())
+        learners, _ = bag.best_of_subspaces(newton_of(bag), torch.tensor([[0], [1]]), config, gen())
         for scale in learners.scales.tolist():
             assert any(scale == pytest.approx(1e-3 * bandwidth) for bandwidth in (0.5, 2.0))
 
@@ -218,14 +216,14 @@ class TestSubspaces:
     def test_the_best_few_by_loops(self, data: RankingData, settings: dict[str, Any]) -> None:
         config = BoostConfig(**settings)
         bag = bag_of(data, cap=60)
-        found = find_learners(bag, config, gen(2))
+        found = bag.find_learners(config, gen(2))
         g = gen(2)
         newton = newton_of(bag, config.ridge)
         weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
         tried: list[tuple[float, Learners]] = []
         for size in config.sizes:
             support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=g)
-            learners, gains = best_of_subspaces(bag, newton, support, config, g)
+            learners, gains = bag.best_of_subspaces(newton, support, config, g)
             tried += [(float(gain), learners.select(torch.tensor([i]))) for i, gain in enumerate(gains)]
         best = sorted(tried, key=lambda pair: -pair[0])[: config.batch]
         chosen = Learners.cat([learner for gain, learner in best if gain > 0])
@@ -239,7 +237,7 @@ class TestSubspaces:
     def test_what_helps_nothing_is_not_added(self, gradients: list[float]) -> None:
         """One sign alone, or two documents at the same place of which one should rise and one fall."""
         bag = Bag(torch.ones(2, 3), torch.tensor(gradients), torch.ones(2), torch.tensor([0, 2]))
-        found = find_learners(bag, BoostConfig(sizes=(1, 3)), gen())
+        found = bag.find_learners(BoostConfig(sizes=(1, 3)), gen())
         assert (len(found), found.support.shape) == (0, (0, 3))
 
     def test_small_gradients_of_both_signs_find_something(self) -> None:
@@ -247,9 +245,9 @@ class TestSubspaces:
         gradients = torch.where(x[:, 0].abs() < 0.7, 0.002, -0.001)
         bag = Bag(x, gradients, torch.full((40,), 0.05), torch.tensor([0, 40]))
         config = BoostConfig(sizes=(1,))
-        _, gains = best_of_subspaces(bag, newton_of(bag), torch.arange(3)[:, None], config, gen())
+        _, gains = bag.best_of_subspaces(newton_of(bag), torch.arange(3)[:, None], config, gen())
         assert 0 < float(gains.max()) < 1
-        found = find_learners(bag, config, gen())
+        found = bag.find_learners(config, gen())
         assert len(found) > 0
         assert float(found.phi.max()) < 1
 
@@ -288,11 +286,11 @@ class TestSubspaces:
 
 def test_a_round_adds_the_best_few_of_its_documents(data: RankingData) -> None:
     config = BoostConfig(cap=40, rounds=3, evaluate_every=3)
-    problem = make_problem(data, None, config, 5)
-    found = one_round(initial_state(problem), problem).learners
+    problem = Problem.of(data, None, config, 5)
+    found = BoostState.first(problem).one_round(problem).learners
     generator = round_generator(5, 0)
-    bag = draw_bag(problem, torch.zeros(240), generator)
-    want = find_learners(bag, config, generator)
+    bag = problem.draw_bag(torch.zeros(240), generator)
+    want = bag.find_learners(config, generator)
     assert len(want) > 0
     assert torch.equal(found.anchors, want.anchors)
     assert torch.equal(found.phi, want.phi)
@@ -316,10 +314,11 @@ def test_learners_of_several_sizes() -> None:
     for kernel, expected in (("distance", dists), ("paper", dists * torch.exp(-dists))):
         torch.testing.assert_close(learners.kernels(x, kernel), expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(learners.double().kernels(x, kernel), expected.double(), rtol=1e-5, atol=1e-6)
-    metrics, phi = learners.local_metrics(5)
-    assert phi.tolist() == [1.0, 3.0, 2.0]
-    assert metrics.num_features == 5
-    torch.testing.assert_close(metrics(x), dists[:, [0, 2, 1]], rtol=1e-5, atol=1e-6)
+    bank = learned_bank(learners, 5, "paper")
+    assert bank.phi is not None
+    assert bank.phi.tolist() == [1.0, 3.0, 2.0]
+    assert bank.metrics.num_features == 5
+    torch.testing.assert_close(bank.metrics(x), dists[:, [0, 2, 1]], rtol=1e-5, atol=1e-6)
     assert Learners.cat([learners, learners.select(learners.rounds == 1)]).phi.tolist() == [1, 2, 3, 1, 2]
     none = Learners.empty(2, x)
     assert len(Learners.cat([none, learners])) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
 from lgmml_torch.functional import distance
@@ -12,11 +13,10 @@ from lgmml_torch.functional.distance import (
     QuadraticFiller,
     fill_tiles,
     local_distances,
-    median_scales,
     norm_factors,
-    quadratic_filler,
     subspace_distances,
 )
+from lgmml_torch.functional.score import median_scales
 from tests.reference import distance as reference
 
 
@@ -26,11 +26,19 @@ def case(n: int, d: int, k: int, r: int, seed: int = 0, dtype: torch.dtype = tor
     return x, torch.randn(k, d, generator=g, dtype=dtype), torch.randn(k, d, r, generator=g, dtype=dtype)
 
 
+def tiled(x: Tensor, a: Tensor, F: Tensor, *, norm: str = "mahalanobis", method: str = "factor", rows: int = 2048):
+    """Distances by one of the forms, ``rows`` at a time; "auto" takes the one that suits."""
+    if method == "auto":
+        method = distance.full_method(x, F, norm)
+    filler = distance.distance_filler(x, a, F, norm=norm, method=method)
+    return fill_tiles(filler, x, x.new_empty((len(x), len(a))), rows)
+
+
 def test_equals_the_loop() -> None:
     for norm in ["mahalanobis", "trace"]:
         for n, d, k, r in [(0, 3, 2, 3), (1, 1, 1, 1), (7, 4, 1, 4), (9, 5, 6, 2), (5, 3, 0, 3)]:
             x, a, F = case(n, d, k, r, seed=n + d)
-            found = local_distances(x, a, F, norm=norm, chunk_rows=4)
+            found = tiled(x, a, F, norm=norm, rows=4)
             torch.testing.assert_close(found, reference.local_distances(x, a, F, norm), rtol=1e-12, atol=1e-12)
 
 
@@ -73,7 +81,7 @@ def quadratic_case(kind: str, dim: int = 24, k: int = 6, n: int = 700):
 def test_the_quadratic_form_keeps_its_tolerance_everywhere() -> None:
     for kind in ["plain", "heavy", "offset", "units", "correlated", "mixed"]:
         x, anchors, F = quadratic_case(kind)
-        found = local_distances(x, anchors, F, method="quadratic", chunk_rows=300)
+        found = tiled(x, anchors, F, method="quadratic", rows=300)
         exact = local_distances(x.double(), anchors, F)
         assert not found.isnan().any()
         assert ((found - exact).abs() <= 1e-4 * exact.median(dim=0).values).all()
@@ -83,7 +91,7 @@ def test_the_quadratic_form_keeps_its_tolerance_everywhere() -> None:
 def test_the_quadratic_form_of_small_things() -> None:
     for n, d, k, r in [(0, 3, 2, 3), (1, 1, 1, 1), (7, 4, 1, 4), (9, 5, 6, 2), (5, 3, 0, 3)]:
         x, a, F = case(n, d, k, r, dtype=torch.float32)
-        found = local_distances(x, a, F, method="quadratic", chunk_rows=4)
+        found = tiled(x, a, F, method="quadratic", rows=4)
         torch.testing.assert_close(found, local_distances(x, a, F), rtol=1e-4, atol=1e-4)
 
 
@@ -105,35 +113,35 @@ def test_what_the_quadratic_form_is_sure_of_keeps_to_the_tolerance() -> None:
 
 
 def test_metrics_the_quadratic_form_does_not_suit_are_left_to_the_factors() -> None:
-    _, anchors, F = quadratic_case("mixed", dim=40, k=40)
-    kernel = quadratic_filler(anchors, F)
-    assert not isinstance(kernel, QuadraticFiller)
-    assert isinstance(quadratic_filler(*quadratic_case("plain", dim=40, k=40)[1:]), QuadraticFiller)
+    for kind, suits in (("mixed", False), ("plain", True)):
+        x, anchors, F = quadratic_case(kind, dim=40, k=40)
+        filler = distance.distance_filler(x, anchors, F, method="quadratic")
+        assert isinstance(filler, QuadraticFiller) == suits
 
 
 def test_monomials_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, anchors, F = quadratic_case("plain")
-    whole = local_distances(x, anchors, F, method="quadratic")
+    whole = tiled(x, anchors, F, method="quadratic")
     monkeypatch.setattr(quadratic, "_BLOCK", 1)
-    torch.testing.assert_close(local_distances(x, anchors, F, method="quadratic"), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(tiled(x, anchors, F, method="quadratic"), whole, rtol=1e-4, atol=1e-4)
 
 
 def test_float64_always_gets_the_factor_form() -> None:
     x, a, F = case(10, 3, 2, 3)
-    assert torch.equal(local_distances(x, a, F, method="quadratic"), local_distances(x, a, F))
+    assert torch.equal(tiled(x, a, F, method="quadratic"), local_distances(x, a, F))
 
 
 def test_auto_takes_the_quadratic_form_for_many_rows_of_high_rank_only(monkeypatch: pytest.MonkeyPatch) -> None:
     x, anchors, F = quadratic_case("plain", dim=10)
     few, narrow = local_distances(x, anchors, F), local_distances(x, anchors, F[:, :, :5])
-    many = local_distances(x, anchors, F, method="quadratic")
-    assert torch.equal(local_distances(x, anchors, F, method="auto"), few)
+    many = tiled(x, anchors, F, method="quadratic")
+    assert torch.equal(tiled(x, anchors, F, method="auto"), few)
     monkeypatch.setattr(distance, "MANY_ROWS", len(x))
-    assert torch.equal(local_distances(x, anchors, F, method="auto"), many)
+    assert torch.equal(tiled(x, anchors, F, method="auto"), many)
     assert not torch.equal(many, few)
-    assert torch.equal(local_distances(x, anchors, F[:, :, :5], method="auto"), narrow)
-    wide = local_distances(x, anchors, F[:, :, :5], method="auto", norm="trace")  # whose factor is the metric itself
-    assert torch.equal(wide, local_distances(x, anchors, F[:, :, :5], method="quadratic", norm="trace"))
+    assert torch.equal(tiled(x, anchors, F[:, :, :5], method="auto"), narrow)
+    wide = tiled(x, anchors, F[:, :, :5], method="auto", norm="trace")  # whose factor is the metric itself
+    assert torch.equal(wide, tiled(x, anchors, F[:, :, :5], method="quadratic", norm="trace"))
 
 
 def test_scales_divide_before_the_result_is_rounded() -> None:
@@ -161,7 +169,7 @@ def test_scaling_the_factor_scales_one_norm_once_and_the_other_twice() -> None:
 def test_permuting_documents_and_metrics_permutes_the_result() -> None:
     x, a, F = case(40, 6, 9, 6)
     rows, metrics = torch.randperm(40, generator=torch.Generator().manual_seed(2)), torch.arange(8, -1, -1)
-    permuted = local_distances(x[rows], a[metrics], F[metrics], chunk_rows=7)
+    permuted = tiled(x[rows], a[metrics], F[metrics], rows=7)
     torch.testing.assert_close(permuted, local_distances(x, a, F)[rows][:, metrics])
 
 
@@ -193,7 +201,7 @@ def test_subspaces_equal_the_loop() -> None:
             support = torch.stack([torch.randperm(14, generator=g)[:s] for _ in range(5)])
             a = torch.randn(5, s, generator=g, dtype=torch.float64)
             F = torch.randn(5, s, max(1, s - 1), generator=g, dtype=torch.float64)
-            found = subspace_distances(x, support, a, F, norm=norm, chunk_rows=8)
+            found = subspace_distances(x, support, a, F, norm=norm)
             expected = reference.subspace_distances(x, support, a, F, norm)
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
             full_a, full_F = torch.zeros(5, 14, dtype=x.dtype), torch.zeros(5, 14, F.shape[2], dtype=x.dtype)
@@ -234,7 +242,7 @@ def test_medians_are_the_lower_middle_value() -> None:
     for n in [1, 2, 7, 8]:
         dists = torch.rand(n, 21, generator=torch.Generator().manual_seed(n)) + 0.1
         expected = [sorted(dists[:, r].tolist())[(n - 1) // 2] for r in range(21)]
-        torch.testing.assert_close(median_scales(dists, chunk_columns=4), torch.tensor(expected))
+        torch.testing.assert_close(median_scales(dists), torch.tensor(expected))
         assert torch.equal(median_scales(dists), median_scales(dists.flip(0)))
 
 
@@ -261,10 +269,10 @@ def test_errors_name_argument_rule_and_value() -> None:
         local_distances(x, a, F[:1])
     with pytest.raises(LGMMLError, match=r"`norm` must be one of .*, got 'trac'; did you mean 'trace'"):
         local_distances(x, a, F, norm="trac")
-    with pytest.raises(LGMMLError, match=r"`method` must be one of 'factor', .* 'auto', got 'fast'"):
-        local_distances(x, a, F, method="fast")
+    with pytest.raises(LGMMLError, match=r"`method` must be one of 'factor', .* 'stacked', got 'fast'"):
+        tiled(x, a, F, method="fast")
     with pytest.raises(LGMMLError, match=r"`chunk_rows` must be positive, got 0"):
-        local_distances(x, a, F, chunk_rows=0)
+        tiled(x, a, F, rows=0)
     with pytest.raises(LGMMLError, match=r"`features` must be finite, got nan at position \(1, 2\)"):
         local_distances(torch.where(torch.arange(12).view(4, 3) == 5, torch.nan, x), a, F)
     with pytest.raises(LGMMLError, match=r"`anchors` must be finite, got inf"):

@@ -21,10 +21,11 @@ from lgmml_torch.functional.boosting import (
     feature_weights,
     list_scatter,
 )
-from lgmml_torch.functional.distance import local_distances, median_scales, subspace_distances
+from lgmml_torch.functional.distance import distance_filler, local_distances, subspace_distances
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
 from lgmml_torch.functional.ranking.measures import err, mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.functional.ranking.presets import PRESETS
+from lgmml_torch.functional.regions import Regions
 from lgmml_torch.ragged import RankingData
 
 NAN = float("nan")
@@ -43,11 +44,11 @@ def t(*values: float) -> Tensor:
 class TestEqualRows:
     """`tie_equal_rows` by hand."""
 
-    def tied(self, scores: list[float], rows: list[float], offsets: list[int], **options: Any) -> list[float]:
+    def tied(self, scores: list[float], rows: list[float], offsets: list[int]) -> list[float]:
         features = torch.tensor(rows, dtype=torch.float64)[:, None]
         given = torch.tensor(scores, dtype=torch.float64)
         before = given.clone()
-        found = score.tie_equal_rows(given, features, torch.tensor(offsets), **options)
+        found = score.tie_equal_rows(given, features, torch.tensor(offsets))
         assert torch.equal(given, before)
         out: list[float] = found.tolist()
         return out
@@ -68,7 +69,6 @@ class TestEqualRows:
         for sign in (1.0, -1.0):
             apart = [sign * 1000.0, sign * 1000.2]
             assert self.tied(apart, [3, 3], [0, 2]) == apart
-            assert self.tied(apart, [3, 3], [0, 2], rtol=1e-3) == [apart[0]] * 2
             assert self.tied([sign * 1000.0, sign * 1000.09], [3, 3], [0, 2]) == [sign * 1000.0] * 2
 
     def test_one_document_and_none(self) -> None:
@@ -95,19 +95,11 @@ class TestSummaries:
 
     def test_flat_lists_are_counted_among_those_of_two_documents(self) -> None:
         scores, offsets = t(1, 1, 5, 1, 1.00002, 1, 1.000005, -2, -2.00001), torch.tensor([0, 2, 3, 5, 7, 9])
-        assert score.flat_share(scores, offsets) == 3 / 4  # not the list of one, not 2e-5 apart
-        assert score.flat_share(scores, offsets, rtol=0.0) == 1 / 4
-        assert math.isnan(score.flat_share(t(1, 2), torch.tensor([0, 1, 2])))
+        with pytest.warns(UserWarning, match="nearly constant within 75% of the lists"):
+            assert score.warn_if_degenerate(scores, offsets) == 3 / 4  # not the list of one, not 2e-5 apart
 
     def test_half_of_the_lists_may_be_flat_without_a_warning(self) -> None:
-        scores = t(1, 1, 1, 2)
-        assert score.warn_if_degenerate(scores, torch.tensor([0, 2, 4])) == 0.5
-        with pytest.warns(UserWarning, match="nearly constant within 50% of the lists"):
-            assert score.warn_if_degenerate(scores, torch.tensor([0, 2, 4]), share=0.4) == 0.5
-
-    def test_the_share_beyond_one(self) -> None:
-        dists = torch.tensor([[0.5, 1.0], [1.5, 3.0], [1.0, 0.0], [2.0, 0.1]])
-        assert score.share_beyond_turning_point(dists) == 3 / 8
+        assert score.warn_if_degenerate(t(1, 1, 1, 2), torch.tensor([0, 2, 4])) == 0.5
 
 
 class TestAnchors:
@@ -224,14 +216,14 @@ class TestLosses:
 
 class TestDraws:
     def test_the_limit_of_draws_is_the_number_of_negatives(self) -> None:
-        table = warp.negative_table(t(0, 0, 1, 2), torch.tensor([0, 4]))
-        every = warp.sample_list_draws(table, torch.tensor([0]), max_draws=None, generator=gen())
+        table = warp.NegativeTable.of(t(0, 0, 1, 2), torch.tensor([0, 4]))
+        every = table.sample_list_draws(torch.tensor([0]), max_draws=None, generator=gen())
         assert every.negatives.shape == (2, 3)
         assert (every.num_negatives.tolist(), every.num_draws.tolist()) == ([2, 3], [2, 3])
-        some = warp.sample_list_draws(table, torch.tensor([0]), generator=gen())
+        some = table.sample_list_draws(torch.tensor([0]), generator=gen())
         assert some.negatives.shape == (2, 10)
         assert some.num_draws.tolist() == [10, 10]
-        triplets = warp.sample_triplets(table, 3, generator=gen())
+        triplets = table.sample_triplets(3, generator=gen())
         assert triplets.negatives.shape == (3, 10)
         assert triplets.weights.tolist() == [1.0, 1.0, 1.0]
 
@@ -383,19 +375,16 @@ class TestListSummary:
         first = [4.0, 0.5, math.log(6**0.5 + 1e-4), math.log((1 / 6) ** 0.5 + 1e-4)]
         expected = [first, [0.0, 0.0, floor, floor], [2.0, 3.0, floor, floor]]
         torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-        wide = score.list_summary(kappa, torch.tensor([0, 3, 3, 4]), floor=1.0)
-        assert wide[0, 2].item() == pytest.approx(math.log(6**0.5 + 1))
 
 
 X, ONE = torch.zeros(3, 2), torch.ones(1, 1, 1)
-TABLE = warp.negative_table(t(0, 1), TWO)
+TABLE = warp.NegativeTable.of(t(0, 1), TWO)
 WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`labels` must have shape", lambda: losses.softmax_loss(t(1, 2), t(1), TWO)),
     ("`offsets` must", lambda: losses.softmax_loss(t(1, 2), t(1, 2), torch.tensor([0, 3]))),
     ("`features` must have shape", lambda: score.tie_equal_rows(t(1, 2), torch.zeros(3, 1), TWO)),
-    ("`scores` must have shape", lambda: score.flat_share(torch.zeros(2, 1), TWO)),
-    ("`offsets` must", lambda: score.flat_share(t(1, 2), torch.tensor([0, 3]))),
-    ("`rtol` must", lambda: score.flat_share(t(1, 2), TWO, rtol=-1.0)),
+    ("`scores` must have shape", lambda: score.warn_if_degenerate(torch.zeros(2, 1), TWO)),
+    ("`offsets` must", lambda: score.warn_if_degenerate(t(1, 2), torch.tensor([0, 3]))),
     ("`kappa` must have shape", lambda: score.list_summary(t(1, 2), TWO)),
     ("`offsets` must", lambda: score.list_summary(torch.zeros(2, 1), torch.tensor([0, 3]))),
     ("`values` must have shape", lambda: score.score(t(1, 2), t(1), TWO)),
@@ -419,9 +408,9 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
         "`weights` must have shape",
         lambda: warp.warp_loss(t(1), torch.zeros(1, 1), torch.tensor([1]), margin=1.0, weights=t(1, 1)),
     ),
-    ("`choices` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 3), torch.zeros(1, 1))),
-    ("`uniforms` must have shape", lambda: warp.triplets_from_uniforms(TABLE, torch.zeros(1, 2), torch.zeros(2, 1))),
-    ("`uniforms` must have", lambda: warp.list_draws_from_uniforms(TABLE, torch.tensor([0]), torch.zeros(2, 1))),
+    ("`choices` must have shape", lambda: TABLE.triplets_from_uniforms(torch.zeros(1, 3), torch.zeros(1, 1))),
+    ("`uniforms` must have shape", lambda: TABLE.triplets_from_uniforms(torch.zeros(1, 2), torch.zeros(2, 1))),
+    ("`uniforms` must have", lambda: TABLE.list_draws_from_uniforms(torch.tensor([0]), torch.zeros(2, 1))),
     ("`max_rank` must", lambda: warp.rank_weight_table(-1)),
     ("`features` must have", lambda: subspace_distances(t(1), torch.tensor([[0]]), torch.zeros(1, 1), ONE)),
     ("`support` must have", lambda: subspace_distances(X, torch.tensor([0]), torch.zeros(1, 1), ONE)),
@@ -437,12 +426,11 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`factors` must have", lambda: local_distances(X, torch.zeros(1, 2), ONE)),
     ("`anchors` must", lambda: local_distances(X, torch.full((1, 2), NAN), EYE)),
     ("`factors` must", lambda: local_distances(X, torch.zeros(1, 2), NAN * EYE)),
-    ("`method` must be one of", lambda: local_distances(X, torch.zeros(1, 2), EYE, method="fast")),
+    ("`method` must be one of", lambda: distance_filler(X, torch.zeros(1, 2), EYE, method="fast")),
     ("`norm` must be one of", lambda: local_distances(X, torch.zeros(1, 2), EYE, norm="l2")),
-    ("`chunk_rows` must", lambda: local_distances(X, torch.zeros(1, 2), EYE, chunk_rows=0)),
-    ("`dists` must have shape", lambda: median_scales(t(1))),
-    ("`dists` must have at least one row", lambda: median_scales(torch.zeros(0, 1))),
-    ("`dists` must", lambda: median_scales(torch.tensor([[NAN]]))),
+    ("`dists` must have shape", lambda: score.median_scales(t(1))),
+    ("`dists` must have at least one row", lambda: score.median_scales(torch.zeros(0, 1))),
+    ("`dists` must", lambda: score.median_scales(torch.tensor([[NAN]]))),
     ("`count` must", lambda: draw_subspaces(t(1), 0, 1, generator=gen())),
     ("`size` must", lambda: draw_subspaces(t(1), 1, 0, generator=gen())),
     ("`weights` must have a positive entry", lambda: draw_subspaces(t(0), 1, 1, generator=gen())),
@@ -475,8 +463,10 @@ def test_one_positive_in_every_list_leaves_no_similar_pairs_and_no_rounding() ->
 
 def test_a_pooled_scatter_without_pairs_is_zero() -> None:
     every = torch.tensor([0, 1, 2])
-    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)
+    single = Regions(every[:2], every, torch.tensor([0, 2]), every, torch.tensor([1, 3]), every)
+    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], single)
     assert (S.item(), D.item()) == (0.0, 4.0)
     nothing = torch.zeros(0, dtype=torch.long), torch.zeros(3, dtype=torch.long)
-    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 4]), *nothing)
+    pairs = Regions(every[:2], every, torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 4]), *nothing)
+    S, D = gmml.pooled_scatter(t(0, 2, 5, 7)[:, None], pairs)
     assert (S.item(), D.item()) == (4.0, 0.0)

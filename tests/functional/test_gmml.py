@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, NotSPDError, NumericsWarning
 from lgmml_torch.functional.gmml import gmml, gmml_bank, pooled_scatter, scatter_matrices
+from lgmml_torch.functional.regions import Regions
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import gmml as reference
 from tests.reference.spd import random_spd, relative_error
@@ -21,20 +23,27 @@ REDUCTIONS = ("mean", "sum")
 
 def regions(
     seed: int, *, dim: int = 5, positives: tuple[int, ...] = (3, 1, 6, 2), negatives: tuple[int, ...] = (4, 7, 1, 2)
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Regions]:
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(30, dim, dtype=torch.float64, generator=generator) * 3 + 10
     rows = [torch.randint(30, (sum(sizes),), generator=generator) for sizes in (positives, negatives)]
     offsets = [offsets_from_sizes(torch.tensor(sizes)) for sizes in (positives, negatives)]
-    return X, rows[0], offsets[0], rows[1], offsets[1]
+    return X, sides(rows[0], offsets[0], rows[1], offsets[1])
 
 
-def loop(args: tuple[Tensor, ...], reduction: str) -> tuple[Tensor, Tensor]:
-    X, rows_p, offsets_p, rows_n, offsets_n = args
+def sides(positives: Tensor, positive_offsets: Tensor, negatives: Tensor, negative_offsets: Tensor) -> Regions:
+    """Regions of one query each."""
+    queries = torch.arange(len(positive_offsets))
+    return Regions(queries[:-1], queries, positives, positive_offsets, negatives, negative_offsets)
+
+
+def loop(args: tuple[Tensor, Regions], reduction: str) -> tuple[Tensor, Tensor]:
+    X, found = args
     both = []
-    for k in range(len(offsets_p) - 1):
-        p, n = slice(offsets_p[k], offsets_p[k + 1]), slice(offsets_n[k], offsets_n[k + 1])
-        both.append(reference.scatter(X[rows_p[p]], X[rows_n[n]], reduction))
+    for k in range(len(found)):
+        p = slice(found.positive_offsets[k], found.positive_offsets[k + 1])
+        n = slice(found.negative_offsets[k], found.negative_offsets[k + 1])
+        both.append(reference.scatter(X[found.positives[p]], X[found.negatives[n]], reduction))
     return torch.stack([s for s, _ in both]), torch.stack([d for _, d in both])
 
 
@@ -53,8 +62,8 @@ def test_closed_form_scatter_equals_the_double_loop() -> None:
 
 
 def test_scatter_does_not_cancel_far_from_the_origin() -> None:
-    X, *rest = regions(0)
-    near, far = scatter_matrices(X, *rest), scatter_matrices(X + 2.0**30, *rest)
+    X, some = regions(0)
+    near, far = scatter_matrices(X, some), scatter_matrices(X + 2.0**30, some)
     # What is left is the rounding of the shifted features themselves, 2^30 · 2^-52.
     assert_close(far[0], near[0], 1e-6)
     assert_close(far[1], near[1], 1e-6)
@@ -62,16 +71,16 @@ def test_scatter_does_not_cancel_far_from_the_origin() -> None:
 
 def test_scatter_does_not_depend_on_the_order_of_rows() -> None:
     for reduction in REDUCTIONS:
-        X, rows_p, offsets_p, rows_n, offsets_n = regions(1, positives=(6,), negatives=(7,))
-        want = scatter_matrices(X, rows_p, offsets_p, rows_n, offsets_n, reduction=reduction)
-        got = scatter_matrices(X, rows_p.flip(0), offsets_p, rows_n.flip(0), offsets_n, reduction=reduction)
+        X, some = regions(1, positives=(6,), negatives=(7,))
+        turned = replace(some, positives=some.positives.flip(0), negatives=some.negatives.flip(0))
+        want = scatter_matrices(X, some, reduction=reduction)
+        got = scatter_matrices(X, turned, reduction=reduction)
         assert_close(got[0], want[0], 1e-13)
         assert_close(got[1], want[1], 1e-13)
 
 
 def test_one_positive_has_no_similar_scatter() -> None:
-    X, _, _, rows_n, offsets_n = regions(3, negatives=(5,))
-    S, D = scatter_matrices(X, torch.tensor([7]), torch.tensor([0, 1]), rows_n, offsets_n)
+    S, D = scatter_matrices(*regions(3, positives=(1,), negatives=(5,)))
     assert not S.any()
     assert D.diagonal(dim1=-2, dim2=-1).gt(0).all()
 
@@ -79,9 +88,8 @@ def test_one_positive_has_no_similar_scatter() -> None:
 def test_equal_rows_and_constant_features_are_exactly_zero() -> None:
     X = torch.full((6, 3), 0.1)
     X[:, 1] = torch.arange(6) / 10
-    S, D = scatter_matrices(
-        X, torch.tensor([0, 1, 2]), torch.tensor([0, 3]), torch.tensor([3, 4]), torch.tensor([0, 2])
-    )
+    one = sides(torch.tensor([0, 1, 2]), torch.tensor([0, 3]), torch.tensor([3, 4]), torch.tensor([0, 2]))
+    S, D = scatter_matrices(X, one)
     for scatter in (S, D):
         assert not scatter[0, [0, 2]].any()
         assert scatter[0, 1, 1] > 0
@@ -89,7 +97,7 @@ def test_equal_rows_and_constant_features_are_exactly_zero() -> None:
 
 def test_no_regions() -> None:
     nothing, start = torch.zeros(0, dtype=torch.long), torch.zeros(1, dtype=torch.long)
-    assert gmml_bank(torch.zeros(0, 3), nothing, start, nothing, start).shape == (0, 3, 3)
+    assert gmml_bank(torch.zeros(0, 3), sides(nothing, start, nothing, start)).shape == (0, 3, 3)
 
 
 def test_bank_equals_the_loop_over_regions() -> None:
@@ -142,8 +150,8 @@ def test_long_regions_are_taken_one_at_a_time() -> None:
     X, rows = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)), torch.arange(400)
     for size, expected in ((2, [(4, 4)]), (100, [(1, 4), (2, 4), (3, 4), (4, 4)])):
         offsets, steps = torch.arange(5) * size, list[tuple[int, int]]()
-        sides = (rows[: 4 * size], offsets, rows[: 4 * size].flip(0), offsets)
-        gmml_bank(X, *sides, max_bytes=15_000, progress=lambda *step: steps.append(step))  # noqa: B023
+        four = sides(rows[: 4 * size], offsets, rows[: 4 * size].flip(0), offsets)
+        gmml_bank(X, four, max_bytes=15_000, progress=lambda *step: steps.append(step))  # noqa: B023
         assert steps == expected
 
 
@@ -172,11 +180,11 @@ def test_a_relative_lambda_follows_the_scale_of_the_data() -> None:
 
 def test_dtype_of_the_caller() -> None:
     for dtype in [torch.float32, torch.float64]:
-        X, *rest = regions(6)
-        F = gmml_bank(X.to(dtype), *rest)
+        X, some = regions(6)
+        F = gmml_bank(X.to(dtype), some)
         assert F.dtype == dtype
         assert gmml(torch.eye(2, dtype=dtype), torch.eye(2, dtype=dtype)).factor.dtype == dtype
-        exact = gmml_bank(X.to(dtype).double(), *rest)
+        exact = gmml_bank(X.to(dtype).double(), some)
         assert relative_error(F.double() @ F.mT.double(), exact @ exact.mT) <= 10 * torch.finfo(dtype).eps
 
 
@@ -192,8 +200,8 @@ def test_two_positives_in_300_dimensions() -> None:
         for num_positives in [1, 2]:
             X = torch.randn(40, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
             rows = torch.arange(40)
-            args = (X, rows[:num_positives], torch.tensor([0, num_positives]), rows[2:], torch.tensor([0, 38]))
-            F = gmml_bank(*args, reduction=reduction)
+            one = sides(rows[:num_positives], torch.tensor([0, num_positives]), rows[2:], torch.tensor([0, 38]))
+            F = gmml_bank(X, one, reduction=reduction)
             spectrum = torch.linalg.eigvalsh(F @ F.mT)[0]
             assert spectrum[0] > 0
             assert spectrum[-1] / spectrum[0] < 1e4
@@ -212,7 +220,7 @@ def test_singular_scatter_without_lambda_warns_and_stays_finite() -> None:
     X = torch.randn(20, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows = torch.arange(20)
     with pytest.warns(NumericsWarning, match=r"`[SD]` is singular to rounding: added up to|lifted \d+ singular"):
-        F = gmml_bank(X, rows[:3], torch.tensor([0, 3]), rows[3:], torch.tensor([0, 17]), lam=0.0)
+        F = gmml_bank(X, sides(rows[:3], torch.tensor([0, 3]), rows[3:], torch.tensor([0, 17])), lam=0.0)
     assert torch.isfinite(F).all()
 
 
@@ -221,7 +229,7 @@ def test_duplicate_rows_and_constant_features_give_a_metric() -> None:
     X[:6] = X[0]
     X[:, 3] = 0.7
     rows = torch.arange(12)
-    F = gmml_bank(X, rows[:5], torch.tensor([0, 5]), rows[5:], torch.tensor([0, 7]))
+    F = gmml_bank(X, sides(rows[:5], torch.tensor([0, 5]), rows[5:], torch.tensor([0, 7])))
     assert torch.isfinite(F).all()
     assert torch.linalg.eigvalsh(F @ F.mT).amin() > 0
 
@@ -231,9 +239,9 @@ def test_equal_rows_are_a_named_error() -> None:
         X = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
         X[4:] = 0.1
         rows = torch.arange(12)
-        args = (X, rows[[0, 1, 4, 5, 6]], torch.tensor([0, 2, 5]), rows[[2, 3, 7, 8]], torch.tensor([0, 2, 4]))
+        two = sides(rows[[0, 1, 4, 5, 6]], torch.tensor([0, 2, 5]), rows[[2, 3, 7, 8]], torch.tensor([0, 2, 4]))
         with pytest.raises(NotSPDError, match="diagonal to scale `lam` by, got 0 in member 1: are all its rows equal"):
-            gmml_bank(*args, max_bytes=max_bytes)
+            gmml_bank(X, two, max_bytes=max_bytes)
 
 
 def test_equal_rows_without_lambda_name_the_region_too() -> None:
@@ -241,9 +249,9 @@ def test_equal_rows_without_lambda_name_the_region_too() -> None:
         X = torch.rand(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         X[20:] = 0.1
         rows = torch.arange(40)
-        args = (X, rows[5:35], torch.tensor([0, 15, 30]), rows[[0, 1, 2, 37, 38]], torch.tensor([0, 3, 5]))
+        two = sides(rows[5:35], torch.tensor([0, 15, 30]), rows[[0, 1, 2, 37, 38]], torch.tensor([0, 3, 5]))
         with pytest.raises(NotSPDError, match="`S` must be positive definite, got smallest eigenvalue 0 in member 1"):
-            gmml_bank(*args, lam=0.0, max_bytes=max_bytes)
+            gmml_bank(X, two, lam=0.0, max_bytes=max_bytes)
 
 
 def test_zero_matrices_have_no_scale() -> None:
@@ -270,13 +278,7 @@ def test_a_sum_over_no_pairs_is_zero() -> None:
     assert not D.any()
 
 
-BASE: dict[str, Any] = dict(
-    zip(
-        ("features", "positives", "positive_offsets", "negatives", "negative_offsets"),
-        regions(8, positives=(3, 2), negatives=(2, 2)),
-        strict=True,
-    )
-)
+BASE: dict[str, Any] = dict(zip(("features", "regions"), regions(8, positives=(3, 2), negatives=(2, 2)), strict=True))
 HOLE = BASE["features"].clone()
 HOLE[3, 1] = float("nan")
 
@@ -293,12 +295,14 @@ def test_scatter_and_bank_errors() -> None:
             {"features": BASE["features"] * torch.tensor([1.0, 1e200, 1.0, 1.0, 1.0], dtype=torch.float64)},
             "`features` must have products within the range",
         ),
-        ({"positives": torch.zeros(5)}, "`positives` must hold row numbers, got torch.float32"),
-        ({"negatives": torch.tensor([0, 1, 2, 30])}, "`negatives` must hold row numbers from 0 to 29, got 0 to 30"),
-        ({"positives": torch.tensor([0, 1, 2, -1, 3])}, "`positives` must hold row numbers from 0 to 29, got -1 to 3"),
-        ({"positive_offsets": torch.tensor([0, 4, 3, 5])}, "`positive_offsets` must not decrease, got 4 before 3"),
-        ({"negative_offsets": torch.tensor([0, 2, 3])}, "`negative_offsets` must end at the number of rows, 4, got 3"),
-        ({"negative_offsets": torch.tensor([0, 4])}, "must describe the same number of regions, got 2 and 1"),
+        (
+            {"regions": replace(BASE["regions"], negatives=torch.tensor([0, 1, 2, 30]))},
+            "`negatives` must hold row numbers from 0 to 29, got 0 to 30",
+        ),
+        (
+            {"regions": replace(BASE["regions"], positives=torch.tensor([0, 1, 2, -1, 3]))},
+            "`positives` must hold row numbers from 0 to 29, got -1 to 3",
+        ),
         ({"reduction": "average"}, "`reduction` must be one of 'mean', 'sum', got 'average'"),
     ]:
         for function in (scatter_matrices, gmml_bank):
@@ -341,15 +345,17 @@ def test_gmml_unknown_method() -> None:
 MEASURE = """
 import resource, sys, torch
 from lgmml_torch.functional.gmml import gmml_bank
+from lgmml_torch.functional.regions import Regions
 K, D, dtype, budget = int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)
 X = torch.randn(500, D, dtype=dtype, generator=torch.Generator().manual_seed(0))
 rows = torch.arange(20 * K) % 500
 offsets = torch.arange(K + 1) * 20
 options = {"max_bytes": budget} if budget else {}
-gmml_bank(X[:, :8].contiguous(), rows, offsets, (rows + 250) % 500, offsets)  # libraries loaded, pools filled
+regions = Regions(rows[:K], torch.arange(K + 1), rows, offsets, (rows + 250) % 500, offsets)
+gmml_bank(X[:, :8].contiguous(), regions)  # libraries loaded, pools filled
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-F = gmml_bank(X, rows, offsets, (rows + 250) % 500, offsets, **options)
+F = gmml_bank(X, regions, **options)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert torch.isfinite(F).all()
 print((after - before) * 1024 - F.numel() * F.element_size())

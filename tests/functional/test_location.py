@@ -6,7 +6,8 @@ from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.functional.gmml import pooled_scatter
-from lgmml_torch.functional.location import class_scatter, location_distances, location_weights
+from lgmml_torch.functional.regions import Regions
+from lgmml_torch.metric_learning import class_scatter, location_distances, location_weights
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import examples as reference
 
@@ -39,11 +40,12 @@ def test_class_scatter_is_the_mean_over_pairs(first: Tensor) -> None:
 
 def test_class_scatter_of_all_rows_is_the_pooled_scatter_of_the_classes() -> None:
     same = torch.arange(4)[:, None] == CLASSES
-    expected = pooled_scatter(
-        rows(),
+    regions = Regions(
+        torch.arange(4), torch.arange(5),
         same.nonzero()[:, 1], offsets_from_sizes(same.sum(1)),
         (~same).nonzero()[:, 1], offsets_from_sizes((~same).sum(1)),
     )  # fmt: skip
+    expected = pooled_scatter(rows(), regions)
     for ours, theirs in zip(class_scatter(rows(), CLASSES, CLASSES >= 0), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.functional import low_rank
-from lgmml_torch.functional.distance import full_method, local_distances
-from lgmml_torch.functional.low_rank import low_rank_distances
+from lgmml_torch.functional import distance
+from lgmml_torch.functional.distance import full_method, local_distances, low_rank_distances
+from tests.functional.test_distance import tiled
 from tests.reference.low_rank import distances
 
 SHAPES = [(7, 5, 3, 2), (1, 1, 1, 1), (9, 4, 2, 4), (6, 3, 5, 1), (3, 6, 1, 8)]
@@ -27,7 +27,7 @@ def case(count: int, width: int, metrics: int, rank: int, seed: int = 0) -> tupl
 def test_values_and_slopes_are_those_of_the_plain_form(
     shape: tuple[int, int, int, int], kept: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(low_rank, "TILE_IMAGES", tile)
+    monkeypatch.setattr(distance, "TILE_IMAGES", tile)
     inputs = case(*shape)
     weights = torch.randn(shape[0], shape[2], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = distances(*inputs)
@@ -66,14 +66,14 @@ def test_large_values_next_to_an_anchor_stay_finite() -> None:
     """Off by the rounding of the images, as the class says, never NaN."""
     a = torch.full((1, 3), 1e4)
     F = torch.eye(3)[None, :, :1]
-    found = local_distances(a + torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), a, F, method="stacked")
+    found = tiled(a + torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), a, F, method="stacked")
     torch.testing.assert_close(found, torch.tensor([[0.0], [1.0]]), rtol=0, atol=4e-3)
 
 
 def test_stacked_factors_give_the_distances_of_one_metric_after_another() -> None:
     for shape in SHAPES:
         x, a, F = (tensor.detach() for tensor in case(*shape))
-        torch.testing.assert_close(local_distances(x, a, F, method="stacked"), local_distances(x, a, F))
+        torch.testing.assert_close(tiled(x, a, F, method="stacked"), local_distances(x, a, F))
 
 
 def test_low_ranks_are_stacked() -> None:

@@ -16,7 +16,6 @@ from lgmml_torch.functional.regions import (
     Regions,
     choose_anchors,
     extrapolate_anchors,
-    high_thresholds,
     regions_from_queries,
     sample_regions,
     usable_queries,
@@ -102,7 +101,6 @@ def test_usable_queries_have_two_labels() -> None:
     found = usable_queries(labels, torch.tensor([0, 1, 3, 3, 5, 7]))
     assert found.tolist() == [False, False, False, True, False]
     assert usable_queries(torch.zeros(0), torch.tensor([0])).shape == (0,)
-    assert high_thresholds(torch.zeros(0), torch.tensor([0, 0])).tolist() == [math.inf]
 
 
 def test_no_query_is_used_twice_while_there_are_enough() -> None:
@@ -318,11 +316,17 @@ def test_errors_name_argument_rule_and_value(generator: torch.Generator) -> None
 
 
 def test_thresholds_are_medians_of_distinct_positive_labels() -> None:
-    """One positive label is its own median; equal labels count once; without a positive there is none."""
-    lists = [[0, 3, 3], [1, 1, 2, 5], [0, 1, 2, 2, 4], [2, 2], [7], []]
-    labels = torch.tensor([float(y) for own in lists for y in own])
-    offsets = offsets_from_sizes(torch.tensor([len(own) for own in lists]))
-    assert high_thresholds(labels, offsets).tolist() == [3.0, 3.5, 2.0, math.inf, math.inf, math.inf]
+    """One positive label is its own median; equal labels count once; X₊ holds what reaches the median."""
+    cases = [
+        ([0, 3, 3], [3, 3]),
+        ([1, 1, 2, 5, 5], [5, 5]),
+        ([0, 1, 2, 2, 4], [2, 2, 4]),
+        ([0, 1, 3, 4, 5, 5], [4, 5, 5]),
+    ]
+    for labels, expected in cases:
+        one, values = torch.tensor([0, 1]), torch.tensor(labels).float()
+        found = regions_from_queries(values, torch.tensor([0, len(labels)]), one[:1], one)
+        assert values[found.positives].tolist() == expected
 
 
 def test_more_regions_than_queries_are_one_of_each_query() -> None:

@@ -11,10 +11,8 @@ import torch
 from lgmml_torch.checks import DegenerateScoresWarning, LGMMLError
 from lgmml_torch.functional.score import (
     KERNELS,
-    flat_share,
     kernel,
     score,
-    share_beyond_turning_point,
     warn_if_degenerate,
 )
 from tests.reference import score as reference
@@ -88,18 +86,14 @@ def test_kernel_values() -> None:
     assert kernel(around, "paper").argmax() == 1
 
 
-def test_share_beyond_the_turning_point() -> None:
-    dists = torch.tensor([[0.5, 1.0, 1.5], [2.0, 0.1, 1.01]])
-    assert share_beyond_turning_point(dists) == 0.5
-    assert math.isnan(share_beyond_turning_point(dists[:0]))
-
-
 def test_flat_lists() -> None:
     scores = torch.tensor([-5.0, 1.0, 1.0, 1.0 + 1e-7, 1.0, 2.0, 2.0, -2.0, -2.0])
-    assert flat_share(scores, torch.tensor([0, 1, 4, 6, 6, 7, 9])) == pytest.approx(2 / 3)
-    assert flat_share(torch.zeros(4), torch.tensor([0, 4])) == 1.0
-    assert math.isnan(flat_share(torch.zeros(2), torch.tensor([0, 1, 2])))
-    assert math.isnan(flat_share(torch.zeros(0), torch.tensor([0])))
+    with pytest.warns(DegenerateScoresWarning, match="within 67% of the lists"):
+        assert warn_if_degenerate(scores, torch.tensor([0, 1, 4, 6, 6, 7, 9])) == pytest.approx(2 / 3)
+    with pytest.warns(DegenerateScoresWarning, match="within 100% of the lists"):
+        assert warn_if_degenerate(torch.zeros(4), torch.tensor([0, 4])) == 1.0
+    assert math.isnan(warn_if_degenerate(torch.zeros(2), torch.tensor([0, 1, 2])))
+    assert math.isnan(warn_if_degenerate(torch.zeros(0), torch.tensor([0])))
 
 
 def test_degenerate_scores_are_said_and_others_are_not() -> None:
@@ -125,8 +119,6 @@ def test_errors_name_argument_rule_and_value() -> None:
     with pytest.raises(LGMMLError, match=r"`offsets` must end at the number of rows, 9, got 4"):
         score(dists, phi, torch.tensor([0, 1, 2, 3, 4]))
     with pytest.raises(LGMMLError, match=r"`offsets` must not decrease"):
-        flat_share(torch.zeros(4), torch.tensor([0, 3, 2, 4]))
+        warn_if_degenerate(torch.zeros(4), torch.tensor([0, 3, 2, 4]))
     with pytest.raises(LGMMLError, match=r"`chunk_entries` must be positive, got 0"):
         score(dists, phi, OFFSETS, chunk_entries=0)
-    with pytest.raises(LGMMLError, match=r"`rtol` must be at least 0, got -1"):
-        flat_share(torch.zeros(4), torch.tensor([0, 4]), rtol=-1)

@@ -14,13 +14,7 @@ from lgmml_torch.functional.warp import (
     Draws,
     NegativeTable,
     WarpOutcome,
-    list_draws_from_uniforms,
-    negative_table,
-    rank_estimate,
     rank_weight_table,
-    sample_list_draws,
-    sample_triplets,
-    triplets_from_uniforms,
     warp_loss,
 )
 from tests.reference import warp as reference
@@ -62,11 +56,6 @@ def test_rank_weight_equals_the_sum() -> None:
     torch.testing.assert_close(rank_weight_table(30)[ranks], expected)
 
 
-def test_rank_estimate_is_a_floor_and_at_least_one() -> None:
-    n, draws = torch.tensor([10, 10, 10, 2]), torch.tensor([1, 3, 10, 50])
-    assert rank_estimate(n, draws).tolist() == [10, 3, 1, 1]
-
-
 def test_loss_equals_the_loop() -> None:
     for seed in range(5):
         for size, width in [(0, 3), (1, 1), (40, 6), (5, 0)]:
@@ -96,7 +85,7 @@ def test_a_draw_exactly_at_the_margin_does_not_violate() -> None:
 
 def test_the_loss_does_not_depend_on_the_order_of_tuples() -> None:
     _, _, scores = model()
-    draws = sample_triplets(negative_table(LABELS, OFFSETS), 50, generator=seeded())
+    draws = NegativeTable.of(LABELS, OFFSETS).sample_triplets(50, generator=seeded())
     order = torch.randperm(50, generator=seeded(1))
     turned = Draws(*(getattr(draws, name)[order] for name in Draws.__dataclass_fields__))
     assert torch.equal(run(turned, scores).loss, run(draws, scores).loss[order])
@@ -105,7 +94,7 @@ def test_the_loss_does_not_depend_on_the_order_of_tuples() -> None:
 def test_gradient_equals_autograd_and_the_hand_formula() -> None:
     kappa, phi, _ = model()
     phi.requires_grad_()
-    draws = sample_triplets(negative_table(LABELS, OFFSETS), 64, max_draws=3, generator=seeded())
+    draws = NegativeTable.of(LABELS, OFFSETS).sample_triplets(64, max_draws=3, generator=seeded())
     scores = score(kappa, phi, OFFSETS)
     run(draws, scores).loss.sum().backward()
     found = run(draws, scores.detach())
@@ -122,7 +111,7 @@ def test_gradient_equals_autograd_and_the_hand_formula() -> None:
 def test_a_step_against_the_gradient_widens_the_margin() -> None:
     """The sign: Φ grows where the violator's κ is larger, so f(p⁺) − f(p⁻) grows."""
     kappa, phi, scores = model()
-    draws = sample_triplets(negative_table(LABELS, OFFSETS), 200, generator=seeded())
+    draws = NegativeTable.of(LABELS, OFFSETS).sample_triplets(200, generator=seeded())
     before = run(draws, scores).loss.sum()
     phi = (phi - 1e-4 * gradient(draws, scores, kappa)).clamp_min(0)
     assert run(draws, score(kappa, phi, OFFSETS)).loss.sum() < before
@@ -145,7 +134,7 @@ def test_negative_table_equals_the_loop() -> None:
             offsets = torch.tensor([0, 1, 1, 9, 20, 23, 31])
             labels = torch.randint(-1 if seed == 3 else 0, 4, (31,), generator=g).float()
             labels[20:23] = 2.0  # all equal
-            table = negative_table(labels, offsets, negatives=kind)
+            table = NegativeTable.of(labels, offsets, negatives=kind)
             usable = []
             for q in range(6):
                 rows = range(int(offsets[q]), int(offsets[q + 1]))
@@ -163,12 +152,12 @@ def test_negative_table_equals_the_loop() -> None:
 
 def test_tables_and_lists_of_nothing() -> None:
     for labels, offsets in ((torch.zeros(0), [0]), (torch.zeros(0), [0, 0]), (torch.ones(3), [0, 2, 3])):
-        table = negative_table(labels, torch.tensor(offsets))
+        table = NegativeTable.of(labels, torch.tensor(offsets))
         assert len(table.positives) == len(table.queries) == 0
         chosen = torch.arange(len(offsets) - 1)
-        draws = sample_list_draws(table, chosen, generator=seeded())
+        draws = table.sample_list_draws(chosen, generator=seeded())
         assert draws.negatives.shape == (0, 10)
-        assert sample_list_draws(table, chosen, max_draws=None, generator=seeded()).negatives.shape == (0, 0)
+        assert table.sample_list_draws(chosen, max_draws=None, generator=seeded()).negatives.shape == (0, 0)
 
 
 def check_members(draws: Draws, labels: Tensor) -> None:
@@ -180,10 +169,10 @@ def check_members(draws: Draws, labels: Tensor) -> None:
 
 def test_draws_are_lower_labelled_documents_of_the_same_query() -> None:
     for max_draws in [1, 5, None]:
-        table = negative_table(LABELS, OFFSETS)
+        table = NegativeTable.of(LABELS, OFFSETS)
         for draws in (
-            sample_triplets(table, 300, max_draws=max_draws, generator=seeded()),
-            sample_list_draws(table, torch.tensor([4, 0, 2, 0]), max_draws=max_draws, generator=seeded()),
+            table.sample_triplets(300, max_draws=max_draws, generator=seeded()),
+            table.sample_list_draws(torch.tensor([4, 0, 2, 0]), max_draws=max_draws, generator=seeded()),
         ):
             check_members(draws, LABELS)
             expected = draws.num_negatives if max_draws is None else torch.full_like(draws.num_negatives, max_draws)
@@ -192,32 +181,32 @@ def test_draws_are_lower_labelled_documents_of_the_same_query() -> None:
 
 
 def test_uniforms_at_the_edges_stay_inside() -> None:
-    table = negative_table(LABELS, OFFSETS)
+    table = NegativeTable.of(LABELS, OFFSETS)
     for u in (0.0, 1 - 2**-53, 1.0):  # 1.0 itself can come of a conversion to float32
         edge = torch.full((3, 2), u, dtype=torch.float64)
-        check_members(triplets_from_uniforms(table, edge, edge), LABELS)
-        check_members(triplets_from_uniforms(table, edge.float(), edge.float()), LABELS)
+        check_members(table.triplets_from_uniforms(edge, edge), LABELS)
+        check_members(table.triplets_from_uniforms(edge.float(), edge.float()), LABELS)
 
 
 def test_same_generator_same_result_and_another_another() -> None:
-    table = negative_table(LABELS, OFFSETS)
+    table = NegativeTable.of(LABELS, OFFSETS)
 
     def same(a: Draws, b: Draws) -> bool:
         return all(torch.equal(getattr(a, name), getattr(b, name)) for name in Draws.__dataclass_fields__)
 
-    assert same(sample_triplets(table, 30, generator=seeded(3)), sample_triplets(table, 30, generator=seeded(3)))
-    assert not same(sample_triplets(table, 30, generator=seeded(3)), sample_triplets(table, 30, generator=seeded(4)))
+    assert same(table.sample_triplets(30, generator=seeded(3)), table.sample_triplets(30, generator=seeded(3)))
+    assert not same(table.sample_triplets(30, generator=seeded(3)), table.sample_triplets(30, generator=seeded(4)))
     lists = torch.tensor([0, 4])
-    one, two, three = (sample_list_draws(table, lists, generator=seeded(s)) for s in (3, 3, 4))
+    one, two, three = (table.sample_list_draws(lists, generator=seeded(s)) for s in (3, 3, 4))
     assert same(one, two)
     assert not same(one, three)
 
 
 def test_sampling_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    table = negative_table(LABELS, OFFSETS)
-    sample_triplets(table, 5, generator=seeded())
-    sample_list_draws(table, torch.tensor([0]), generator=seeded())
+    table = NegativeTable.of(LABELS, OFFSETS)
+    table.sample_triplets(5, generator=seeded())
+    table.sample_list_draws(torch.tensor([0]), generator=seeded())
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -232,7 +221,7 @@ def test_draws_follow_the_truncated_geometric_law() -> None:
         labels, offsets = torch.cat([torch.zeros(10), torch.ones(1)]), torch.tensor([0, 11])
         scores = torch.full((11,), -5.0)
         scores[:violators], scores[10] = 1.0, 0.0
-        draws = sample_triplets(negative_table(labels, offsets), total, max_draws=T, generator=seeded(7))
+        draws = NegativeTable.of(labels, offsets).sample_triplets(total, max_draws=T, generator=seeded(7))
         found = warp_loss(scores[draws.positives], scores[draws.negatives], draws.num_negatives, margin=0.1)
         s = violators / 10
         law = torch.tensor([(1 - s) ** (j - 1) * s for j in range(1, T + 1)] + [(1 - s) ** T])
@@ -248,8 +237,8 @@ def test_draws_follow_the_truncated_geometric_law() -> None:
 
 
 def test_queries_and_positives_are_drawn_evenly() -> None:
-    table = negative_table(LABELS, OFFSETS)
-    draws = sample_triplets(table, 30_000, max_draws=1, generator=seeded(5))
+    table = NegativeTable.of(LABELS, OFFSETS)
+    draws = table.sample_triplets(30_000, max_draws=1, generator=seeded(5))
     assert table.queries.tolist() == [0, 1, 4]  # the third has one document, the fourth equal labels
     sizes = table.positive_offsets.diff()
     owner = torch.bucketize(table.positives, OFFSETS[1:], right=True)
@@ -260,13 +249,13 @@ def test_queries_and_positives_are_drawn_evenly() -> None:
 
 def every_triplet(table: NegativeTable, max_draws: int) -> Draws:
     mesh = torch.cartesian_prod(*[GRID] * (2 + max_draws))
-    return triplets_from_uniforms(table, mesh[:, :2], mesh[:, 2:])
+    return table.triplets_from_uniforms(mesh[:, :2], mesh[:, 2:])
 
 
 def test_both_ways_to_batch_have_exactly_the_expected_gradient() -> None:
     """Every choice is enumerated on a grid that all counts divide, so the means are the expectations themselves."""
     kappa, _, scores = model()
-    table, T = negative_table(LABELS, OFFSETS), 2
+    table, T = NegativeTable.of(LABELS, OFFSETS), 2
     expected = reference.expected_gradient(scores, kappa, LABELS, OFFSETS, MARGIN, T)
     assert expected.abs().sum() > 0
     draws = every_triplet(table, T)
@@ -274,19 +263,19 @@ def test_both_ways_to_batch_have_exactly_the_expected_gradient() -> None:
     mesh = torch.cartesian_prod(GRID, GRID)
     lists = torch.zeros_like(expected)
     for u in mesh:
-        batch = list_draws_from_uniforms(table, table.queries, u.expand(len(table.positives), 2))
+        batch = table.list_draws_from_uniforms(table.queries, u.expand(len(table.positives), 2))
         lists += gradient(batch, scores, kappa)
     torch.testing.assert_close(lists / (len(mesh) * len(table.queries)), expected)
 
 
 def test_both_ways_to_batch_agree_in_a_seeded_simulation() -> None:
     kappa, _, scores = model()
-    table, T = negative_table(LABELS, OFFSETS), 4
+    table, T = NegativeTable.of(LABELS, OFFSETS), 4
     expected = reference.expected_gradient(scores, kappa, LABELS, OFFSETS, MARGIN, T)
     num = 60_000
-    triplets = gradient(sample_triplets(table, num, max_draws=T, generator=seeded(1)), scores, kappa) / num
+    triplets = gradient(table.sample_triplets(num, max_draws=T, generator=seeded(1)), scores, kappa) / num
     queries = table.queries[torch.randint(0, 3, (num,), generator=seeded(2))]
-    draws = sample_list_draws(table, queries, max_draws=T, generator=seeded(3))
+    draws = table.sample_list_draws(queries, max_draws=T, generator=seeded(3))
     lists = gradient(draws, scores, kappa) / num
     for found in (triplets, lists):
         assert (found - expected).abs().max() < 5 * 2.0 / math.sqrt(num)  # terms are below 2 in size
@@ -295,8 +284,8 @@ def test_both_ways_to_batch_agree_in_a_seeded_simulation() -> None:
 def test_the_expectation_does_not_depend_on_the_order_of_documents() -> None:
     kappa, _, scores = model()
     order = torch.tensor([3, 1, 0, 2, 5, 4, 6, 8, 7, 11, 9, 10])  # within queries
-    draws = every_triplet(negative_table(LABELS, OFFSETS), 1)
-    turned = every_triplet(negative_table(LABELS[order], OFFSETS), 1)
+    draws = every_triplet(NegativeTable.of(LABELS, OFFSETS), 1)
+    turned = every_triplet(NegativeTable.of(LABELS[order], OFFSETS), 1)
     torch.testing.assert_close(gradient(draws, scores, kappa), gradient(turned, scores[order], kappa[order]))
 
 
@@ -321,20 +310,20 @@ def test_errors_name_argument_rule_and_value() -> None:
     with pytest.raises(LGMMLError, match=r"`max_rank` must be at least 0, got -1"):
         rank_weight_table(-1)
     with pytest.raises(LGMMLError, match=r"`negatives` must be one of 'lower', 'zero', got 'low'"):
-        negative_table(LABELS, OFFSETS, negatives="low")
+        NegativeTable.of(LABELS, OFFSETS, negatives="low")
     with pytest.raises(LGMMLError, match=r"`offsets` must start at 0, got 1"):
-        negative_table(LABELS, torch.tensor([1, 12]))
-    table = negative_table(LABELS, OFFSETS)
+        NegativeTable.of(LABELS, torch.tensor([1, 12]))
+    table = NegativeTable.of(LABELS, OFFSETS)
     with pytest.raises(LGMMLError, match=r"`max_draws` must be positive, got 0"):
-        sample_triplets(table, 1, max_draws=0, generator=seeded())
+        table.sample_triplets(1, max_draws=0, generator=seeded())
     with pytest.raises(LGMMLError, match=r"`num` must be at least 0, got -1"):
-        sample_triplets(table, -1, generator=seeded())
+        table.sample_triplets(-1, generator=seeded())
     with pytest.raises(LGMMLError, match=r"`choices` must have shape \(\*, 2\), got \(1, 3\)"):
-        triplets_from_uniforms(table, torch.zeros(1, 3), torch.zeros(1, 1))
+        table.triplets_from_uniforms(torch.zeros(1, 3), torch.zeros(1, 1))
     with pytest.raises(LGMMLError, match=r"`uniforms` must have shape \(1, \*\), got \(2, 1\)"):
-        triplets_from_uniforms(table, torch.zeros(1, 2), torch.zeros(2, 1))
+        table.triplets_from_uniforms(torch.zeros(1, 2), torch.zeros(2, 1))
     with pytest.raises(LGMMLError, match=r"`uniforms` must have shape \(2, \*\), got \(1, 1\)"):
-        list_draws_from_uniforms(table, torch.tensor([0]), torch.zeros(1, 1))
-    empty = negative_table(torch.ones(2), torch.tensor([0, 2]))
+        table.list_draws_from_uniforms(torch.tensor([0]), torch.zeros(1, 1))
+    empty = NegativeTable.of(torch.ones(2), torch.tensor([0, 2]))
     with pytest.raises(DataError, match="no query has a positive and a lower-labelled document"):
-        sample_triplets(empty, 1, generator=seeded())
+        empty.sample_triplets(1, generator=seeded())

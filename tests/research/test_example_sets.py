@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.functional.location import location_weights
+from lgmml_torch.metric_learning import location_weights
 from research.by_example.sets import (
     ExampleSet,
     evaluate_examples,

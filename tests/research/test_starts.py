@@ -53,7 +53,7 @@ def test_ratio() -> None:
     assert torch.equal(found[:2], found[every:])  # fewer regions than metrics serve several times
     assert not torch.equal(found[0], found[1])
     r = regions_from_queries(data.labels, data.offsets, queries, torch.arange(every + 1))
-    S, D = scatter_matrices(data.features, r.positives, r.positive_offsets, r.negatives, r.negative_offsets)
+    S, D = scatter_matrices(data.features, r)
     level = 0.3 * (S + D).diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] / 2
     S = S + level * torch.eye(data.num_features).double()
     values = torch.linalg.eigvals(torch.linalg.solve(S, D)).real.sort(-1, descending=True).values[:, :3]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
 from lgmml_torch.distributed import SharedLists
-from lgmml_torch.functional.warp import negative_table
+from lgmml_torch.functional.warp import NegativeTable
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max
 from lgmml_torch.training.batches import BatchLoader, RankingDataModule, TrainingBatches, evaluation_blocks, mixed_seed
@@ -114,7 +114,7 @@ class Pretend(SharedLists):
 
     def per_query(self, values: Tensor) -> Tensor:
         assert self.whole is not None
-        table = negative_table(self.whole.labels, self.whole.offsets)
+        table = NegativeTable.of(self.whole.labels, self.whole.offsets)
         counts = table.positive_offsets.diff()
         if torch.equal(values, counts[self.own]):
             return counts

@@ -26,9 +26,8 @@ from lgmml_torch.app.rankers import MODEL, Ranker, open_ranker, references_of_ru
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.source import DataSource
 from lgmml_torch.data.trec import qrels_lines, read_qrels, read_run
-from lgmml_torch.evaluation.card import read_report
 from lgmml_torch.evaluation.evaluate import Evaluation, Paired, compare_rankings, evaluate, evaluate_run
-from lgmml_torch.evaluation.tables import print_evaluations
+from lgmml_torch.evaluation.tables import print_evaluations, read_report
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
 from lgmml_torch.models.ranker import LGMML

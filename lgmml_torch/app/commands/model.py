@@ -24,8 +24,7 @@ from lgmml_torch.app.commands.common import (
     print_tables,
 )
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
-from lgmml_torch.evaluation.card import model_card, read_report
-from lgmml_torch.evaluation.tables import preprocessing_steps
+from lgmml_torch.evaluation.tables import model_card, preprocessing_steps, read_report
 from lgmml_torch.models.combine import combination_weights, merge_models
 from lgmml_torch.models.explain import Explanation, explain
 from lgmml_torch.models.export import EXPORTERS, compare_exported

@@ -22,8 +22,14 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets, check_positive, check_shape
-from lgmml_torch.functional.ranking.presets import MetricName, Preset, describe, find_preset, parse_metric
-from lgmml_torch.functional.ranking.sorting import block_metrics, ranked_blocks
+from lgmml_torch.functional.ranking.presets import (
+    MetricName,
+    Preset,
+    describe,
+    find_preset,
+    measure_lists,
+    parse_metric,
+)
 from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.ragged import RankingData
 
@@ -182,12 +188,15 @@ def rank_metrics(
         check_shape("retrieved", retrieved, (len(scores),))
         if retrieved.dtype != torch.bool:
             raise LGMMLError(f"`retrieved` must hold truth values, got {retrieved.dtype}")
-    levels = _check_labels(labels, parsed, rules, max_grade)
-    values = labels.new_full((len(parsed), len(offsets) - 1), torch.nan)
-    depth, pessimistic = _depth(parsed), rules.ties == "pessimistic"
-    for block in ranked_blocks(scores, labels, offsets, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
-        if parsed:
-            values[:, block.queries] = block_metrics(block, parsed, rules, max_grade, levels)
+    _check_labels(labels, parsed, rules, max_grade)
+    values = measure_lists(
+        (scores, labels, offsets),
+        parsed,
+        rules,
+        tie_order=tie_order,
+        retrieved=retrieved,
+        max_grade=max_grade,
+    )
     built_in = dict(zip(names, values, strict=True))
     found = {}
     for measure in asked:
@@ -196,16 +205,6 @@ def rank_metrics(
         else:
             found[measure.name] = measure.per_query(scores, labels, offsets)
     return found
-
-
-def _depth(metrics: Sequence[MetricName]) -> int | None:
-    """The deepest rank that a metric looks at; None for the whole list."""
-    depth = 1
-    for metric in metrics:
-        if metric.k is None:
-            return None
-        depth = max(depth, metric.k)
-    return depth
 
 
 def rank_data(
@@ -271,8 +270,8 @@ def _check_inputs(scores: Tensor, labels: Tensor, offsets: Tensor, tie_order: Te
             raise LGMMLError(f"`tie_order` must hold integers, got {tie_order.dtype}")
 
 
-def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None) -> int | None:
-    """Refuse labels the metrics cannot take; returns the highest label if all are whole numbers, else None."""
+def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, max_grade: float | None) -> None:
+    """Refuse labels the metrics cannot take."""
     kinds = {metric.kind for metric in metrics}
     if "err" in kinds and max_grade is None:
         raise LGMMLError("`max_grade` must be given for err: the highest grade of the data set, got None")
@@ -283,9 +282,9 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
         check_finite("labels", labels)
     if low < 0:
         raise LGMMLError(f"`labels` must be at least 0, got {low:g}")
-    whole = torch.equal(labels, labels.trunc())
-    if rules.max_label is not None and not (whole and high <= rules.max_label):
-        worst = high if whole else float(labels[labels != labels.floor()][0])
+    broken = labels[labels != labels.floor()]
+    if rules.max_label is not None and (len(broken) or high > rules.max_label):
+        worst = float(broken[0]) if len(broken) else high
         raise LGMMLError(
             f"`labels` must be whole numbers from 0 to {rules.max_label} for preset {rules.name!r}, got {worst:g}"
         )
@@ -295,7 +294,6 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
         raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
     if rules.gain == "exponential" and kinds & {"ndcg", "dcg"}:
         warn_if_steep(high)
-    return int(high) if whole else None
 
 
 _Cutoffs = int | None | Sequence[int | None]
@@ -303,13 +301,7 @@ _Reduction = Literal["mean", "none"]
 
 
 class _Rules(TypedDict, total=False):
-    """Settings of every measure; `rank_metrics` describes them.
-
-    Attributes:
-        preset: Name in ``PRESETS``, or a :class:`Preset`; ``"default"`` unless given.
-        tie_order: ``(N,)`` rank of each document in the caller's order, which breaks ties.
-        reduction: ``"mean"`` over the queries, or ``"none"`` for a value per query.
-    """
+    """Settings of every measure, see `rank_metrics`; ``reduction="none"`` gives a value per query, not their mean."""
 
     preset: str | Preset
     tie_order: Tensor | None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lgmml_torch.checks import DataWarning, LGMMLError
-from lgmml_torch.functional.ranking import sorting as ranked_module
+from lgmml_torch.functional.ranking import presets as ranked_module
 from lgmml_torch.functional.ranking.measures import (
     average_precision,
     dcg,
