@@ -23,14 +23,13 @@ import numpy as np
 import torch
 
 from lgmml_torch import distributed
-from lgmml_torch.categories import Categories, Vocabulary, WordColumns
+from lgmml_torch.categories import Categories, WordColumns
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.cache import Arrays, Cache, digest, resolve
-from lgmml_torch.data.columns import Columns, require_arrow
-from lgmml_torch.data.folder import ParquetFiles, open_files
+from lgmml_torch.data.columns import Columns, require_arrow, vocabularies
+from lgmml_torch.data.folder import ParquetFiles, decode_lists, even_owners, open_files, shared_data
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import PathLike, ReadOptions
-from lgmml_torch.data.stream import decode_lists, even_owners, shared_data
 from lgmml_torch.distributed import SharedLists
 from lgmml_torch.files import SUFFIX, write_text
 from lgmml_torch.progress import progress_bar
@@ -273,16 +272,12 @@ def _arrays(home: Path, manifest: Manifest, shards: Sequence[Shard], store: Cach
     if not shards:
         empty = {"features": np.zeros((0, manifest.features), manifest.dtype), "labels": np.zeros(0, np.float32)}
         return {**empty, "place": np.zeros(0, np.int32)}
-    words: dict[str, Vocabulary | None] = {}
-    for name, known in zip(manifest.feature_names or (), manifest.categories or (), strict=False):
-        if known is not None:
-            words[name] = known
     options = ReadOptions(
         missing="zero",  # a word outside its vocabulary, no other gap is left
         dtype=dtype,
         columns=SHARD_COLUMNS,
         progress=progress,
-        categories=WordColumns(words),
+        categories=WordColumns(vocabularies(manifest)),
         doc_ids=False,
     )
     key = {"shards": 2, "content": [shard.sha256 for shard in shards]}

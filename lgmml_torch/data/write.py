@@ -19,9 +19,9 @@ from lgmml_torch.categories import Categories, Vocabulary
 from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.data.arrow import NAMES
 from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.folder import places_of
 from lgmml_torch.data.shards import INDEX, MANIFEST, PLACE, SHARD, SHARD_FILE, Manifest, Shard
 from lgmml_torch.data.source import DataSource, PathLike
-from lgmml_torch.data.stream import places_of
 from lgmml_torch.files import replacing
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData

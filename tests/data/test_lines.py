@@ -12,13 +12,8 @@ import pytest
 
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data import letor, svmlight
-from lgmml_torch.data.letor import (
-    LetorSource,
-    find_file,
-    load_letor,
-    load_letor_splits,
-    load_lightgbm,
-)
+from lgmml_torch.data.catalog import load_letor_splits
+from lgmml_torch.data.letor import LetorSource, load_letor, load_lightgbm
 from lgmml_torch.data.source import DataSource, ReadOptions, open_source
 from lgmml_torch.data.svmlight import TextFile, query_ids, read_sizes
 from tests.data.test_source import in_order
@@ -307,10 +302,8 @@ class TestLetor:
 
     def test_files_of_a_folder(self, tmp_path: Path) -> None:
         for name in ("vali.txt.gz", "valid.txt", "train.txt.gz", "train.txt"):
-            (tmp_path / name).write_text("1 qid:1 1:1\n")
-        assert find_file(tmp_path, ["train"]) == tmp_path / "train.txt"
-        assert find_file(tmp_path, ["vali", "valid"]) == tmp_path / "vali.txt.gz"
-        assert find_file(tmp_path, ["test"]) is None
-        assert find_file(tmp_path, ["train"], ".csv") is None
+            (tmp_path / name).write_text(f"1 qid:{name} 1:1\n")
+        (tmp_path / "test.csv").write_text("qid,label,x\n1,1,1\n")
         parts = load_letor_splits(tmp_path, num_features=4, cache=False)
         assert {name: part.num_features for name, part in parts.items()} == {"train": 4, "valid": 4}
+        assert {name: part.qids for name, part in parts.items()} == {"train": ("train.txt",), "valid": ("vali.txt.gz",)}

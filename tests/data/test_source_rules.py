@@ -18,8 +18,8 @@ from lgmml_torch.checks import DataError, DataWarning, LGMMLError
 from lgmml_torch.data import cache
 from lgmml_torch.data.arrays import ArraySource, from_data
 from lgmml_torch.data.cache import Cache, cached
-from lgmml_torch.data.catalog import load_file, open_dataset
-from lgmml_torch.data.letor import LetorSource, load_letor
+from lgmml_torch.data.catalog import open_dataset
+from lgmml_torch.data.letor import LetorSource, load_file, load_letor
 from lgmml_torch.data.source import (
     DataSource,
     ReadOptions,

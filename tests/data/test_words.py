@@ -14,8 +14,9 @@ from lgmml_torch.categories import OTHER
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.cache import cached
-from lgmml_torch.data.catalog import load_file, load_parts, open_table
+from lgmml_torch.data.catalog import load_parts, open_table
 from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.letor import load_file
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.ragged import RankingData
