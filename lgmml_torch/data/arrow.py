@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Vocabulary, codes_of, found_vocabulary, gathered
+from lgmml_torch.categories import Vocabulary, codes_of, found_vocabulary, gathered, word_of
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.columns import (
     Pieces,
     check_same_names,
-    distinct_words,
     inner,
     is_list,
     lay_out,
@@ -168,7 +167,7 @@ class ArrowSource(DataSource):
         words: set[str | None] = set()
         try:
             for piece in self._pieces(0, [name]):
-                words.update(distinct_words(piece.column(0))[0])
+                words.update(_distinct_words(piece.column(0))[0])
             return found_vocabulary(words, name)
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from error
@@ -394,7 +393,7 @@ class ArrowSource(DataSource):
                 if known is None:
                     out[:, position] = numbers(column)
                 else:
-                    out[:, position] = codes_of(*distinct_words(column), known)
+                    out[:, position] = codes_of(*_distinct_words(column), known)
         self._flat.update(flattened(out, lambda place: numbers(columns[place]) if words[place] is None else None))
         return out
 
@@ -414,6 +413,15 @@ class ArrowSource(DataSource):
         for piece in self._pieces(0, [name]):
             words.extend(map(sys.intern, map(_text, piece.column(0).to_pylist())))  # few words in many rows
         return words
+
+
+def _distinct_words(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:
+    """The words that occur in a column, and for each row the place of its word among them."""
+    if not hasattr(column, "dictionary"):
+        column = column.dictionary_encode()
+    used, places = np.unique(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), return_inverse=True)
+    entries = [*column.dictionary.to_pylist(), None]  # the last is for −1, missing
+    return [word_of(entries[place]) for place in used.tolist()], places.astype(np.int64)
 
 
 def _lengths(column: Any) -> NDArray[np.int64]:

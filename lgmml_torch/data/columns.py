@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Vocabulary, word_of
+from lgmml_torch.categories import Vocabulary
 from lgmml_torch.checks import DataError, did_you_mean, require
 from lgmml_torch.inputs import check_distinct
 
@@ -227,12 +226,3 @@ def numbers(column: Any) -> NDArray[Any]:
         column = column.cast(pa.float64())
     out: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return out
-
-
-def distinct_words(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:
-    """The words that occur in a column, and for each row the place of its word among them."""
-    if not hasattr(column, "dictionary"):
-        column = column.dictionary_encode()
-    used, places = np.unique(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), return_inverse=True)
-    entries = [*column.dictionary.to_pylist(), None]  # the last is for −1, missing
-    return [word_of(entries[place]) for place in used.tolist()], places.astype(np.int64)

@@ -45,7 +45,7 @@ PLACE = "place"  # the column with a document's place in its list, from 0, in th
 SHARD_COLUMNS = Columns(drop=(PLACE,))
 _OWN_NAMES = r"shard-\d+\.parquet|index\.parquet|manifest\.json"
 # Files of a folder of shards, whole or on their way to their place.
-SHARD_FILE = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SUFFIX)}")
+_SHARD_FILE = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SUFFIX)}")
 
 
 @dataclass(frozen=True)
@@ -219,6 +219,30 @@ def check_shards(folder: PathLike, *, progress: bool = True) -> Manifest:
     return manifest
 
 
+def check_room(home: Path) -> None:
+    """Refuse a folder that holds anything but shards, whole or not.
+
+    Raises:
+        DataError: what else it holds.
+    """
+    if not home.exists():
+        return
+    if not home.is_dir():
+        raise DataError(f"{home}: shards need a folder, this is a file")
+    for path in sorted(home.iterdir()):
+        if not _SHARD_FILE.fullmatch(path.name) or path.is_dir():
+            raise DataError(f"{home}: shards need a folder of their own, this one holds {path.name!r}")
+
+
+def clear_folder(home: Path) -> None:
+    """Make an empty folder for shards: those of before are removed, their manifest first."""
+    check_room(home)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / MANIFEST).unlink(missing_ok=True)
+    for path in home.iterdir():
+        path.unlink()
+
+
 def open_shards(
     folder: PathLike,
     *,
@@ -328,7 +352,7 @@ def shard_folders(path: PathLike) -> dict[str, Path]:
     found = {split: home / split for split in SPLITS if (home / split).is_dir()}
     for folder in found.values():
         for file in folder.iterdir():
-            if SHARD_FILE.fullmatch(file.name):
+            if _SHARD_FILE.fullmatch(file.name):
                 return found
     return {}
 

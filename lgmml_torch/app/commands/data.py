@@ -42,11 +42,13 @@ from lgmml_torch.data.shards import (
     Shard,
     check_content,
     check_files,
+    check_room,
+    clear_folder,
     document_keys,
     read_manifest,
 )
 from lgmml_torch.data.source import ReadOptions, is_folder, open_file, open_source
-from lgmml_torch.data.write import check_room, clear_folder, save_parquet, write_shards
+from lgmml_torch.data.write import save_parquet, write_shards
 from lgmml_torch.files import SUFFIX, sweep
 from lgmml_torch.inputs import MISSING_HINT
 from lgmml_torch.models.ranker import LGMML
