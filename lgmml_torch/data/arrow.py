@@ -29,10 +29,9 @@ from lgmml_torch.data.columns import (
     is_list,
     lay_out,
     no_number,
-    numbers,
     read_batches,
     require_arrow,
-)  # fmt: skip
+)
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.files import check_memory
 from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers
@@ -371,7 +370,7 @@ class ArrowSource(DataSource):
         for piece in self._pieces(group, [*special, *self._read_names], max(step, 1)):
             columns, labels, ids = piece.columns, None, None
             if plan.label is not None:
-                labels = numbers(columns[0]).astype(np.float32)
+                labels = _numbers(columns[0]).astype(np.float32)
             if plan.doc_id is not None:
                 ids = list(map(_text, columns[len(special) - 1].to_pylist()))
             yield SourceRows(self._features(columns[len(special) :], document), labels, ids)
@@ -381,7 +380,7 @@ class ArrowSource(DataSource):
         with np.errstate(over="ignore"):
             if self._matrix is not None:
                 self._check_widths(columns[0], document)
-                values = numbers(columns[0].flatten()).reshape(-1, self._width)
+                values = _numbers(columns[0].flatten()).reshape(-1, self._width)
                 if self._order is not None:
                     values = values[:, self._order]
                 whole: NDArray[Any] = values.astype(self.options.kind)
@@ -391,10 +390,10 @@ class ArrowSource(DataSource):
             words = self.categories or (None,) * len(columns)
             for position, (column, known) in enumerate(zip(columns, words, strict=True)):
                 if known is None:
-                    out[:, position] = numbers(column)
+                    out[:, position] = _numbers(column)
                 else:
                     out[:, position] = codes_of(*_distinct_words(column), known)
-        self._flat.update(flattened(out, lambda place: numbers(columns[place]) if words[place] is None else None))
+        self._flat.update(flattened(out, lambda place: _numbers(columns[place]) if words[place] is None else None))
         return out
 
     def _check_widths(self, vectors: Any, document: int) -> None:
@@ -405,7 +404,7 @@ class ArrowSource(DataSource):
 
     def numbers(self, name: str) -> NDArray[Any]:
         """The numbers of one column, document by document."""
-        return np.concatenate([numbers(piece.column(0)) for piece in self._pieces(0, [name])])
+        return np.concatenate([_numbers(piece.column(0)) for piece in self._pieces(0, [name])])
 
     def column(self, name: str) -> list[str]:
         """The text of one column, document by document; empty where it is missing."""
@@ -413,6 +412,18 @@ class ArrowSource(DataSource):
         for piece in self._pieces(0, [name]):
             words.extend(map(sys.intern, map(_text, piece.column(0).to_pylist())))  # few words in many rows
         return words
+
+
+def _numbers(column: Any) -> NDArray[Any]:
+    """The numbers of a column; true and false are 1 and 0, missing values are NaN."""
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
+        column = column.cast(pa.float64())
+    out: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return out
 
 
 def _distinct_words(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
 from lgmml_torch.categories import Vocabulary
 from lgmml_torch.checks import DataError, did_you_mean, require
 from lgmml_torch.inputs import check_distinct
@@ -214,15 +212,3 @@ def no_number(dtype: pa.DataType) -> str | None:
     if types.is_dictionary(dtype):
         return "categories"
     return "text"
-
-
-def numbers(column: Any) -> NDArray[Any]:
-    """The numbers of a column; true and false are 1 and 0, missing values are NaN."""
-    import pyarrow as pa
-
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
-        column = column.cast(pa.float64())
-    out: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return out

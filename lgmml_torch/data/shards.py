@@ -357,16 +357,12 @@ def shard_folders(path: PathLike) -> dict[str, Path]:
     return {}
 
 
-def open_shard_splits(
-    path: PathLike, *, cache: bool | PathLike | Cache = True, doc_ids: bool = False, progress: bool = True
-) -> dict[str, RankingData]:
+def open_shard_splits(path: PathLike, **options: Any) -> dict[str, RankingData]:
     """Of each part of a set of shards the lists of this process; a folder that has a manifest is the training part.
 
     Args:
         path: a folder with folders ``train`` and, where there are any, ``valid`` and ``test``.
-        cache: as for `open_shards`, like the arguments after it.
-        doc_ids: see `open_shards`.
-        progress: see `open_shards`.
+        options: those of `open_shards`.
 
     Raises:
         DataError: no shards there, parts with other features, no labels, or what `open_shards` finds.
@@ -389,5 +385,5 @@ def open_shard_splits(
             )
     parts = {}
     for split, folder in folders.items():
-        parts[split or "train"] = open_shards(folder, cache=cache, doc_ids=doc_ids, progress=progress)
+        parts[split or "train"] = open_shards(folder, **options)
     return parts

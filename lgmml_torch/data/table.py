@@ -41,7 +41,6 @@ from lgmml_torch.inputs import (
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
-    import narwhals as nw
     import pyarrow as pa
 
 _BLOCK_BYTES = 1 << 20  # of text that is converted at a time
@@ -131,14 +130,14 @@ class ArraySource(DataSource):
         return SourceRows(features, self._labels, self._doc_ids)
 
 
-def from_data(data: RankingData, options: ReadOptions, name: str = "data") -> ArraySource:
+def from_data(data: RankingData, options: ReadOptions) -> ArraySource:
     """The lists of a data set that was loaded."""
     features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
     doc_ids = None
     if data.doc_ids is not None:
         doc_ids = [data.doc_ids[row] for row in data.order.argsort().tolist()]
     source = ArraySource(
-        name,
+        "data",
         replace(options, dtype=data.features.dtype, categories=WordColumns()),
         data.in_caller_order(features),
         data.in_caller_order(data.labels),
@@ -191,45 +190,29 @@ def _check_zip(name: str, content: BytesIO | Path) -> None:
         content.seek(0)
 
 
-class _FrameSource(ArraySource):
-    """A frame with a column for the query of each row."""
-
-    def __init__(self, frame: nw.DataFrame[Any], options: ReadOptions, *, name: str = "frame") -> None:
-        self._frame, self.header = frame, list(map(str, frame.columns))
-        plan = lay_out(self.header, options, name, what="the frame")
-        labels = ids = None
-        try:
-            features, words = frame_values(frame, plan.features, plan.names, options.dtype, options.categories)
-            if plan.label is not None:
-                labels = numeric_column(frame[:, plan.label], self.header[plan.label])
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from error
-        if plan.doc_id is not None:
-            ids = self.column(self.header[plan.doc_id])
-        qid = frame[:, plan.qid]
-        coded = replace(options, categories=WordColumns())
-        super().__init__(name, coded, features, labels, qid=qid, doc_ids=ids, names=plan.names, categories=words)
-        self.table, self._closed = options.table(named=True), options.categories.closed
-        self._flat.update(flattened(features, lambda column: original_column(frame, plan.features[column])))
-
-    def column(self, name: str) -> list[str]:
-        """The text of one column, row by row; empty where it is missing."""
-        words = []
-        for value in self._frame[:, self.header.index(name)].to_list():
-            if is_missing(value):
-                words.append("")
-            else:
-                words.append(str(value))
-        return words
-
-
 def open_frame(frame: Any, options: ReadOptions) -> DataSource:
-    """A frame of any library; a table of pyarrow may also have a row per query."""
+    """A frame of any library with a column for the query; a table of pyarrow may also have a row per query."""
     known = as_frame(frame)
     assert known is not None
     if known.implementation.is_pyarrow():
         return open_arrow_table(frame, options)
-    return _FrameSource(known, options)
+    name, header = "frame", list(map(str, known.columns))
+    plan = lay_out(header, options, name, what="the frame")
+    labels = ids = None
+    try:
+        features, words = frame_values(known, plan.features, plan.names, options.dtype, options.categories)
+        if plan.label is not None:
+            labels = numeric_column(known[:, plan.label], header[plan.label])
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
+    if plan.doc_id is not None:
+        ids = ["" if is_missing(value) else str(value) for value in known[:, plan.doc_id].to_list()]
+    coded = replace(options, categories=WordColumns())
+    qid = known[:, plan.qid]
+    source = ArraySource(name, coded, features, labels, qid=qid, doc_ids=ids, names=plan.names, categories=words)
+    source.table, source._closed = options.table(named=True), options.categories.closed
+    source._flat.update(flattened(features, lambda column: original_column(known, plan.features[column])))
+    return source
 
 
 def open_csv(path: PathLike, options: ReadOptions) -> _CsvSource:
