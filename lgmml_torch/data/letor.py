@@ -11,6 +11,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -423,7 +424,8 @@ def load_file(
     reading = ReadOptions(feature_names=names, columns=used, categories=words, **options)
     if kind in ("letor", "lightgbm") and not words.known:  # which the source refuses
         sizes = sizes_file(path) if kind == "lightgbm" else None
-        return _load(Path(path), reading, cache, sizes).replace(feature_names=names)
+        nameless = replace(reading, feature_names=None)  # names are no part of the cache's key
+        return _load(Path(path), nameless, cache, sizes).replace(feature_names=names)
 
     def parse_table() -> RankingData:
         with open_file(path, reading, kind=kind) as source:

@@ -13,7 +13,7 @@ import pytest
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data import letor, svmlight
 from lgmml_torch.data.catalog import load_letor_splits
-from lgmml_torch.data.letor import LetorSource, load_letor, load_lightgbm
+from lgmml_torch.data.letor import LetorSource, load_file, load_letor, load_lightgbm
 from lgmml_torch.data.source import DataSource, ReadOptions, open_source
 from lgmml_torch.data.svmlight import TextFile, query_ids, read_sizes
 from tests.data.test_source import in_order
@@ -299,6 +299,14 @@ class TestLetor:
         assert load_lightgbm(tmp_path / "a", cache=cache, zero_based=True).num_features == 2
         assert load_lightgbm(tmp_path / "a", cache=cache).num_features == 1
         assert len(list(cache.glob("*.lgc"))) == 2
+
+    def test_names_are_not_cached(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("1 qid:1 1:1 2:2\n")
+        cache = tmp_path / "cache"
+        assert load_file(tmp_path / "a.txt", feature_names=["x", "y"], cache=cache).feature_names == ("x", "y")
+        assert load_letor(tmp_path / "a.txt", num_features=2, cache=cache).feature_names is None
+        assert load_file(tmp_path / "a.txt", feature_names=["v", "w"], cache=cache).feature_names == ("v", "w")
+        assert len(list(cache.glob("*.lgc"))) == 1
 
     def test_files_of_a_folder(self, tmp_path: Path) -> None:
         for name in ("vali.txt.gz", "valid.txt", "train.txt.gz", "train.txt"):
