@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,7 @@ class ParquetFiles:
         system = fs.LocalFileSystem()
         return cls(system, "", system.get_file_info(list(map(str, paths))))
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """What messages call each file."""
         return [self.scheme + info.path for info in self.infos]
@@ -178,10 +179,21 @@ class _Groups:
             if name in schema.names:
                 del self._keys[number][name]
                 continue
-            words = [keys.get(name) or "0" for keys in self._keys]
-            whole = all(re.fullmatch(r"-?\d{1,18}", word) for word in words)
-            schema = schema.append(pa.field(name, pa.int64() if whole else pa.string()))
+            schema = schema.append(pa.field(name, self._key_types[name]))
         return schema
+
+    @cached_property
+    def _key_types(self) -> dict[str, Any]:
+        """Of the columns that folders stand for: whole numbers where all values are, otherwise text."""
+        import pyarrow as pa
+
+        types: dict[str, Any] = {}
+        for keys in self._keys:
+            for name, value in keys.items():
+                types.setdefault(name, pa.int64())
+                if not re.fullmatch(r"-?\d{1,18}", value or "0"):
+                    types[name] = pa.string()
+        return types
 
     def pieces(self, first: int, columns: list[str], step: int) -> Iterator[Any]:
         """Some columns from a group on, see `ArrowSource`."""
