@@ -388,10 +388,12 @@ def _load(
     def parse_file() -> RankingData:
         if sizes is not None:
             read_sizes(sizes)  # what is wrong with it should not cost a pass over the data
-        with LetorSource(file, options, sizes=sizes, first_index=first_index) as source:
+        nameless = replace(options, feature_names=None)  # names are no part of the facts
+        with LetorSource(file, nameless, sizes=sizes, first_index=first_index) as source:
             return source.read(labelled=True)
 
-    return cached(cache, list(filter(None, [file, sizes])), facts, parse_file, options.table())
+    data = cached(cache, list(filter(None, [file, sizes])), facts, parse_file, options.table())
+    return data.replace(feature_names=options.feature_names)
 
 
 def load_file(
@@ -424,8 +426,7 @@ def load_file(
     reading = ReadOptions(feature_names=names, columns=used, categories=words, **options)
     if kind in ("letor", "lightgbm") and not words.known:  # which the source refuses
         sizes = sizes_file(path) if kind == "lightgbm" else None
-        nameless = replace(reading, feature_names=None)  # names are no part of the cache's key
-        return _load(Path(path), nameless, cache, sizes).replace(feature_names=names)
+        return _load(Path(path), reading, cache, sizes)
 
     def parse_table() -> RankingData:
         with open_file(path, reading, kind=kind) as source:
