@@ -1,9 +1,9 @@
 """The names a user needs, and where they are; `__init__.py` reads this list."""
 
+from lgmml_torch.data.catalog import load_letor_splits as load_letor_splits
 from lgmml_torch.data.catalog import open_dataset as open_dataset
 from lgmml_torch.data.catalog import open_table as open_table
 from lgmml_torch.data.letor import load_letor as load_letor
-from lgmml_torch.data.letor import load_letor_splits as load_letor_splits
 from lgmml_torch.data.letor import load_lightgbm as load_lightgbm
 from lgmml_torch.data.source import open_source as open_source
 from lgmml_torch.data.write import save_letor as save_letor

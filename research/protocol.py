@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_positive
-from lgmml_torch.data.catalog import CATALOG, data_folder, open_dataset
+from lgmml_torch.data.catalog import CATALOG, data_folder, load_parts, open_dataset
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.data.letor import load_agreed, load_lightgbm
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.ragged import RankingData
 from research.by_example.data import (
@@ -125,7 +124,7 @@ def _pooled(name: str, data_dir: str | None) -> RankingData:
         return letor_like(int(match[1]), int(match[2]), seed=0)
     if name == "lgbm-rank":  # the catalogue would cut its training file
         files = {part: data_folder(data_dir) / name / f"rank.{part}" for part in ("train", "test")}
-        parts = load_agreed(load_lightgbm, files, progress=False)
+        parts = load_parts(files, kind="lightgbm", progress=False)
     else:
         parts = open_dataset(name, data_dir, progress=False)
     found = [(part.in_caller_order(part.features), part.in_caller_order(part.labels)) for part in parts.values()]

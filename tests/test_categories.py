@@ -19,8 +19,9 @@ from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.train import train
 from lgmml_torch.categories import OTHER, WordColumns, codes_of, distinct, word_of
 from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
-from lgmml_torch.data.catalog import load_file, open_table
+from lgmml_torch.data.catalog import open_table
 from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.letor import load_file
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker

@@ -22,8 +22,9 @@ from lgmml_torch.app.compose import build, load_splits, recipe_of
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
-from lgmml_torch.data.catalog import load_file, open_dataset, open_table
+from lgmml_torch.data.catalog import open_dataset, open_table
 from lgmml_torch.data.generated import letor_like
+from lgmml_torch.data.letor import load_file
 from lgmml_torch.data.source import DataSource, open_source
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.estimator import LGMMLRanker

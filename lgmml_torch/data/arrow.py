@@ -20,20 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Vocabulary, codes_of, found_vocabulary, gathered
+from lgmml_torch.categories import Vocabulary, codes_of, found_vocabulary, gathered, word_of
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.columns import (
     Pieces,
     check_same_names,
-    distinct_words,
     inner,
     is_list,
     lay_out,
     no_number,
-    numbers,
     read_batches,
     require_arrow,
-)  # fmt: skip
+)
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.files import check_memory
 from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers
@@ -168,7 +166,7 @@ class ArrowSource(DataSource):
         words: set[str | None] = set()
         try:
             for piece in self._pieces(0, [name]):
-                words.update(distinct_words(piece.column(0))[0])
+                words.update(_distinct_words(piece.column(0))[0])
             return found_vocabulary(words, name)
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from error
@@ -372,7 +370,7 @@ class ArrowSource(DataSource):
         for piece in self._pieces(group, [*special, *self._read_names], max(step, 1)):
             columns, labels, ids = piece.columns, None, None
             if plan.label is not None:
-                labels = numbers(columns[0]).astype(np.float32)
+                labels = _numbers(columns[0]).astype(np.float32)
             if plan.doc_id is not None:
                 ids = list(map(_text, columns[len(special) - 1].to_pylist()))
             yield SourceRows(self._features(columns[len(special) :], document), labels, ids)
@@ -382,7 +380,7 @@ class ArrowSource(DataSource):
         with np.errstate(over="ignore"):
             if self._matrix is not None:
                 self._check_widths(columns[0], document)
-                values = numbers(columns[0].flatten()).reshape(-1, self._width)
+                values = _numbers(columns[0].flatten()).reshape(-1, self._width)
                 if self._order is not None:
                     values = values[:, self._order]
                 whole: NDArray[Any] = values.astype(self.options.kind)
@@ -392,10 +390,10 @@ class ArrowSource(DataSource):
             words = self.categories or (None,) * len(columns)
             for position, (column, known) in enumerate(zip(columns, words, strict=True)):
                 if known is None:
-                    out[:, position] = numbers(column)
+                    out[:, position] = _numbers(column)
                 else:
-                    out[:, position] = codes_of(*distinct_words(column), known)
-        self._flat.update(flattened(out, lambda place: numbers(columns[place]) if words[place] is None else None))
+                    out[:, position] = codes_of(*_distinct_words(column), known)
+        self._flat.update(flattened(out, lambda place: _numbers(columns[place]) if words[place] is None else None))
         return out
 
     def _check_widths(self, vectors: Any, document: int) -> None:
@@ -406,7 +404,7 @@ class ArrowSource(DataSource):
 
     def numbers(self, name: str) -> NDArray[Any]:
         """The numbers of one column, document by document."""
-        return np.concatenate([numbers(piece.column(0)) for piece in self._pieces(0, [name])])
+        return np.concatenate([_numbers(piece.column(0)) for piece in self._pieces(0, [name])])
 
     def column(self, name: str) -> list[str]:
         """The text of one column, document by document; empty where it is missing."""
@@ -414,6 +412,27 @@ class ArrowSource(DataSource):
         for piece in self._pieces(0, [name]):
             words.extend(map(sys.intern, map(_text, piece.column(0).to_pylist())))  # few words in many rows
         return words
+
+
+def _numbers(column: Any) -> NDArray[Any]:
+    """The numbers of a column; true and false are 1 and 0, missing values are NaN."""
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
+        column = column.cast(pa.float64())
+    out: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return out
+
+
+def _distinct_words(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:
+    """The words that occur in a column, and for each row the place of its word among them."""
+    if not hasattr(column, "dictionary"):
+        column = column.dictionary_encode()
+    used, places = np.unique(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), return_inverse=True)
+    entries = [*column.dictionary.to_pylist(), None]  # the last is for −1, missing
+    return [word_of(entries[place]) for place in used.tolist()], places.astype(np.int64)
 
 
 def _lengths(column: Any) -> NDArray[np.int64]:

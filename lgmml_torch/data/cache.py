@@ -28,7 +28,7 @@ from lgmml_torch.files import replacing, write_text
 from lgmml_torch.ragged import RankingData
 
 Arrays = dict[str, NDArray[Any]]
-Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # shape and dtype of each array
+_Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # shape and dtype of each array
 
 _VERSION = 3
 _KEY = "key.json"
@@ -94,7 +94,7 @@ class Cache:
 
         return self._filled(key, {name: (array.shape, array.dtype) for name, array in built.items()}, copy)
 
-    def get_or_fill(self, key: Mapping[str, Any], shapes: Shapes, fill: Callable[[Arrays], None]) -> Arrays:
+    def get_or_fill(self, key: Mapping[str, Any], shapes: _Shapes, fill: Callable[[Arrays], None]) -> Arrays:
         """As `get_or_build`, for arrays that need not fit into memory: ``fill`` writes into the mapped files.
 
         Args:
@@ -107,7 +107,7 @@ class Cache:
             return stored
         return self._filled(key, shapes, fill)
 
-    def _filled(self, key: Mapping[str, Any], shapes: Shapes, fill: Callable[[Arrays], None]) -> Arrays:
+    def _filled(self, key: Mapping[str, Any], shapes: _Shapes, fill: Callable[[Arrays], None]) -> Arrays:
         """Write an entry and map it; arrays in memory, with a warning, if the folder cannot be written to."""
         try:
             _write(self.path(key), _text(key), shapes, fill)
@@ -168,7 +168,7 @@ def resolve(cache: bool | str | os.PathLike[str] | Cache) -> Cache | None:
     return Cache(cache)
 
 
-def _write(entry: Path, key: str, shapes: Shapes, fill: Callable[[Arrays], None]) -> None:
+def _write(entry: Path, key: str, shapes: _Shapes, fill: Callable[[Arrays], None]) -> None:
     """Write an entry. The files appear when all of them are complete, ``key.json`` last."""
     if entry.is_file():  # of release 0.2
         entry.unlink()

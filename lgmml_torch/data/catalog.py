@@ -8,20 +8,21 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from lgmml_torch.categories import Asked, Vocabulary, WordColumns
+from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError, check_choice, did_you_mean
-from lgmml_torch.data.cache import Cache, cached, resolve
-from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.columns import Columns, read_names, require_arrow, vocabularies
 from lgmml_torch.data.generated import letor_like
-from lgmml_torch.data.letor import SPLITS, find_file, load_agreed, load_letor, load_letor_splits, load_lightgbm
-from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, kind_of, open_file, sizes_file
-from lgmml_torch.data.stream import column_words, split_by_words, split_queries, stream_table, with_extras
+from lgmml_torch.data.letor import SPLITS, load_file
+from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, open_file, sizes_file
+from lgmml_torch.inputs import place_vector
 from lgmml_torch.ragged import RankingData
 
 _VALIDATION_SHARE = 0.2  # of the training queries, where a data set has no validation part
@@ -71,7 +72,7 @@ def open_dataset(
         return _load_folder(_fold(folder, 1 if fold is None else fold), **options)
     if fold is not None:
         raise DataError(f"`fold` must be None for data without folds, got {fold} for {folder}")
-    if prefix or find_file(folder, ["set1.train", "set2.train"]):
+    if prefix or _find_file(folder, ["set1.train", "set2.train"]):
         return _load_prefixed(folder, prefix or _only_prefix(folder), **options)
     if not _parts(folder) and (files := _lightgbm_parts(folder)):
         return _load_lightgbm(folder, files, seed, **options)
@@ -117,7 +118,7 @@ def _fold(folder: Path, fold: int) -> Path:
 
 
 def _only_prefix(folder: Path) -> str:
-    found = [prefix for prefix in ("set1.", "set2.") if find_file(folder, [prefix + "train"])]
+    found = [prefix for prefix in ("set1.", "set2.") if _find_file(folder, [prefix + "train"])]
     if len(found) > 1:
         raise DataError(f"{folder} holds set 1 and set 2: ask for 'yahoo1' or 'yahoo2'")
     return found[0]
@@ -126,7 +127,7 @@ def _only_prefix(folder: Path) -> str:
 def _load_prefixed(folder: Path, prefix: str, **options: Any) -> dict[str, RankingData]:
     files = {}
     for part in ("train", "valid", "test"):
-        file = find_file(folder, [prefix + part])
+        file = _find_file(folder, [prefix + part])
         if file is None:
             raise DataError(f"{folder / (prefix + part + '.txt')}: no such file")
         files[part] = file
@@ -142,7 +143,7 @@ def _lightgbm_parts(folder: Path) -> dict[str, Path]:
             continue
         words = set(re.split(r"[^a-z]+", file.name.lower()))
         for split, aliases in SPLITS.items():
-            if words & {split, *aliases}:
+            if words.intersection(aliases):
                 found.setdefault(split, file)
                 several.setdefault(split, set()).add(file.name.removesuffix(".gz"))
     for split, names in several.items():
@@ -163,12 +164,12 @@ def _load_lightgbm(folder: Path, files: dict[str, Path], seed: int, **options: A
     return {"train": rest, "valid": held, "test": parts["test"]}
 
 
-def _parts(folder: Path) -> dict[str, Path]:
-    """The files of a folder that are called after a part, in whatever format."""
+def _parts(folder: Path, suffixes: Sequence[str] = ()) -> dict[str, Path]:
+    """The files of a folder that are called after a part, in whatever format or of some."""
     found: dict[str, Path] = {}
     for split, names in SPLITS.items():
-        for suffix in _suffixes():
-            if split not in found and (file := find_file(folder, names, suffix)) is not None:
+        for suffix in suffixes or _suffixes():
+            if split not in found and (file := _find_file(folder, names, suffix)) is not None:
                 found[split] = file
     return found
 
@@ -178,92 +179,36 @@ def _suffixes() -> list[str]:
     return [suffix for form in FORMATS.values() for suffix in form.suffixes]
 
 
+def load_letor_splits(folder: PathLike, **options: Any) -> dict[str, RankingData]:
+    """Load ``train``, ``valid`` and ``test`` of a folder, with the same number of features in all of them.
+
+    The files are ``train.txt``, ``vali.txt`` (or ``valid.txt``, ``validation.txt``) and ``test.txt``, or these with
+    ``.gz``. Those that are not there are left out, but one must be. ``options`` are those of `load_letor`.
+    """
+    files = _parts(Path(folder), [".txt"])
+    if not files:
+        hint = "pieces of one table are opened with data=table data.path=FOLDER"
+        raise DataError(f"no train.txt, vali.txt or test.txt in {Path(folder)}; {hint}")
+    return load_parts(files, kind="letor", **options)
+
+
 def _load_folder(folder: Path, **options: Any) -> dict[str, RankingData]:
     files = _parts(folder)
     if not files:
         return load_letor_splits(folder)  # which says what it looked for
-    if (names := _read_names(folder / "features.txt")) is not None:
+    if (names := read_names(folder / "features.txt")) is not None:
         options.setdefault("feature_names", names)
     return load_parts(files, **options)
 
 
-def _read_names(file: Path) -> tuple[str, ...] | None:
-    """One name per line; numbers before the names are left out if they count the lines."""
-    if not file.is_file():
-        return None
-    lines = list(filter(None, map(str.strip, file.read_text(encoding="utf-8").splitlines())))
-    if not lines:
-        raise DataError(f"{file}: the file must name the features, one per line, but it is empty; remove or fill it")
-    pairs = [line.split(None, 1) for line in lines]
-    numbers = [pair[0] for pair in pairs]
-    for first in (0, 1):
-        counted = list(map(str, range(first, first + len(lines))))
-        if numbers == counted and min(map(len, pairs)) > 1:
-            return tuple([name for _, name in pairs])
-    return tuple(lines)
-
-
-def load_file(
-    path: PathLike,
-    *,
-    kind: str | None = None,
-    num_features: int | None = None,
-    feature_names: Sequence[str] | None = None,
-    columns: Columns | None = None,
-    categories: Asked = None,
-    missing: str = "error",
-    absent: str = "zero",
-    dtype: torch.dtype = torch.float32,
-    cache: bool | PathLike | Cache = True,
-    progress: bool = True,
-) -> RankingData:
-    """Load a file of any format to train on; text is parsed once and kept in the cache.
-
-    Args:
-        path: the file.
-        kind: its format, one of `FORMATS`; by default what its name says.
-        num_features: how many features there are; by default what the file says.
-        feature_names: names they must have (in a table, in any order), or get (in LETOR lines).
-        columns: which columns of a table are no features.
-        categories: which hold words, see `lgmml_torch.open_source`.
-        missing: see `lgmml_torch.load_letor`, like the arguments after it.
-        absent: see `lgmml_torch.load_letor`.
-        dtype: see `lgmml_torch.load_letor`.
-        cache: see `lgmml_torch.load_letor`.
-        progress: see `lgmml_torch.load_letor`.
-
-    Raises:
-        DataError: the file, the place and what is wrong; also where there are no labels.
-    """
-    kind = kind_of(path) if kind is None else kind
-    names = None if feature_names is None else tuple(feature_names)
-    used, words = columns or Columns(), WordColumns.of(categories)
-    options = ReadOptions(num_features, names, missing, absent, dtype, used, progress, categories=words)
-    if kind in ("letor", "lightgbm") and not words.known:  # which the source refuses
-        load = load_letor if kind == "letor" else load_lightgbm
-        width = options.num_features
-        data = load(
-            path, num_features=width, missing=missing, absent=absent, dtype=dtype, cache=cache, progress=progress
-        )
-        return data.replace(feature_names=names)
-
-    def parse() -> RankingData:
-        with open_file(path, options, kind=kind) as source:
-            return source.read(labelled=True)
-
-    if kind not in ("csv", "tsv"):  # others are read about as fast as the cache
-        return parse()
-    facts: dict[str, Any] = {
-        "kind": kind,
-        "columns": [used.qid, used.label, used.doc_id, used.left_out],
-        "num_features": options.num_features,
-        "feature_names": names,
-        "missing": missing,
-        "dtype": str(dtype),
-    }
-    if words.known:
-        facts["categories"] = [dict(words.known), words.closed]
-    return cached(cache, [Path(path)], facts, parse, options.table(named=True))
+def _find_file(folder: PathLike, names: Sequence[str], suffix: str = ".txt") -> Path | None:
+    """The first of ``names`` that exists in ``folder``, plain or gzipped."""
+    for name in names:
+        for ending in (suffix, suffix + ".gz"):
+            file = Path(folder) / (name + ending)
+            if file.is_file():
+                return file
+    return None
 
 
 def load_parts(
@@ -278,24 +223,18 @@ def load_parts(
 
     Categories have the words of the first file too, the training part, unless ``same_words`` is False.
     """
-    known, words = feature_names, categories
-
-    def load(file: PathLike, **chosen: Any) -> RankingData:
-        nonlocal known, words
-        data = load_file(file, feature_names=known, categories=words, **chosen)
-        if known is None:
-            known = data.feature_names
+    parts = {}
+    for split, file in files.items():
+        data = load_file(file, feature_names=feature_names, categories=categories, **options)
+        feature_names = feature_names or data.feature_names
         if same_words:
-            words = _vocabularies(data) or words
-        return data
-
-    return load_agreed(load, files, **options)
-
-
-def _vocabularies(data: RankingData) -> dict[str, Vocabulary]:
-    """The words of each category, by name."""
-    pairs = zip(data.feature_names or (), data.categories or (), strict=False)
-    return {name: words for name, words in pairs if words is not None}
+            categories = vocabularies(data) or categories
+        parts[split] = data
+    widest = max([part.num_features for part in parts.values()])
+    for split, part in parts.items():
+        if part.num_features < widest:  # lines, which have no names
+            parts[split] = load_file(files[split], categories=categories, **{**options, "num_features": widest})
+    return parts
 
 
 def open_table(
@@ -347,9 +286,9 @@ def open_table(
 
     def cut(data: RankingData) -> dict[str, RankingData]:
         if split is not None:
-            words = column_words("split", files, split, reading, kind)
-            return split_by_words(data, words, f"{path}: column {split!r}")
-        found = split_queries(data, fractions, seed=seed)
+            words = _column_words("split", files, split, reading, kind)
+            return _split_by_words(data, words, f"{path}: column {split!r}")
+        found = _split_queries(data, fractions, seed=seed)
         for name, part in found.items():
             if not part.num_queries:
                 few = f"{data.num_queries} queries are too few to cut"
@@ -359,16 +298,18 @@ def open_table(
     if stream:
         if weight is not None or position is not None:
             raise DataError("`stream` has no place for weights and positions; read the table into memory")
-        return _streamed(parts or {"": path}, cut, columns=columns, categories=categories, **options)
+        from lgmml_torch.data.folder import stream_table  # which few need
+
+        return stream_table(parts or {"": path}, cut, columns=columns, categories=categories, **options)
     if parts:
         found = load_parts(parts, columns=columns, categories=categories, **options)
         for name, part in found.items():
-            found[name] = with_extras(part, [parts[name]], reading, kind, needed=name == "train")
+            found[name] = _with_extras(part, [parts[name]], reading, kind, needed=name == "train")
         return found
     numbered = dict(zip(map(str, range(len(files))), files, strict=True))
     pieces = load_parts(numbered, columns=columns, categories=categories, same_words=False, **options)
     data = RankingData.merge(list(pieces.values())) if len(pieces) > 1 else pieces["0"]
-    return cut(with_extras(data, files, reading, kind, needed=True))
+    return cut(_with_extras(data, files, reading, kind, needed=True))
 
 
 def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], Sequence[PathLike]]:
@@ -427,23 +368,82 @@ def find_table(path: PathLike, split: str | None) -> PathLike | None:
     return parts[str(split)]
 
 
-def _streamed(
-    parts: Mapping[str, PathLike],
-    cut: Callable[[RankingData], dict[str, RankingData]],
-    *,
-    cache: bool | PathLike | Cache = True,
-    categories: Asked = None,
-    **options: Any,
-) -> dict[str, RankingData]:
-    """Parts of a table that need not fit into memory; all have the features and the words of the first."""
-    found: dict[str, RankingData] = {}
-    for name, path in parts.items():
-        reading = ReadOptions(**options, categories=WordColumns.of(categories))
-        found.update(stream_table(path, reading, cut, resolve(cache), name))
-        first = next(iter(found.values()))
-        options["feature_names"] = first.feature_names
-        categories = _vocabularies(first) or categories
-    return found
+def _split_by_words(data: RankingData, words: Sequence[str], where: str) -> dict[str, RankingData]:
+    """Parts by a word for each row, which must be the same for all rows of a query."""
+    known = {alias: number for number, aliases in enumerate(SPLITS.values()) for alias in aliases}
+    numbers = []
+    for row, word in enumerate(words):
+        if word.strip().lower() not in known:
+            raise DataError(f"{where} must say train, valid or test, got {word!r} at row {row + 1} (from 1)")
+        numbers.append(known[word.strip().lower()])
+    codes = torch.tensor(numbers)[data.order]
+    first = codes[data.offsets[:-1]]
+    if len(mixed := (codes != first[data.query_index]).nonzero()):
+        qid = data.qids[int(data.query_index[mixed[0]])]
+        raise DataError(f"{where} must be the same for all rows of a query, got several for query {qid!r}")
+    parts = {}
+    for number, split in enumerate(SPLITS):
+        queries = (first == number).nonzero()[:, 0]
+        if len(queries):
+            parts[split] = data.select(queries)
+    return parts
+
+
+def _split_queries(data: RankingData, fractions: Sequence[float], *, seed: int) -> dict[str, RankingData]:
+    """Parts ``train``, ``valid`` and ``test``, cut by query; a part whose share is 0 is left out."""
+    if len(fractions) != len(SPLITS):
+        raise DataError(f"`fractions` must be three shares, of train, valid and test, got {list(fractions)}")
+    shares = dict(zip(SPLITS, map(float, fractions), strict=True))
+    parts = {}
+    for name, part in zip(shares, data.split(tuple(shares.values()), seed=seed), strict=True):
+        if shares[name]:
+            parts[name] = part
+    return parts
+
+
+def _column_words(
+    asked: str, files: Sequence[PathLike], name: str, reading: ReadOptions, kind: str | None, *, needed: bool = True
+) -> list[str]:
+    """The text of a column, row by row, file after file; nothing of a file without it, where it is not needed."""
+    words: list[str] = []
+    for file in files:
+        with open_file(file, reading, kind=kind) as source:
+            header = getattr(source, "header", None) or []
+            if name in header:
+                words.extend(source.column(name))  # type: ignore[attr-defined]
+            elif needed:
+                hint = did_you_mean(name, header)
+                raise DataError(f"{file}: `{asked}` needs a table with a column {name!r}{hint}")
+    return words
+
+
+def _with_extras(
+    data: RankingData, files: Sequence[PathLike], reading: ReadOptions, kind: str | None, *, needed: bool
+) -> RankingData:
+    """The lists with the weights and positions that columns of their files hold."""
+    for asked, name in (("weight", reading.columns.weight), ("position", reading.columns.position)):
+        if name is None:
+            continue
+        words = _column_words(asked, files, name, reading, kind, needed=needed)
+        if not words:
+            continue
+        values = _numbers(words, name)
+        if asked == "weight":
+            data = data.weighed(values, name=name)
+        else:
+            places = torch.from_numpy(place_vector(name, values, data.num_documents))
+            data = data.replace(positions=places[data.order])
+    return data
+
+
+def _numbers(words: Sequence[str], name: str) -> NDArray[np.float64]:
+    values = np.empty(len(words))
+    for row, word in enumerate(words):
+        try:
+            values[row] = float(word)
+        except ValueError:
+            raise DataError(f"column {name!r} must hold numbers, got {word!r} at row {row + 1} (from 1)") from None
+    return values
 
 
 def generated_splits(
@@ -455,4 +455,4 @@ def generated_splits(
     **options: Any,
 ) -> dict[str, RankingData]:
     """LETOR-like lists (see `lgmml_torch.data.generated`), cut by query."""
-    return split_queries(letor_like(num_queries, num_features, seed=seed, **options), fractions, seed=seed)
+    return _split_queries(letor_like(num_queries, num_features, seed=seed, **options), fractions, seed=seed)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lgmml_torch.categories import word_of
+from lgmml_torch.categories import Vocabulary
 from lgmml_torch.checks import DataError, did_you_mean, require
 from lgmml_torch.inputs import check_distinct
 
@@ -117,6 +115,28 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
     return _Layout(place[columns.qid], place.get(columns.label), place.get(columns.doc_id), features, found)
 
 
+def read_names(file: Path) -> tuple[str, ...] | None:
+    """The names of features, one per line; numbers before the names are left out if they count the lines."""
+    if not file.is_file():
+        return None
+    lines = list(filter(None, map(str.strip, file.read_text(encoding="utf-8").splitlines())))
+    if not lines:
+        raise DataError(f"{file}: the file must name the features, one per line, but it is empty; remove or fill it")
+    pairs = [line.split(None, 1) for line in lines]
+    numbers = [pair[0] for pair in pairs]
+    for first in (0, 1):
+        counted = list(map(str, range(first, first + len(lines))))
+        if numbers == counted and min(map(len, pairs)) > 1:
+            return tuple([name for _, name in pairs])
+    return tuple(lines)
+
+
+def vocabularies(data: Any) -> dict[str, Vocabulary]:
+    """The words of each category, by name, of what has ``feature_names`` and ``categories``."""
+    pairs = zip(data.feature_names or (), data.categories or (), strict=False)
+    return {name: words for name, words in pairs if words is not None}
+
+
 def check_same_names(found: Sequence[str], wanted: Sequence[str], where: str, *, model: bool) -> None:
     """Require the same names, in any order; the error lists those that are missing and those that are unknown."""
     gone = _without(wanted, set(found))
@@ -192,24 +212,3 @@ def no_number(dtype: pa.DataType) -> str | None:
     if types.is_dictionary(dtype):
         return "categories"
     return "text"
-
-
-def numbers(column: Any) -> NDArray[Any]:
-    """The numbers of a column; true and false are 1 and 0, missing values are NaN."""
-    import pyarrow as pa
-
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
-        column = column.cast(pa.float64())
-    out: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return out
-
-
-def distinct_words(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:
-    """The words that occur in a column, and for each row the place of its word among them."""
-    if not hasattr(column, "dictionary"):
-        column = column.dictionary_encode()
-    used, places = np.unique(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), return_inverse=True)
-    entries = [*column.dictionary.to_pylist(), None]  # the last is for −1, missing
-    return [word_of(entries[place]) for place in used.tolist()], places.astype(np.int64)

@@ -2,25 +2,43 @@
 
 The files of a table are read in the order of their names. A folder called ``day=2024-01-31`` gives the rows below it a
 column ``day``. Rows of a query may stand in several files: the column of queries of all files is read first.
+
+Lists that need not fit into memory are decoded once into a file of the cache, by `decode_lists`. They stand there in
+the order of their ids, and their documents in canonical order, as `DataSource.read` gives them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lgmml_torch import distributed
+from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import ArrowSource, open_arrow_table, readable
-from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, require_arrow
+from lgmml_torch.data.cache import Arrays, Cache, resolve
+from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, require_arrow, vocabularies
 from lgmml_torch.data.letor import SPLITS
-from lgmml_torch.data.source import PathLike, ReadOptions
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
+from lgmml_torch.distributed import SharedLists
+from lgmml_torch.inputs import canonical_ranks
+from lgmml_torch.progress import progress_bar
+from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import argsort_segments, offsets_from_sizes, positions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +47,7 @@ _ENDING = ".parquet"
 _BUFFER = 1 << 16  # bytes of each column of a local file that are read at a time
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _HIDDEN = re.compile(r"(?:^|/)[_.]")
+_VALUES_AT_ONCE = 1 << 22  # features that are decoded and sorted together
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,7 @@ class ParquetFiles:
         system = fs.LocalFileSystem()
         return cls(system, "", system.get_file_info(list(map(str, paths))))
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """What messages call each file."""
         return [self.scheme + info.path for info in self.infos]
@@ -160,10 +179,21 @@ class _Groups:
             if name in schema.names:
                 del self._keys[number][name]
                 continue
-            words = [keys.get(name) or "0" for keys in self._keys]
-            whole = all(re.fullmatch(r"-?\d{1,18}", word) for word in words)
-            schema = schema.append(pa.field(name, pa.int64() if whole else pa.string()))
+            schema = schema.append(pa.field(name, self._key_types[name]))
         return schema
+
+    @cached_property
+    def _key_types(self) -> dict[str, Any]:
+        """Of the columns that folders stand for: whole numbers where all values are, otherwise text."""
+        import pyarrow as pa
+
+        types: dict[str, Any] = {}
+        for keys in self._keys:
+            for name, value in keys.items():
+                types.setdefault(name, pa.int64())
+                if not re.fullmatch(r"-?\d{1,18}", value or "0"):
+                    types[name] = pa.string()
+        return types
 
     def pieces(self, first: int, columns: list[str], step: int) -> Iterator[Any]:
         """Some columns from a group on, see `ArrowSource`."""
@@ -236,9 +266,7 @@ def open_files(files: ParquetFiles, options: ReadOptions, name: str = "") -> Arr
 def table_parts(path: PathLike) -> dict[str, str]:
     """The parts of a folder of Parquet: its files or folders are called ``train`` and, perhaps, ``valid``, ``test``."""
     files = ParquetFiles.find(path)
-    known: dict[str, str] = {}
-    for split, aliases in SPLITS.items():
-        known.update(dict.fromkeys((split, *aliases), split))
+    known = {alias: split for split, aliases in SPLITS.items() for alias in aliases}
     found: dict[str, str] = {}
     address, mark, query = str(path).partition("?")
     for info in files.infos:
@@ -250,3 +278,164 @@ def table_parts(path: PathLike) -> dict[str, str]:
     if "train" not in found:
         return {}
     return {split: found[split] for split in SPLITS if split in found}  # training first: others follow its columns
+
+
+def even_owners(
+    sizes: Tensor,  # (n,)
+    processes: int,
+) -> Tensor:  # (n,)
+    """The process that has each of some pieces: runs of pieces with about the same number of documents.
+
+    Every process works this out alike. With fewer pieces than processes some have none.
+    """
+    middles = 2 * sizes.cumsum(0) - sizes  # twice, so that they are whole numbers
+    return middles * processes // (2 * max(1, int(sizes.sum())))
+
+
+def places_of(data: RankingData) -> Tensor:  # (N,) int32
+    """Where each document stands in its list in the caller's order, from 0."""
+    places = torch.empty(data.num_documents, dtype=torch.int32)
+    places[argsort_segments(data.order, data.offsets)] = positions(data.offsets).int()
+    return places
+
+
+def decode_lists(
+    source: DataSource,
+    starts: Tensor,  # (Q,)
+    store: Cache | None,
+    key: Mapping[str, Any],
+    *,
+    places: NDArray[np.int32] | None = None,  # (N,)
+) -> Arrays:
+    """Features, labels and places (see `places_of`) of all documents; in memory without a cache.
+
+    Lists are numbered in the order of their ids; ``starts`` is the row of the first document of each. ``places`` are
+    those of the rows of the source, where they do not follow from the order of the rows.
+    """
+    width, total = source.num_features, source.num_rows
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "features": ((total, width), np.dtype(source.options.kind)),
+        "labels": ((total,), np.dtype(np.float32)),
+        "place": ((total,), np.dtype(np.int32)),
+    }
+
+    def fill(targets: Arrays) -> None:
+        query = done = 0
+        with progress_bar("Decoding", total, enabled=source.options.progress) as report:
+            for batch in source.batches(max(1, _VALUES_AT_ONCE // width), by_id=True):
+                data = batch.data
+                place = places_of(data)
+                if places is not None:
+                    place = torch.from_numpy(places[batch.rows])[data.order]
+                firsts = starts[query : query + data.num_queries].repeat_interleave(data.sizes)
+                rows = (firsts + positions(data.offsets)).numpy()
+                for name, values in (("features", data.features), ("labels", data.labels), ("place", place)):
+                    targets[name][rows] = values.numpy()
+                query += data.num_queries
+                report(done := done + data.num_documents)
+
+    if store is not None:
+        return store.get_or_fill(key, shapes, fill)
+    arrays = {}
+    for name, (shape, dtype) in shapes.items():
+        arrays[name] = np.zeros(shape, dtype)
+    fill(arrays)
+    return arrays
+
+
+def _numbered_lists(source: DataSource) -> RankingData:
+    """The lists of a source without features and labels; their ids are their places among the sorted ids."""
+    ranks = canonical_ranks(source.qids)[source.codes]
+    sizes = np.bincount(ranks, minlength=len(source.qids))
+    return RankingData(
+        features=torch.empty(len(ranks), 0),
+        labels=torch.zeros(len(ranks)),
+        offsets=offsets_from_sizes(torch.from_numpy(sizes)),
+        qids=tuple(range(len(sizes))),
+        order=torch.from_numpy(np.argsort(ranks, kind="stable")),
+    )
+
+
+def shared_data(arrays: Arrays, start: int, shared: SharedLists, qids: Sequence[Hashable], **rest: Any) -> RankingData:
+    """The lists of this process, which stand together in ``arrays`` (see `decode_lists`) from row ``start`` on."""
+    sizes = shared.sizes[shared.own]
+    offsets = offsets_from_sizes(sizes)
+    rows = slice(start, start + int(offsets[-1]))
+    return RankingData(
+        features=torch.from_numpy(arrays["features"][rows]),
+        labels=torch.from_numpy(arrays["labels"][rows]),
+        offsets=offsets,
+        qids=tuple(qids),
+        order=offsets[:-1].repeat_interleave(sizes) + torch.from_numpy(arrays["place"][rows]),
+        shared_lists=shared,
+        **rest,
+    )
+
+
+def stream_table(
+    parts: Mapping[str, PathLike],
+    cut: Callable[[RankingData], Mapping[str, RankingData]],
+    *,
+    cache: bool | PathLike | Cache = True,
+    categories: Asked = None,
+    **options: Any,
+) -> dict[str, RankingData]:
+    """The parts of a table; of each the lists of this process, as `lgmml_torch.data.shards.open_shards` gives them.
+
+    All have the features and the words of the first. ``cut`` puts each of the `_numbered_lists` of a part without a
+    name into one of the parts. ``options`` are those of `ReadOptions`.
+    """
+    found: dict[str, RankingData] = {}
+    for name, path in parts.items():
+        reading = ReadOptions(**options, categories=WordColumns.of(categories), doc_ids=False)
+        found.update(_stream_part(path, reading, cut, resolve(cache), name))
+        first = next(iter(found.values()))
+        options["feature_names"] = first.feature_names
+        categories = vocabularies(first) or categories
+    return found
+
+
+def _stream_part(
+    path: PathLike,
+    options: ReadOptions,
+    cut: Callable[[RankingData], Mapping[str, RankingData]],
+    store: Cache | None,
+    only: str,
+) -> dict[str, RankingData]:
+    with open_file(path, options) as source:
+        source.check_labelled()
+        parts: Mapping[str, RankingData] = {only: _numbered_lists(source)}
+        if not only:
+            parts = cut(parts[only])
+        lists = torch.cat([torch.tensor(part.qids, dtype=torch.long) for part in parts.values()])
+        starts = torch.empty_like(lists)
+        starts[lists] = offsets_from_sizes(torch.cat([part.sizes for part in parts.values()]))[:-1]
+        if distributed.rank() > 0:
+            distributed.all_gather(None)  # the first process fills the cache
+        try:
+            arrays = decode_lists(source, starts, store, _key(path, source, lists))
+        finally:  # what fails in one process fails in the others, too
+            if distributed.rank() == 0:
+                distributed.all_gather(None)
+        ids = np.argsort(canonical_ranks(source.qids))
+        about = {"feature_names": source.feature_names, "categories": source.categories, "table": source.table}
+        found, start = {}, 0
+        for name, part in parts.items():
+            owner = even_owners(part.sizes, distributed.world_size())
+            shared = SharedLists(part.sizes, owner, distributed.rank())
+            qids = [source.qids[ids[part.qids[number]]] for number in shared.own.tolist()]
+            before = int(part.sizes[owner < shared.rank].sum())
+            found[name] = shared_data(arrays, start + before, shared, qids, **about)
+            start += part.num_documents
+        return found
+
+
+def _key(path: PathLike, source: DataSource, lists: Tensor) -> dict[str, Any]:
+    """What the numbers depend on: names, sizes and times of the files, how they are read, and the cut."""
+    if is_folder(path):
+        files = ParquetFiles.find(path).state
+    else:
+        status = Path(path).stat()
+        files = [[os.fspath(path), status.st_size, status.st_mtime_ns]]
+    cut = hashlib.sha256(lists.numpy().tobytes()).hexdigest()
+    return {"stream": 1, "files": files, "options": repr(source.options), "cut": cut}

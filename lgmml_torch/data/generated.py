@@ -1,13 +1,11 @@
 """Ranking data in the likeness of a web search set, of any size, generated list by list.
 
-Each list is a function of the seed and its own number alone: blocks of any size hold the same rows, and memory is
-bounded by the block. What the lists of a set have in common (which features matter where, thresholds, raw scales) is
-its `_World`.
+Each list is a function of the seed and its own number alone, so a set need not fit into memory. What the lists of a set
+have in common (which features matter where, thresholds, raw scales) is its `_World`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -18,12 +16,11 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import LGMMLError, check_number, check_positive, check_shape, check_whole
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import list_blocks
 
-Floats = NDArray[np.float64]
-_Lists = tuple[NDArray[np.float32], NDArray[np.float32], Floats]
+_Floats = NDArray[np.float64]
+_Lists = tuple[NDArray[np.float32], NDArray[np.float32], _Floats]
 
-LABEL_SHARES = (0.55, 0.30, 0.10, 0.03, 0.02)
+_LABEL_SHARES = (0.55, 0.30, 0.10, 0.03, 0.02)
 _LOCAL_SHARE = 0.75  # of the utility's variance, when there is more than one region
 _PILOT_LISTS, _PILOT_DOCUMENTS = 2000, 20  # queries differ, so many lists tell more than long ones
 
@@ -36,12 +33,12 @@ class _World:
     placing: int
     informative: int
     copied: NDArray[np.int64]  # (C,) the informative column behind each copy
-    centres: Floats  # (R, placing)
-    combinations: Floats  # (R+1, counting): one for each region, then the one that holds everywhere
+    centres: _Floats  # (R, placing)
+    combinations: _Floats  # (R+1, counting): one for each region, then the one that holds everywhere
     kinds: NDArray[np.int64]  # (D,)
     location: NDArray[np.float32]  # (D,)
     scale: NDArray[np.float32]  # (D,)
-    thresholds: Floats  # (4,)
+    thresholds: _Floats  # (4,)
     noise: float
 
     @classmethod
@@ -74,7 +71,7 @@ class _World:
             noise=noise,
         )
         pilot = [world._latent(rng, _PILOT_DOCUMENTS)[2] for _ in range(_PILOT_LISTS)]
-        world.thresholds[:] = np.quantile(np.concatenate(pilot), np.cumsum(LABEL_SHARES)[:-1])
+        world.thresholds[:] = np.quantile(np.concatenate(pilot), np.cumsum(_LABEL_SHARES)[:-1])
         return world
 
     def make_list(self, rng: np.random.Generator, size: int) -> _Lists:
@@ -85,7 +82,7 @@ class _World:
         features[:, self.columns] = self._raw(rng, latent)
         return features, labels, utility
 
-    def _latent(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.float32], Floats, Floats]:
+    def _latent(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.float32], _Floats, _Floats]:
         """Standard normal features before shifts and scales, the utility, and the utility with noise."""
         latent = rng.standard_normal((size, len(self.columns)), dtype=np.float32)
         # A query's documents gather in its part of the space, so that queries differ in what counts.
@@ -136,16 +133,6 @@ class _GeneratedList(NamedTuple):
     features: NDArray[np.float32]  # (n, D)
     labels: NDArray[np.float32]  # (n,)
     utility: NDArray[np.float64]  # (n,)
-
-
-class _GeneratedBlock(NamedTuple):
-    """Consecutive whole lists; row and list numbers say where they stand in the set."""
-
-    features: NDArray[np.float32]  # (n, D)
-    labels: NDArray[np.float32]  # (n,)
-    first_query: int
-    first_row: int
-    sizes: NDArray[np.int64]  # (q,)
 
 
 @dataclass(frozen=True)
@@ -238,30 +225,15 @@ class LetorLike:
         rng = np.random.default_rng([self.seed, _LIST, index])
         return _GeneratedList(*self._world.make_list(rng, int(self.sizes[index])))
 
-    def blocks(self, max_rows: int = 65_536) -> Iterator[_GeneratedBlock]:
-        """All lists in order, in blocks of whole lists with at most ``max_rows`` rows (a longer list stands alone)."""
-        check_positive("max_rows", max_rows)
-        for first, last in list_blocks(torch.from_numpy(self.offsets), max_rows):
-            start = int(self.offsets[first])
-            features = np.empty((int(self.offsets[last]) - start, self.num_features), dtype=np.float32)
-            labels = np.empty(len(features), dtype=np.float32)
-            for index in range(first, last):
-                rows = slice(int(self.offsets[index]) - start, int(self.offsets[index + 1]) - start)
-                features[rows], labels[rows], _ = self.query(index)
-            yield _GeneratedBlock(features, labels, first, start, self.sizes[first:last])
-
-    def fill(self, features: Any, labels: Any, *, max_rows: int = 65_536) -> None:
+    def fill(self, features: Any, labels: Any) -> None:
         """Write all rows into arrays of shapes (N, D) and (N,): numpy, memory maps or CPU tensors."""
         total = int(self.offsets[-1])
         for name, target, shape in (("features", features, (total, self.num_features)), ("labels", labels, (total,))):
             check_shape(name, torch.empty(tuple(target.shape), device="meta"), shape)
-        for block in self.blocks(max_rows):
-            rows = slice(block.first_row, block.first_row + len(block.labels))
-            for target, values in ((features, block.features), (labels, block.labels)):
-                if isinstance(target, torch.Tensor):
-                    target[rows] = torch.from_numpy(values)
-                else:
-                    target[rows] = values
+        features, labels = np.asarray(features), np.asarray(labels)  # which share the memory of tensors
+        for index in range(self.num_queries):
+            rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+            features[rows], labels[rows], _ = self.query(index)
 
 
 def letor_like(

@@ -1,7 +1,7 @@
-"""LETOR, MSLR and Yahoo lines with ``qid:``, and LightGBM files with a ``.query`` file beside them.
+"""LETOR, MSLR and Yahoo lines with ``qid:``, LightGBM files with a ``.query`` file beside them, and `load_file`.
 
 A line is ``label qid:7 1:0.5 2:0 … #docid = x``: blanks or tabs between the parts, indices rising from 1, features that
-are not mentioned are 0. The loaders parse a file once; after that the data is memory-mapped from the cache.
+are not mentioned are 0. The loaders parse text once; after that the data is memory-mapped from the cache.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import io
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -19,9 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.cache import Cache, cached
-from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, sizes_file
+from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, kind_of, open_file, sizes_file
 from lgmml_torch.data.svmlight import Block, Rules, TextFile, parse, query_ids, read_sizes
 from lgmml_torch.inputs import flattened
 from lgmml_torch.ragged import RankingData
@@ -346,12 +349,8 @@ def load_lightgbm(
     *,
     query: PathLike | None = None,
     zero_based: bool = False,
-    num_features: int | None = None,
-    missing: str = "error",
-    absent: str = "zero",
-    dtype: torch.dtype = torch.float32,
     cache: bool | PathLike | Cache = True,
-    progress: bool = True,
+    **options: Any,
 ) -> RankingData:
     """Load a file without ``qid:`` whose queries are consecutive lines, their numbers in a second file.
 
@@ -359,19 +358,14 @@ def load_lightgbm(
         path: the file, ``label index:value …``.
         query: the file with the number of documents of each query; by default ``path`` + ``.query``.
         zero_based: whether indices start at 0 instead of 1. (LightGBM itself counts from 0 always.)
-        num_features: as in `load_letor`, like the arguments after it.
-        missing: see `load_letor`.
-        absent: see `load_letor`.
-        dtype: see `load_letor`.
         cache: see `load_letor`.
-        progress: see `load_letor`.
+        options: the others of `load_letor`.
 
     Raises:
         DataError: ``file:line: what is wrong``, also if the sizes do not add up to the number of lines.
     """
-    options = ReadOptions(num_features, None, missing, absent, dtype, progress=progress)
     sizes = sizes_file(path) if query is None else Path(query)
-    return _load(Path(path), options, cache, sizes, first_index=int(not zero_based))
+    return _load(Path(path), ReadOptions(**options), cache, sizes, first_index=int(not zero_based))
 
 
 def _load(
@@ -394,47 +388,60 @@ def _load(
     def parse_file() -> RankingData:
         if sizes is not None:
             read_sizes(sizes)  # what is wrong with it should not cost a pass over the data
-        with LetorSource(file, options, sizes=sizes, first_index=first_index) as source:
+        nameless = replace(options, feature_names=None)  # names are no part of the facts
+        with LetorSource(file, nameless, sizes=sizes, first_index=first_index) as source:
             return source.read(labelled=True)
 
-    return cached(cache, list(filter(None, [file, sizes])), facts, parse_file, options.table())
+    data = cached(cache, list(filter(None, [file, sizes])), facts, parse_file, options.table())
+    return data.replace(feature_names=options.feature_names)
 
 
-def load_letor_splits(folder: PathLike, *, num_features: int | None = None, **options: Any) -> dict[str, RankingData]:
-    """Load ``train``, ``valid`` and ``test`` of a folder, with the same number of features in all of them.
+def load_file(
+    path: PathLike,
+    *,
+    kind: str | None = None,
+    feature_names: Sequence[str] | None = None,
+    columns: Columns | None = None,
+    categories: Asked = None,
+    cache: bool | PathLike | Cache = True,
+    **options: Any,
+) -> RankingData:
+    """Load a file of any format to train on; text is parsed once and kept in the cache.
 
-    The files are ``train.txt``, ``vali.txt`` (or ``valid.txt``, ``validation.txt``) and ``test.txt``, or these with
-    ``.gz``. Those that are not there are left out, but one must be. ``options`` are those of `load_letor`.
+    Args:
+        path: the file.
+        kind: its format, one of `FORMATS`; by default what its name says.
+        feature_names: names they must have (in a table, in any order), or get (in LETOR lines).
+        columns: which columns of a table are no features.
+        categories: which hold words, see `lgmml_torch.open_source`.
+        cache: see `lgmml_torch.load_letor`.
+        options: the others of `lgmml_torch.load_letor`.
+
+    Raises:
+        DataError: the file, the place and what is wrong; also where there are no labels.
     """
-    present = {}
-    for split, names in SPLITS.items():
-        if (file := find_file(folder, names)) is not None:
-            present[split] = file
-    if not present:
-        hint = "pieces of one table are opened with data=table data.path=FOLDER"
-        raise DataError(f"no train.txt, vali.txt or test.txt in {Path(folder)}; {hint}")
-    return load_agreed(load_letor, present, num_features=num_features, **options)
+    kind = kind_of(path) if kind is None else kind
+    names = None if feature_names is None else tuple(feature_names)
+    used, words = columns or Columns(), WordColumns.of(categories)
+    reading = ReadOptions(feature_names=names, columns=used, categories=words, **options)
+    if kind in ("letor", "lightgbm") and not words.known:  # which the source refuses
+        sizes = sizes_file(path) if kind == "lightgbm" else None
+        return _load(Path(path), reading, cache, sizes)
 
+    def parse_table() -> RankingData:
+        with open_file(path, reading, kind=kind) as source:
+            return source.read(labelled=True)
 
-def load_agreed(
-    load: Callable[..., RankingData], files: Mapping[str, PathLike], *, num_features: int | None = None, **options: Any
-) -> dict[str, RankingData]:
-    """Load several files with one number of features: the given one, or the largest found in any of them."""
-    parts = {}
-    for split, file in files.items():
-        parts[split] = load(file, num_features=num_features, **options)
-    widest = max([part.num_features for part in parts.values()])
-    for split, part in parts.items():
-        if part.num_features < widest:
-            parts[split] = load(files[split], num_features=widest, **options)
-    return parts
-
-
-def find_file(folder: PathLike, names: Sequence[str], suffix: str = ".txt") -> Path | None:
-    """The first of ``names`` that exists in ``folder``, plain or gzipped."""
-    for name in names:
-        for ending in (suffix, suffix + ".gz"):
-            file = Path(folder) / (name + ending)
-            if file.is_file():
-                return file
-    return None
+    if kind not in ("csv", "tsv"):  # others are read about as fast as the cache
+        return parse_table()
+    facts: dict[str, Any] = {
+        "kind": kind,
+        "columns": [used.qid, used.label, used.doc_id, used.left_out],
+        "num_features": reading.num_features,
+        "feature_names": names,
+        "missing": reading.missing,
+        "dtype": str(reading.dtype),
+    }
+    if words.known:
+        facts["categories"] = [dict(words.known), words.closed]
+    return cached(cache, [Path(path)], facts, parse_table, reading.table(named=True))

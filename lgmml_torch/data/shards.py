@@ -23,14 +23,13 @@ import numpy as np
 import torch
 
 from lgmml_torch import distributed
-from lgmml_torch.categories import Categories, Vocabulary, WordColumns
+from lgmml_torch.categories import Categories, WordColumns
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.cache import Arrays, Cache, digest, resolve
-from lgmml_torch.data.columns import Columns, require_arrow
-from lgmml_torch.data.folder import ParquetFiles, open_files
+from lgmml_torch.data.columns import Columns, require_arrow, vocabularies
+from lgmml_torch.data.folder import ParquetFiles, decode_lists, even_owners, open_files, shared_data
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import PathLike, ReadOptions
-from lgmml_torch.data.stream import decode_lists, even_owners, shared_data
 from lgmml_torch.distributed import SharedLists
 from lgmml_torch.files import SUFFIX, write_text
 from lgmml_torch.progress import progress_bar
@@ -46,7 +45,7 @@ PLACE = "place"  # the column with a document's place in its list, from 0, in th
 SHARD_COLUMNS = Columns(drop=(PLACE,))
 _OWN_NAMES = r"shard-\d+\.parquet|index\.parquet|manifest\.json"
 # Files of a folder of shards, whole or on their way to their place.
-SHARD_FILE = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SUFFIX)}")
+_SHARD_FILE = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SUFFIX)}")
 
 
 @dataclass(frozen=True)
@@ -220,6 +219,30 @@ def check_shards(folder: PathLike, *, progress: bool = True) -> Manifest:
     return manifest
 
 
+def check_room(home: Path) -> None:
+    """Refuse a folder that holds anything but shards, whole or not.
+
+    Raises:
+        DataError: what else it holds.
+    """
+    if not home.exists():
+        return
+    if not home.is_dir():
+        raise DataError(f"{home}: shards need a folder, this is a file")
+    for path in sorted(home.iterdir()):
+        if not _SHARD_FILE.fullmatch(path.name) or path.is_dir():
+            raise DataError(f"{home}: shards need a folder of their own, this one holds {path.name!r}")
+
+
+def clear_folder(home: Path) -> None:
+    """Make an empty folder for shards: those of before are removed, their manifest first."""
+    check_room(home)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / MANIFEST).unlink(missing_ok=True)
+    for path in home.iterdir():
+        path.unlink()
+
+
 def open_shards(
     folder: PathLike,
     *,
@@ -273,16 +296,12 @@ def _arrays(home: Path, manifest: Manifest, shards: Sequence[Shard], store: Cach
     if not shards:
         empty = {"features": np.zeros((0, manifest.features), manifest.dtype), "labels": np.zeros(0, np.float32)}
         return {**empty, "place": np.zeros(0, np.int32)}
-    words: dict[str, Vocabulary | None] = {}
-    for name, known in zip(manifest.feature_names or (), manifest.categories or (), strict=False):
-        if known is not None:
-            words[name] = known
     options = ReadOptions(
         missing="zero",  # a word outside its vocabulary, no other gap is left
         dtype=dtype,
         columns=SHARD_COLUMNS,
         progress=progress,
-        categories=WordColumns(words),
+        categories=WordColumns(vocabularies(manifest)),
         doc_ids=False,
     )
     key = {"shards": 2, "content": [shard.sha256 for shard in shards]}
@@ -333,21 +352,17 @@ def shard_folders(path: PathLike) -> dict[str, Path]:
     found = {split: home / split for split in SPLITS if (home / split).is_dir()}
     for folder in found.values():
         for file in folder.iterdir():
-            if SHARD_FILE.fullmatch(file.name):
+            if _SHARD_FILE.fullmatch(file.name):
                 return found
     return {}
 
 
-def open_shard_splits(
-    path: PathLike, *, cache: bool | PathLike | Cache = True, doc_ids: bool = False, progress: bool = True
-) -> dict[str, RankingData]:
+def open_shard_splits(path: PathLike, **options: Any) -> dict[str, RankingData]:
     """Of each part of a set of shards the lists of this process; a folder that has a manifest is the training part.
 
     Args:
         path: a folder with folders ``train`` and, where there are any, ``valid`` and ``test``.
-        cache: as for `open_shards`, like the arguments after it.
-        doc_ids: see `open_shards`.
-        progress: see `open_shards`.
+        options: those of `open_shards`.
 
     Raises:
         DataError: no shards there, parts with other features, no labels, or what `open_shards` finds.
@@ -370,5 +385,5 @@ def open_shard_splits(
             )
     parts = {}
     for split, folder in folders.items():
-        parts[split or "train"] = open_shards(folder, cache=cache, doc_ids=doc_ids, progress=progress)
+        parts[split or "train"] = open_shards(folder, **options)
     return parts

@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -66,7 +65,7 @@ FORMATS = {
     "lightgbm": Format("lgmml_torch.data.letor:open_lightgbm"),  # known by the file with the sizes beside it
     "csv": Format("lgmml_torch.data.table:open_csv", (".csv",)),
     "tsv": Format("lgmml_torch.data.table:open_tsv", (".tsv",)),
-    "npz": Format("lgmml_torch.data.arrays:open_npz", (".npz",)),
+    "npz": Format("lgmml_torch.data.table:open_npz", (".npz",)),
     "parquet": Format("lgmml_torch.data.folder:open_parquet", (".parquet",)),
     "arrow": Format("lgmml_torch.data.arrow:open_ipc", (".arrow", ".feather")),
 }
@@ -354,9 +353,7 @@ class DataSource(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -410,13 +407,13 @@ def open_source(
     options = ReadOptions(num_features, names, missing, absent, dtype, used, model=True, categories=words)
     if isinstance(what, (str, os.PathLike)):
         return open_file(what, options, kind=kind)
-    from lgmml_torch.data import arrays  # which is built on this module
+    from lgmml_torch.data import table  # which is built on this module
 
     if isinstance(what, RankingData):
-        return arrays.from_data(what, options)
+        return table.from_data(what, options)
     if as_frame(what) is not None and qid is None and group is None:
-        return arrays.open_frame(what, options)
-    return arrays.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
+        return table.open_frame(what, options)
+    return table.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
 
 
 def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) -> DataSource:

@@ -319,7 +319,7 @@ def _decimals(
     values[order] = number / _POWERS[places]
     np.negative(values, out=values, where=negative)
     for token in order[odd].tolist():
-        value = decimal(clean[starts[token] : ends[token]])
+        value = _decimal(clean[starts[token] : ends[token]])
         if value is None or (np.isnan(value) and not missing):
             return None
         values[token] = value
@@ -329,7 +329,7 @@ def _decimals(
     return values
 
 
-def decimal(text: bytes) -> float | None:
+def _decimal(text: bytes) -> float | None:
     """``float(text)``, NaN for a missing value, None for anything that is not a plain decimal number."""
     if _NUMBER.fullmatch(text):
         return float(text)
@@ -399,7 +399,7 @@ def _fits(value: float, kind: type[np.float32] | type[np.float64]) -> bool:
 
 
 def _label(token: bytes, where: str) -> float:
-    value = decimal(token)
+    value = _decimal(token)
     if value is None or not _fits(value, np.float32):
         raise DataError(f"{where}: the label must be a finite number, got {shown(token)}")
     return value
@@ -443,7 +443,7 @@ def _index(token: bytes, previous: int, where: str, rules: Rules) -> int:
 def _value(token: bytes, where: str, rules: Rules) -> float:
     name, _, text = token.partition(b":")
     feature = f"the value of feature {int(name)}"
-    value = decimal(text)
+    value = _decimal(text)
     if value is None:
         raise DataError(f"{where}: {feature} must be a number, got {shown(text)}")
     if np.isnan(value):

@@ -4,6 +4,7 @@
     qrels:  qid 0 docid relevance
 
 Ids are text. A line is cut at blanks, so no id can hold one: ``red shoes`` is written as ``red%20shoes``.
+Files may be gzipped.
 """
 
 from __future__ import annotations
@@ -22,16 +23,13 @@ from lgmml_torch.checks import DataError
 from lgmml_torch.data.source import Batch, PathLike
 from lgmml_torch.data.svmlight import TextFile
 
-Run = dict[str, dict[str, float]]  # score by query and document
-Qrels = dict[str, dict[str, int]]  # relevance by query and document
-
 _READ = 1 << 20  # bytes at a time
 _BLANK = re.compile(r"\s|%(?=[0-9A-Fa-f]{2})")  # what is escaped in ids
 _Value = TypeVar("_Value", int, float)
 
 
-def read_run(path: PathLike) -> Run:
-    """The scores of a run, plain or gzipped. Ranks are checked to be whole numbers, then ignored, as trec_eval does.
+def read_run(path: PathLike) -> dict[str, dict[str, float]]:
+    """The scores of a run by query and document. Ranks must be whole numbers; they are ignored, as trec_eval does.
 
     Raises:
         DataError: with ``file:line``: a line that has not six words, a rank or score that is no number, a document
@@ -51,8 +49,8 @@ def read_run(path: PathLike) -> Run:
     return _read(path, "qid Q0 docid rank score tag", value)
 
 
-def read_qrels(path: PathLike) -> Qrels:
-    """The judgements of a qrels file, plain or gzipped; below 0 is what some collections call spam.
+def read_qrels(path: PathLike) -> dict[str, dict[str, int]]:
+    """The judgements of a qrels file by query and document; below 0 is what some collections call spam.
 
     Raises:
         DataError: with ``file:line``: a line that has not four words, a relevance that is no whole number, a document

@@ -19,9 +19,9 @@ from lgmml_torch.categories import Categories, Vocabulary
 from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.data.arrow import NAMES
 from lgmml_torch.data.columns import Columns, require_arrow
-from lgmml_torch.data.shards import INDEX, MANIFEST, PLACE, SHARD, SHARD_FILE, Manifest, Shard
+from lgmml_torch.data.folder import places_of
+from lgmml_torch.data.shards import INDEX, PLACE, SHARD, Manifest, Shard, check_room, clear_folder
 from lgmml_torch.data.source import DataSource, PathLike
-from lgmml_torch.data.stream import places_of
 from lgmml_torch.files import replacing
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
@@ -123,7 +123,7 @@ def _word(words: Vocabulary, code: int) -> str | None:
 
 
 def _save_arrow(data: RankingData, path: PathLike, *, parquet: bool) -> None:
-    table = nested_table(data)
+    table = _nested_table(data)
     if parquet:
         save_parquet(table, path)
         return
@@ -195,7 +195,7 @@ def save_parquet(table: pa.Table, path: PathLike) -> None:
         parquet.write_table(table, temporary, compression="zstd", row_group_size=2048)
 
 
-def nested_table(data: RankingData) -> pa.Table:
+def _nested_table(data: RankingData) -> pa.Table:
     """A row per query, in the order in which the queries first appear, with lists in the other columns."""
     require_arrow()
     import pyarrow as pa
@@ -322,30 +322,6 @@ def _check_plain(data: DataSource | RankingData) -> None:
         raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
 
 
-def check_room(home: Path) -> None:
-    """Refuse a folder that holds anything but shards, whole or not.
-
-    Raises:
-        DataError: what else it holds.
-    """
-    if not home.exists():
-        return
-    if not home.is_dir():
-        raise DataError(f"{home}: shards need a folder, this is a file")
-    for path in sorted(home.iterdir()):
-        if not SHARD_FILE.fullmatch(path.name) or path.is_dir():
-            raise DataError(f"{home}: shards need a folder of their own, this one holds {path.name!r}")
-
-
-def clear_folder(home: Path) -> None:
-    """Make an empty folder for shards: those of before are removed, their manifest first."""
-    check_room(home)
-    home.mkdir(parents=True, exist_ok=True)
-    (home / MANIFEST).unlink(missing_ok=True)
-    for path in home.iterdir():
-        path.unlink()
-
-
 def _are_text(qids: Sequence[Hashable]) -> bool:
     """Whether the ids have to be written as text, because they are not all whole numbers."""
     if all(type(qid) is int and -(2**63) <= qid < 2**63 for qid in qids):
@@ -372,7 +348,7 @@ def _write_shard(file: Path, data: RankingData, *, labelled: bool) -> Shard:
     import pyarrow as pa
 
     place = places_of(data)
-    table = nested_table(data.replace(order=torch.arange(data.num_documents)))
+    table = _nested_table(data.replace(order=torch.arange(data.num_documents)))
     offsets = pa.array(data.offsets.numpy(), pa.int32())
     table = table.append_column(PLACE, pa.ListArray.from_arrays(offsets, pa.array(place.numpy())))
     if not labelled:

@@ -396,7 +396,7 @@ def test_tables_that_cannot_be_cut(tmp_path: Path) -> None:
 @pytest.mark.realdata
 @pytest.mark.slow
 def test_debian(data_dir: Path) -> None:
-    from lgmml_torch.data.catalog import load_file
+    from lgmml_torch.data.letor import load_file
 
     names = (data_dir / "debian" / "features.txt").read_text().split()[1::2]
     test = load_file(data_dir / "debian" / "test.npz", feature_names=names)

@@ -149,21 +149,6 @@ def with_sizes(*sizes: int) -> LetorLike:
     return spec
 
 
-def test_blocks_hold_as_many_lists_as_fit() -> None:
-    for max_rows, wanted in [
-        (1, [[3], [2], [1], [4]]),
-        (3, [[3], [2, 1], [4]]),
-        (5, [[3, 2], [1, 4]]),
-        (10, [[3, 2, 1, 4]]),
-        (9, [[3, 2, 1], [4]]),
-    ]:
-        blocks = list(with_sizes(3, 2, 1, 4).blocks(max_rows))
-        assert [block.sizes.tolist() for block in blocks] == wanted
-        assert [block.first_query for block in blocks] == np.cumsum([0, *map(len, wanted)])[:-1].tolist()
-        assert [block.first_row for block in blocks] == np.cumsum([0, *map(sum, wanted)])[:-1].tolist()
-        assert {(block.features.dtype, block.labels.dtype) for block in blocks} == {(np.dtype("f4"), np.dtype("f4"))}
-
-
 def test_a_set_in_memory() -> None:
     data = letor_like(3, 4, num_documents=12, dtype=torch.float64)
     assert data.features.dtype == torch.float64

@@ -11,7 +11,8 @@ import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data import letor
-from lgmml_torch.data.letor import load_letor, load_letor_splits, load_lightgbm
+from lgmml_torch.data.catalog import load_letor_splits
+from lgmml_torch.data.letor import load_letor, load_lightgbm
 from lgmml_torch.data.svmlight import Rules, parse_block, parse_lines
 from lgmml_torch.data.write import save_letor
 from lgmml_torch.ragged import RankingData

@@ -12,13 +12,8 @@ import pytest
 
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data import letor, svmlight
-from lgmml_torch.data.letor import (
-    LetorSource,
-    find_file,
-    load_letor,
-    load_letor_splits,
-    load_lightgbm,
-)
+from lgmml_torch.data.catalog import load_letor_splits
+from lgmml_torch.data.letor import LetorSource, load_file, load_letor, load_lightgbm
 from lgmml_torch.data.source import DataSource, ReadOptions, open_source
 from lgmml_torch.data.svmlight import TextFile, query_ids, read_sizes
 from tests.data.test_source import in_order
@@ -305,12 +300,18 @@ class TestLetor:
         assert load_lightgbm(tmp_path / "a", cache=cache).num_features == 1
         assert len(list(cache.glob("*.lgc"))) == 2
 
+    def test_names_are_not_cached(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("1 qid:1 1:1 2:2\n")
+        cache = tmp_path / "cache"
+        assert load_file(tmp_path / "a.txt", feature_names=["x", "y"], cache=cache).feature_names == ("x", "y")
+        assert load_letor(tmp_path / "a.txt", num_features=2, cache=cache).feature_names is None
+        assert load_file(tmp_path / "a.txt", feature_names=["v", "w"], cache=cache).feature_names == ("v", "w")
+        assert len(list(cache.glob("*.lgc"))) == 1
+
     def test_files_of_a_folder(self, tmp_path: Path) -> None:
         for name in ("vali.txt.gz", "valid.txt", "train.txt.gz", "train.txt"):
-            (tmp_path / name).write_text("1 qid:1 1:1\n")
-        assert find_file(tmp_path, ["train"]) == tmp_path / "train.txt"
-        assert find_file(tmp_path, ["vali", "valid"]) == tmp_path / "vali.txt.gz"
-        assert find_file(tmp_path, ["test"]) is None
-        assert find_file(tmp_path, ["train"], ".csv") is None
+            (tmp_path / name).write_text(f"1 qid:{name} 1:1\n")
+        (tmp_path / "test.csv").write_text("qid,label,x\n1,1,1\n")
         parts = load_letor_splits(tmp_path, num_features=4, cache=False)
         assert {name: part.num_features for name, part in parts.items()} == {"train": 4, "valid": 4}
+        assert {name: part.qids for name, part in parts.items()} == {"train": ("train.txt",), "valid": ("vali.txt.gz",)}

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data import shards, stream
+from lgmml_torch.data import folder as parquet_folder
+from lgmml_torch.data import shards
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.data.shards import (
     INDEX,
@@ -293,7 +294,7 @@ class TestParts:
 
 def test_owners_are_even() -> None:
     def owners(*documents: int, processes: int) -> list[int]:
-        return stream.even_owners(torch.tensor(documents), processes).tolist()
+        return parquet_folder.even_owners(torch.tensor(documents), processes).tolist()
 
     assert owners(5, 5, 5, 5, processes=2) == [0, 0, 1, 1]
     assert owners(1, 1, 1, 9, processes=2) == [0, 0, 0, 1]
@@ -464,7 +465,7 @@ def test_which_folders_are_parts(tmp_path: Path) -> None:
 def test_shards_are_read_in_pieces(folder: Path, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few lists a piece has, all of them come, in their order."""
     expected = open_shards(folder, cache=False)
-    monkeypatch.setattr(stream, "_VALUES_AT_ONCE", values)
+    monkeypatch.setattr(parquet_folder, "_VALUES_AT_ONCE", values)
     found = open_shards(folder, cache=False)
     for name in ("features", "labels", "order", "offsets"):
         assert getattr(found, name).equal(getattr(expected, name))

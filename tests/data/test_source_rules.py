@@ -16,10 +16,9 @@ import torch
 from lgmml_torch import files
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
 from lgmml_torch.data import cache
-from lgmml_torch.data.arrays import ArraySource, from_data
 from lgmml_torch.data.cache import Cache, cached
-from lgmml_torch.data.catalog import load_file, open_dataset
-from lgmml_torch.data.letor import LetorSource, load_letor
+from lgmml_torch.data.catalog import open_dataset
+from lgmml_torch.data.letor import LetorSource, load_file, load_letor
 from lgmml_torch.data.source import (
     DataSource,
     ReadOptions,
@@ -27,6 +26,7 @@ from lgmml_torch.data.source import (
     open_source,
 )
 from lgmml_torch.data.svmlight import TextFile
+from lgmml_torch.data.table import ArraySource, from_data
 from lgmml_torch.files import check_memory, check_unpacked
 from lgmml_torch.ragged import RankingData
 from tests.data.test_source import in_order

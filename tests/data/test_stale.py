@@ -10,7 +10,7 @@ import pytest
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.cache import cached
-from lgmml_torch.data.catalog import load_file
+from lgmml_torch.data.letor import load_file
 from lgmml_torch.ragged import RankingData
 
 TEXTS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.svmlight import Block, Rules, decimal, parse, parse_block, parse_lines, shown
+from lgmml_torch.data.svmlight import Block, Rules, parse, parse_block, parse_lines, shown
 
 BARE = Rules(qid=False)
 NO_LABELS = Rules(labels=False)
@@ -249,14 +249,18 @@ def test_very_long_numbers() -> None:
 
 
 def test_words_for_numbers() -> None:
+    rules = Rules(missing=True, kind=np.float64)
+
+    def value(text: bytes) -> float:
+        return float(parse_lines(b"1 qid:1 1:" + text + b"\n", rules, path="f").values[0])
+
     for text in (b"1", b"+1", b"-1.5e-3", b".5", b"5.", b"1E5"):
-        assert decimal(text) == float(text)
+        assert value(text) == float(text)
     for text in (b"nan", b"NaN", b"NULL", b"null"):
-        value = decimal(text)
-        assert value is not None
-        assert np.isnan(value)
+        assert np.isnan(value(text))
     for text in (b"", b"1_0", b" 1", b"inf", b"0x1", b"1e", b".", b"--1", b"none"):
-        assert decimal(text) is None
+        with pytest.raises(DataError):
+            value(text)
     assert shown(b"a\xff") == r"'a\\xff'"
 
 

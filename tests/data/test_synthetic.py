@@ -7,7 +7,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.data.generated import LABEL_SHARES, LetorLike, letor_like
+from lgmml_torch.data.generated import LetorLike, letor_like
 from lgmml_torch.functional.ranking.measures import ndcg
 from lgmml_torch.models.preprocess.compose import Chain, list_rank_features
 from lgmml_torch.models.preprocess.steps import Quantile, Standardize
@@ -15,21 +15,15 @@ from lgmml_torch.models.preprocess.steps import Quantile, Standardize
 SMALL = LetorLike(30, 12, num_documents=900, seed=4)
 
 
-@pytest.mark.parametrize("max_rows", [1, 100, 10**6])
-def test_blocks_do_not_depend_on_their_size(max_rows: int) -> None:
-    total = 0
-    for block in SMALL.blocks(max_rows):
-        assert block.first_row == total
-        assert len(block.labels) == block.sizes.sum()
-        assert len(block.labels) <= max_rows or len(block.sizes) == 1
-        row = 0
-        for i, size in enumerate(block.sizes):
-            alone = SMALL.query(block.first_query + i)
-            assert np.array_equal(block.features[row : row + size], alone.features)
-            assert np.array_equal(block.labels[row : row + size], alone.labels)
-            row += size
-        total += row
-    assert total == 900
+def test_a_filled_set_holds_the_lists_one_after_the_other() -> None:
+    features, labels = np.empty((900, 12), np.float32), np.empty(900, np.float32)
+    SMALL.fill(features, labels)
+    for number, start in enumerate(SMALL.offsets[:-1]):
+        alone = SMALL.query(number)
+        rows = slice(start, start + SMALL.sizes[number])
+        assert np.array_equal(features[rows], alone.features)
+        assert np.array_equal(labels[rows], alone.labels)
+    assert SMALL.offsets[-1] == 900
 
 
 def test_lists_are_a_function_of_seed_and_number() -> None:
@@ -45,7 +39,7 @@ def test_filling_takes_arrays_maps_and_tensors(tmp_path) -> None:
     data = letor_like(30, 12, num_documents=900, seed=4)
     mapped = np.memmap(tmp_path / "x", dtype=np.float32, mode="w+", shape=(900, 12))
     labels = torch.empty(900)
-    SMALL.fill(mapped, labels, max_rows=50)
+    SMALL.fill(mapped, labels)
     tensors = torch.empty(900, 12)
     SMALL.fill(tensors, np.empty(900, dtype=np.float32))
     assert np.array_equal(mapped, tensors.numpy())
@@ -58,10 +52,10 @@ def test_filling_takes_arrays_maps_and_tensors(tmp_path) -> None:
 
 def test_likeness() -> None:
     spec = LetorLike(300, 20, seed=1)
-    blocks = list(spec.blocks())
-    x, y = np.concatenate([b.features for b in blocks]), np.concatenate([b.labels for b in blocks])
+    x, y = np.empty((spec.offsets[-1], 20), np.float32), np.empty(spec.offsets[-1], np.float32)
+    spec.fill(x, y)
     shares = np.bincount(y.astype(int), minlength=5) / len(y)
-    np.testing.assert_allclose(shares, LABEL_SHARES, rtol=0.3)  # three deviations at 300 lists
+    np.testing.assert_allclose(shares, [0.55, 0.30, 0.10, 0.03, 0.02], rtol=0.3)  # three deviations at 300 lists
     assert np.isfinite(x).all()
     assert np.abs(x).max() > 1e6
     assert x.min() < 0
@@ -96,13 +90,11 @@ def test_generator_refuses() -> None:
 def test_generator_refuses_foreign_numbers() -> None:
     with pytest.raises(LGMMLError, match=r"`index` must lie in \[0, 30\), got 30"):
         SMALL.query(30)
-    with pytest.raises(LGMMLError, match="`max_rows` must be positive, got 0"):
-        next(SMALL.blocks(0))
 
 
 def test_smallest_sets() -> None:
     for spec in (LetorLike(1, 3, num_documents=1), LetorLike(5, 3, num_documents=5, regions=1, informative=3)):
-        assert all(np.isfinite(block.features).all() for block in spec.blocks())
+        assert all(np.isfinite(spec.query(number).features).all() for number in range(spec.num_queries))
         assert (spec.sizes == 1).all()
 
 

@@ -14,8 +14,8 @@ import torch
 
 from lgmml_torch.checks import DataError, MissingDependencyError
 from lgmml_torch.data import table
-from lgmml_torch.data.catalog import load_file
 from lgmml_torch.data.columns import Columns, check_same_names, lay_out
+from lgmml_torch.data.letor import load_file
 from lgmml_torch.data.source import ReadOptions, open_source
 from tests.data.test_letor import assert_same
 from tests.data.test_source import in_order, write

@@ -11,13 +11,9 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.catalog import (
-    load_file,
-    load_parts,
-    open_dataset,
-    open_table,
-)
+from lgmml_torch.data.catalog import load_parts, open_dataset, open_table
 from lgmml_torch.data.columns import Columns
+from lgmml_torch.data.letor import load_file
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.ragged import RankingData
 from tests.data.test_letor import assert_same, random_data

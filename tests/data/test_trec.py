@@ -15,8 +15,6 @@ from lgmml_torch.app import cli
 from lgmml_torch.checks import DataError, DataWarning, LGMMLError
 from lgmml_torch.data.source import Batch
 from lgmml_torch.data.trec import (
-    Qrels,
-    Run,
     as_arrays,
     qrels_lines,
     read_qrels,
@@ -32,11 +30,11 @@ from tests.documented import write_data
 from tests.doors import small_data, small_model
 
 
-def random_files(seed: int) -> tuple[Run, Qrels]:
+def random_files(seed: int) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, int]]]:
     """Runs with ties, unjudged and missing documents, negative judgements, queries on one side only."""
     g = np.random.default_rng(seed)
-    run: Run = {}
-    qrels: Qrels = {}
+    run: dict[str, dict[str, float]] = {}
+    qrels: dict[str, dict[str, int]] = {}
     for query in range(12):
         documents = [f"d{number}" for number in g.permutation(30)]
         ranked, judged = g.integers(1, 25), g.integers(1, 25)

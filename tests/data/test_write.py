@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.write import _number, nested_table, save_letor, save_table
+from lgmml_torch.data.write import _number, save_letor, save_table
 from lgmml_torch.ragged import RankingData
 
 DATA = RankingData.from_arrays(
@@ -107,14 +108,19 @@ def test_ids_of_several_lines(tmp_path: Path, mark: str) -> None:
 
 
 def test_a_row_per_query(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
+    pa, feather = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.feather")
+
+    def saved(data: RankingData) -> Any:
+        save_table(data, tmp_path / "lists.arrow")
+        return feather.read_table(tmp_path / "lists.arrow", memory_map=False)
+
     data = RankingData.from_arrays(
         [[float(row), 0.5] for row in range(40)],
         [row % 3 for row in range(40)],
         qid=[(row * 7) % 5 for row in range(40)],
         doc_ids=[f"d{row}" for row in range(40)],
     )
-    table = nested_table(data).to_pydict()
+    table = saved(data).to_pydict()
     assert list(table) == ["qid", "label", "features", "docid"]
     assert table["qid"] == [0, 2, 4, 1, 3]  # as they first appear
     for place, query in enumerate(table["qid"]):
@@ -123,15 +129,14 @@ def test_a_row_per_query(tmp_path: Path) -> None:
         assert table["features"][place] == [[row, 0.5] for row in own]
         assert table["docid"][place] == [f"d{row}" for row in own]
     for qids, kind in (((0, 1, 2, 3, 4), pa.int64()), (("0", 1, 2, 3, 4), pa.string()), (tuple("abcde"), pa.string())):
-        made = nested_table(data.replace(qids=qids, doc_ids=None))
+        made = saved(data.replace(qids=qids, doc_ids=None))
         assert made.schema.field("qid").type == kind
         assert made.column_names == ["qid", "label", "features"]
-    named = nested_table(data.replace(feature_names=("x", "y")))
+    named = saved(data.replace(feature_names=("x", "y")))
     assert named.schema.metadata == {b"feature_names": b'["x", "y"]'}
-    assert nested_table(data).schema.metadata is None
-    assert (
-        nested_table(data.to(dtype=torch.float64)).schema.field("features").type.value_type.value_type == pa.float64()
-    )
+    assert saved(data).schema.metadata is None
+    wide = saved(data.to(dtype=torch.float64)).schema.field("features").type
+    assert wide.value_type.value_type == pa.float64()
 
 
 def test_arrow_files_as_they_are_stored(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from lgmml_torch.app.start import hydra_value
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache, digest
 from lgmml_torch.data.catalog import find_table, open_dataset, open_table
+from lgmml_torch.data.columns import vocabularies
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.shards import (
     SHARD_COLUMNS,
@@ -42,11 +43,13 @@ from lgmml_torch.data.shards import (
     Shard,
     check_content,
     check_files,
+    check_room,
+    clear_folder,
     document_keys,
     read_manifest,
 )
 from lgmml_torch.data.source import ReadOptions, is_folder, open_file, open_source
-from lgmml_torch.data.write import check_room, clear_folder, save_parquet, write_shards
+from lgmml_torch.data.write import save_parquet, write_shards
 from lgmml_torch.files import SUFFIX, sweep
 from lgmml_torch.inputs import MISSING_HINT
 from lgmml_torch.models.ranker import LGMML
@@ -110,8 +113,8 @@ def _read_table(path: str, settings: dict[str, Any]) -> dict[str, RankingData]:
     with TemporaryDirectory() as cache:  # what is mapped from there stays until it is not needed
         parts = open_table(path, cache=cache, stream=is_folder(path), **settings)
     data = parts["train"]
-    for name, words in zip(data.feature_names or (), data.categories or (), strict=False):
-        if words is not None and len(words) > _FREE_TEXT * data.num_documents:
+    for name, words in vocabularies(data).items():
+        if len(words) > _FREE_TEXT * data.num_documents:
             many = f"{len(words):,} words in {data.num_documents:,} documents"
             raise DataError(f"column {name!r} must have fewer different words to be a category, got {many}")
     return parts

@@ -19,7 +19,7 @@ from lgmml_torch.models.ranker import LGMML
 
 _FORMATS = {".npy": "npy", ".run": "trec", ".trec": "trec"}
 
-Scored = tuple[Batch, NDArray[Any]]
+_Scored = tuple[Batch, NDArray[Any]]
 
 _EXAMPLES = """
 examples:
@@ -74,7 +74,7 @@ def _score(args: Namespace) -> None:
                 stream.write(npy_bytes(scores))
 
 
-def score_batches(model: LGMML, lists: DataSource, args: Namespace) -> Iterator[Scored]:
+def score_batches(model: LGMML, lists: DataSource, args: Namespace) -> Iterator[_Scored]:
     """Each batch with its scores, in the order of its rows in the file."""
     for batch in lists.batches(args.batch_documents):
         scores = model.score_in_caller_order(
@@ -85,7 +85,7 @@ def score_batches(model: LGMML, lists: DataSource, args: Namespace) -> Iterator[
         yield batch, scores
 
 
-def _in_file_order(scored: Iterator[Scored], rows: int) -> NDArray[Any]:
+def _in_file_order(scored: Iterator[_Scored], rows: int) -> NDArray[Any]:
     """All scores; only these have to fit into memory."""
     out: NDArray[Any] | None = None
     for batch, scores in scored:
