@@ -31,7 +31,7 @@ from lgmml_torch.estimator_inputs import (
 )
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.calibration import GradeMap
-from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.inputs import feature_names
 from lgmml_torch.models.importance import structural_importance
 from lgmml_torch.models.preprocess.base import Preprocess

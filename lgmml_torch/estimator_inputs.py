@@ -36,7 +36,7 @@ from lgmml_torch.checks import (
     optional,
     shortened,
 )
-from lgmml_torch.functional.ranking.measures import Measure
+from lgmml_torch.functional.measures import Measure
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.inputs import MISSING_POLICIES, as_frame, dense_features, flattened
 from lgmml_torch.models.phi import PHIS, POLICIES

@@ -21,7 +21,7 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, LGMMLError, check_finite, check_positive, check_shape, check_whole
 from lgmml_torch.functional.distance import local_distances
 from lgmml_torch.functional.gmml import gmml
-from lgmml_torch.functional.ranking.measures import average_precision
+from lgmml_torch.functional.measures import average_precision
 from lgmml_torch.functional.score import median_scales
 
 _RHOS = (0.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # what "auto" chooses from

@@ -26,7 +26,7 @@ from lgmml_torch import LGMMLRanker, RankingData, __version__
 from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.calibration import fit_grade_map, reliability
-from lgmml_torch.functional.ranking.measures import Measure, mean_ndcg
+from lgmml_torch.functional.measures import Measure, mean_ndcg
 from research.protocol import RankingFold, large_fold, ranking_fold
 from research.stats import markdown
 from research.store import machine_facts

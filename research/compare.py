@@ -31,7 +31,7 @@ from lgmml_torch.checks import ConfigError, DegenerateScoresWarning, did_you_mea
 from lgmml_torch.fitting.bank import merge_banks
 from lgmml_torch.fitting.sampled import SampledBuilder, fit_sampled
 from lgmml_torch.functional.losses import lambda_gradients
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
 from lgmml_torch.models.preprocess.steps import ListRank, Quantile, RemoveConstant, Standardize

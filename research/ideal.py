@@ -17,7 +17,7 @@ from lgmml_torch.app.compose import load_splits
 from lgmml_torch.checks import DataError
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate_scores
 from lgmml_torch.evaluation.tables import read_report
-from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.functional.score import first_equal_rows, score
 from lgmml_torch.functional.score import kernel as apply_kernel
 from lgmml_torch.models.ranker import LGMML

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.functional.selection import FeatureSums, choose_features
 from lgmml_torch.ragged import RankingData
 from research.compare import find_system

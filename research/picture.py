@@ -17,7 +17,7 @@ import torch
 from lgmml_torch import RankingData, fit_boosted, fit_sampled, list_rank_features
 from lgmml_torch.data.catalog import generated_splits
 from lgmml_torch.fitting.boosted import RoundInfo
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.plots import save_figure
 from research.plots import Figure, overview_picture
 from research.protocol import RankingFold

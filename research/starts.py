@@ -27,7 +27,7 @@ from lgmml_torch.files import write_text
 from lgmml_torch.fitting.trained import STARTS, Shape, weighted_factors
 from lgmml_torch.functional.boosting import list_scatter
 from lgmml_torch.functional.gmml import scatter_matrices
-from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.functional.regions import sample_regions
 from lgmml_torch.functional.spd import cholesky_jittered
 from lgmml_torch.ragged import RankingData

@@ -7,13 +7,13 @@ from pathlib import Path
 from tools.measure import measure
 
 BOUNDS = {
-    "files": 109,
+    "files": 100,
     "lines": 28_300,
-    "public names": 643,
-    "conditional expressions": 152,
-    "comprehensions": 269,
+    "public names": 594,
+    "conditional expressions": 155,
+    "comprehensions": 283,
     "nested conditional expressions": 0,
-    "widest signature": 25,
+    "widest signature": 26,
     "homonyms": 0,
 }
 

@@ -21,7 +21,7 @@ from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import page_data
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.functional.calibration import GradeMap, fit_grade_map, reliability
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.measures import ndcg
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model, write_model
 from lgmml_torch.ragged import RankingData

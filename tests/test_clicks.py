@@ -13,7 +13,7 @@ from torch import Tensor
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.estimator import LGMMLRanker
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.models.preprocess.steps import ListRank
 from lgmml_torch.ragged import RankingData
 from research.clicks import ClickLog, simulate_clicks

@@ -33,8 +33,8 @@ from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.fitting.sampled import SampledBuilder
 from lgmml_torch.fitting.trained import TrainedBuilder
 from lgmml_torch.functional.losses import lambda_gradients
-from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
-from lgmml_torch.functional.ranking.presets import REPORTED
+from lgmml_torch.functional.measures import mean_ndcg, ndcg
+from lgmml_torch.functional.presets import REPORTED
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.functional.score import tie_equal_rows
 from lgmml_torch.models.preprocess.compose import list_rank_features

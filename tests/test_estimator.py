@@ -16,7 +16,7 @@ from sklearn.model_selection import GroupKFold, cross_validate
 import lgmml_torch
 from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
 from lgmml_torch.estimator import LGMMLRanker, query_weights
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.measures import ndcg
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.models.ranker import LGMML

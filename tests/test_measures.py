@@ -17,7 +17,7 @@ from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.evaluation.evaluate import evaluate, evaluate_scores
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.fitting.boosted import fit_boosted
-from lgmml_torch.functional.ranking.measures import Measure, mean_measure, rank_metrics
+from lgmml_torch.functional.measures import Measure, mean_measure, rank_metrics
 from lgmml_torch.ragged import RankingData
 from tests.app.test_train import run
 from tests.own_measures import first_is_good, nothing_better

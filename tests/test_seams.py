@@ -13,7 +13,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from lgmml_torch.checks import LGMMLError, check_whole
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.fitting.bank import Bank, BankBuilder
-from lgmml_torch.functional.ranking.presets import PRESETS, Preset, describe
+from lgmml_torch.functional.presets import PRESETS, Preset, describe
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import POLICIES, RULES, Policy

@@ -26,8 +26,8 @@ from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import BankBuilder, as_builder
-from lgmml_torch.functional.ranking.measures import Function, Measure, measures_of
-from lgmml_torch.functional.ranking.presets import PRESETS
+from lgmml_torch.functional.measures import Function, Measure, measures_of
+from lgmml_torch.functional.presets import PRESETS
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.storage import is_archive, load_checkpoint, read_model

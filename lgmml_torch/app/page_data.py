@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.evaluation.evaluate import Calibration, label_by_score
 from lgmml_torch.functional.calibration import Reliability, reliability
-from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
 from lgmml_torch.models.explain import document_label, explain_pairs, largest_parts
 from lgmml_torch.models.importance import (

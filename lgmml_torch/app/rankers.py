@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import CheckpointError, DataError, require
 from lgmml_torch.data.trec import read_run, word
-from lgmml_torch.functional.ranking.measures import Measure, mean_measure
+from lgmml_torch.functional.measures import Measure, mean_measure
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase, file_kind
 from lgmml_torch.ragged import RankingData

@@ -44,7 +44,7 @@ from lgmml_torch.app.start import Interrupted, Watch, fail, say_goodbye, set_thr
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, MissingDependencyError, sentence
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate_scores
 from lgmml_torch.files import write_bytes
-from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.models.combine import combination_weights
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model

@@ -18,8 +18,8 @@ from lgmml_torch.data.trec import as_arrays
 from lgmml_torch.distributed import all_qids
 from lgmml_torch.evaluation.tables import evaluation_markdown
 from lgmml_torch.functional.features import list_rank_percentiles
-from lgmml_torch.functional.ranking.measures import Function, Measure, measures_of, rank_data, rank_metrics
-from lgmml_torch.functional.ranking.presets import REPORTED, Preset, describe, find_preset
+from lgmml_torch.functional.measures import Function, Measure, measures_of, rank_data, rank_metrics
+from lgmml_torch.functional.presets import REPORTED, Preset, describe, find_preset
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.functional.significance import Comparison, Interval, bootstrap_interval, compare
 from lgmml_torch.models.explain import largest_parts
@@ -39,7 +39,7 @@ class Evaluation:
         split: what was ranked, e.g. ``"test"``.
         means: the mean of each metric over the queries it counts; NaN when it counts none.
         counted: how many queries that are.
-        skipped: how many were left out, see `lgmml_torch.functional.ranking.presets`.
+        skipped: how many were left out, see `lgmml_torch.functional.presets`.
         definitions: each metric's rules in one line.
         per_query: ``(Q,)`` the values behind the means, NaN where a query is skipped.
         qids: the queries, in the order of ``per_query``.
@@ -126,8 +126,8 @@ def evaluate(
             not be in memory together.
         split: what to call the data.
         metrics: names such as ``"ndcg@10"`` or ``"map"``, or functions ``(scores, labels, offsets) -> (Q,)`` with NaN
-            for a query that does not count, see `lgmml_torch.functional.ranking.measures`.
-        preset: metric definitions, see `lgmml_torch.functional.ranking.presets`.
+            for a query that does not count, see `lgmml_torch.functional.measures`.
+        preset: metric definitions, see `lgmml_torch.functional.presets`.
         known_queries: use the trained Φ of queries whose id was in the training data.
         policy: what other queries get, instead of the model's own policy.
         seed: only recorded.

@@ -15,8 +15,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.ranking.measures import Function, Measure, measures_of, rank_metrics
-from lgmml_torch.functional.ranking.presets import Preset, find_preset
+from lgmml_torch.functional.measures import Function, Measure, measures_of, rank_metrics
+from lgmml_torch.functional.presets import Preset, find_preset
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class _MetricSummary:
 class RankingMetrics(Metric):
     """Means of several ranking metrics over queries, from one sort per list.
 
-    Each query counts once. Queries that a metric leaves out (see :mod:`lgmml_torch.functional.ranking.presets`) are
+    Each query counts once. Queries that a metric leaves out (see :mod:`lgmml_torch.functional.presets`) are
     counted as skipped; a metric that has counted no query yet is NaN.
 
     Args:
         metrics: Names such as ``"ndcg@10"`` or ``"map"``, or functions of one's own, see
-            :class:`~lgmml_torch.functional.ranking.measures.Measure`.
-        preset: Name of a set of rules, or a :class:`~lgmml_torch.functional.ranking.presets.Preset`.
+            :class:`~lgmml_torch.functional.measures.Measure`.
+        preset: Name of a set of rules, or a :class:`~lgmml_torch.functional.presets.Preset`.
         threshold: Label from which a document is relevant, instead of the preset's.
         max_grade: Highest grade of the data set; ERR needs it.
         kwargs: Options of :class:`torchmetrics.Metric`.
@@ -116,7 +116,7 @@ class RankingMetrics(Metric):
         return found
 
     def definition(self, name: str) -> str:
-        """The metric's rules in one line, see :func:`~lgmml_torch.functional.ranking.presets.describe`."""
+        """The metric's rules in one line, see :func:`~lgmml_torch.functional.presets.describe`."""
         return self.measures[name].definition(self.preset, threshold=self.threshold)
 
     def _per_query(self, scores: Tensor, labels: Tensor, offsets: Tensor, tie_order: Tensor | None) -> Tensor:  # (M, Q)

@@ -24,7 +24,7 @@ from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
 from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
 from lgmml_torch.functional.boosting import Learners
 from lgmml_torch.functional.losses import position_curve, position_step
-from lgmml_torch.functional.ranking.measures import Measure, rank_metrics
+from lgmml_torch.functional.measures import Measure, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
 

@@ -34,7 +34,7 @@ from lgmml_torch.functional.boosting import (
 )
 from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.losses import bias_of, lambda_gradients, num_positions
-from lgmml_torch.functional.ranking.measures import Measure
+from lgmml_torch.functional.measures import Measure
 from lgmml_torch.functional.score import KERNELS
 from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.ragged import RankingData

@@ -23,7 +23,7 @@ from lgmml_torch.checks import (
 from lgmml_torch.fitting.bank import Bank, BankBuilder
 from lgmml_torch.functional.distance import NORMS
 from lgmml_torch.functional.gmml import REDUCTIONS, gmml, gmml_bank, pooled_scatter
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.functional.regions import (
     CANDIDATES,
     Anchors,

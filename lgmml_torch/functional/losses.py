@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import check_offsets, check_positive, check_shape
 from lgmml_torch.distributed import all_gather
-from lgmml_torch.functional.ranking.presets import log_discounts
+from lgmml_torch.functional.presets import log_discounts
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import (
     argsort_segments,

@@ -23,7 +23,7 @@ from lgmml_torch.checks import (
     check_shape,
 )
 from lgmml_torch.functional.distance import norm_factors
-from lgmml_torch.functional.ranking.presets import log_discounts
+from lgmml_torch.functional.presets import log_discounts
 from lgmml_torch.segments import (
     argsort_segments,
     gather_segments,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_finite, check_positive, check_shape
-from lgmml_torch.functional.ranking.presets import log_discounts
+from lgmml_torch.functional.presets import log_discounts
 from lgmml_torch.functional.regions import check_labels
 from lgmml_torch.segments import (
     argsort_segments,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import DataError, LGMMLError, check_finite, check_offsets, check_positive, check_shape
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.measures import ndcg
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
@@ -41,7 +41,7 @@ def combination_weights(
         scores: Finite scores of every document, a row for each system.
         labels: Relevance of each document.
         offsets: Boundaries of the lists.
-        tie_order: As in :func:`~lgmml_torch.functional.ranking.measures.ndcg`.
+        tie_order: As in :func:`~lgmml_torch.functional.measures.ndcg`.
         steps: How many summands are tried, the first among them: weights are multiples of 1/steps or coarser.
 
     Returns:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive
-from lgmml_torch.functional.ranking.measures import rank_data
-from lgmml_torch.functional.ranking.presets import describe
+from lgmml_torch.functional.measures import rank_data
+from lgmml_torch.functional.presets import describe
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
 from lgmml_torch.models.explain import explain_pairs, largest_parts
 from lgmml_torch.models.local_metrics import LocalMetrics
@@ -205,7 +205,7 @@ def permutation_importance(
         within: ``"lists"``, or ``"all"`` rows.
         n_repeats: shuffles of each feature, whose drops are averaged.
         measure: such as ``"ndcg@10"``.
-        preset: definitions, see `lgmml_torch.functional.ranking.presets`.
+        preset: definitions, see `lgmml_torch.functional.presets`.
         seed: of shuffles and bootstrap; a feature's shuffles depend on it and the feature's number only.
         confidence: of the intervals.
         resamples: of the bootstrap.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, check_choice, check_positive, check_whole
 from lgmml_torch.functional.losses import label_difference_loss, lambda_gradients, softmax_loss, spearman_loss
-from lgmml_torch.functional.ranking.measures import Function, one_per_query
+from lgmml_torch.functional.measures import Function, one_per_query
 from lgmml_torch.functional.warp import WarpOutcome, rank_weight_table, warp_loss
 
 

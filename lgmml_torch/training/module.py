@@ -16,8 +16,8 @@ from lgmml_torch.checks import DivergedError, LGMMLError, check_number, check_po
 from lgmml_torch.distributed import query_numbers
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.losses import bias_of
-from lgmml_torch.functional.ranking.measures import Function, Measure
-from lgmml_torch.functional.ranking.presets import REPORTED
+from lgmml_torch.functional.measures import Function, Measure
+from lgmml_torch.functional.presets import REPORTED
 from lgmml_torch.functional.score import kernel, score, tie_equal_rows
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import FORMAT, VERSION, check_archive, check_header
@@ -87,7 +87,7 @@ class LGMMLModule(pl.LightningModule):
         step_size: how the optimizer's learning rate rises and falls; constant when None.
         dropout: for trained metrics.
         seed: of what is dropped.
-        preset: metric definitions, see `lgmml_torch.functional.ranking.presets`.
+        preset: metric definitions, see `lgmml_torch.functional.presets`.
         num_positions: of the training documents, where they come with any: each has a bias that the loss adds to the
             scores, trained with the metrics where these are trained, otherwise what the boosting found.
         measure: what is measured on validation and test lists beside the usual.

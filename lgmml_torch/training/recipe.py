@@ -19,7 +19,7 @@ from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import Bank, BankBuilder, as_builder
-from lgmml_torch.functional.ranking.measures import Function, Measure, mean_measure
+from lgmml_torch.functional.measures import Function, Measure, mean_measure
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess

@@ -26,7 +26,7 @@ from lgmml_torch.checks import CheckpointError, ConfigError, DataWarning, LGMMLE
 from lgmml_torch.files import sweep, write_bytes
 from lgmml_torch.fitting.bank import Bank, BankBuilder
 from lgmml_torch.functional.losses import bias_of
-from lgmml_torch.functional.ranking.measures import Measure, mean_measure
+from lgmml_torch.functional.measures import Measure, mean_measure
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, encode_splits
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML

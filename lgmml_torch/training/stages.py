@@ -25,7 +25,7 @@ from lgmml_torch.distributed import all_qids, gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
 from lgmml_torch.functional.calibration import fit_grade_map
 from lgmml_torch.functional.losses import num_positions, position_curve
-from lgmml_torch.functional.ranking.measures import Measure, mean_measure
+from lgmml_torch.functional.measures import Measure, mean_measure
 from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.models.encode import CategoryEncoder, encode_splits
 from lgmml_torch.models.phi import AUTO, POLICIES, Phi

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgmml_torch.functional.ranking.measures import mean_ndcg, rank_data
+from lgmml_torch.functional.measures import mean_ndcg, rank_data
 from research.compare import EXAMPLE_SYSTEMS, NAMES, System, find_system, quiet
 from research.protocol import ExampleFold, Noise, RankingFold, example_fold, noisy_examples, ranking_fold
 from research.store import Job, Record, Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lgmml_torch.functional.ranking.presets import describe
+from lgmml_torch.functional.presets import describe
 from research.compare import NAMES
 from research.paper.jobs import all_folds, flat, per_query
 from research.paper.outcome import Claim, Outcome, Table

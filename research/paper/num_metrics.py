@@ -8,8 +8,8 @@ import torch
 
 from lgmml_torch.fitting.boosted import RoundInfo, fit_boosted
 from lgmml_torch.fitting.sampled import fit_sampled
-from lgmml_torch.functional.ranking.measures import rank_data
-from lgmml_torch.functional.ranking.presets import describe
+from lgmml_torch.functional.measures import rank_data
+from lgmml_torch.functional.presets import describe
 from lgmml_torch.functional.score import score
 from lgmml_torch.models.preprocess.compose import list_rank_features
 from lgmml_torch.models.preprocess.steps import Norm2

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.functional.ranking.presets import describe
+from lgmml_torch.functional.presets import describe
 from lgmml_torch.functional.significance import Interval
 from research.compare import NAMES
 from research.paper.jobs import all_folds, example_job, per_query

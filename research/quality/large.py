@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from research.compare import find_system
 from research.protocol import NOISES, Noise, RankingFold, large_fold, noisy_ranking
 from research.quality.work import GRID, lightgbm_options, score_all

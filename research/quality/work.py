@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lgmml_torch.functional.ranking.measures import mean_ndcg, rank_data
+from lgmml_torch.functional.measures import mean_ndcg, rank_data
 from lgmml_torch.ragged import RankingData
 from research.compare import (
     MAIN_SEEDS,

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.plots import save_figure
 from research.compare import Score, Stopwatch, find_system, with_list_ranks
 from research.plots import Line, Panel, lines_picture

@@ -15,8 +15,8 @@ from pyriemann.geometry.geodesic import geodesic_riemann
 from torch import Tensor
 from torchmetrics.retrieval import RetrievalNormalizedDCG
 
-from lgmml_torch.functional.ranking.measures import rank_metrics
-from lgmml_torch.functional.ranking.presets import MEASURES
+from lgmml_torch.functional.measures import rank_metrics
+from lgmml_torch.functional.presets import MEASURES
 from lgmml_torch.functional.spd import geometric_mean, geometric_mean_factor
 from lgmml_torch.segments import offsets_from_sizes, segment_ids
 from research.speed.harness import print_table, save_result, time_interleaved

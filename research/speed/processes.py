@@ -31,7 +31,7 @@ from lgmml_torch import distributed
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.shards import open_shards
 from lgmml_torch.data.write import write_shards
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.preprocessed import SAMPLE_VALUES
 from research.compare import fit_bank, train_weights

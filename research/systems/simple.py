@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import check_shape
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids, segment_sum
 from research.by_example.sets import ExampleSet

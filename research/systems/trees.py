@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, check_positive, check_shape, require
-from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
+from lgmml_torch.functional.measures import mean_ndcg, ndcg
 from lgmml_torch.ragged import RankingData
 from research.systems.base import RankingSystem, choose, fitted, grid_points
 

@@ -18,7 +18,7 @@ from lgmml_torch.app.cli import main
 from lgmml_torch.app.train import RunResult, add_base, load_splits, train
 from lgmml_torch.checks import CheckpointError, ConfigError, LGMMLError, MissingDependencyError
 from lgmml_torch.data.write import save_letor
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData

@@ -12,7 +12,7 @@ import torch
 from lgmml_torch.app import cli
 from lgmml_torch.app.rankers import open_ranker
 from lgmml_torch.checks import CheckpointError, DataError
-from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.models.ranker import LGMML
 from tests.app.test_cli import lgmml, refused
 from tests.data.test_source import write

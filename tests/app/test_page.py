@@ -26,7 +26,7 @@ from lgmml_torch.app.report import (
 )
 from lgmml_torch.data.catalog import generated_splits
 from lgmml_torch.evaluation.evaluate import evaluate
-from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData

@@ -15,7 +15,7 @@ from lgmml_torch.app.config import load_config
 from lgmml_torch.app.rankers import fit_lightgbm, references_of_run
 from lgmml_torch.app.train import RunResult, train
 from lgmml_torch.checks import DataError
-from lgmml_torch.functional.ranking.measures import Measure
+from lgmml_torch.functional.measures import Measure
 from lgmml_torch.models.ranker import LGMML
 from tests.doors import small_data
 

@@ -29,7 +29,7 @@ from lgmml_torch.data.shards import (
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_parquet, write_shards
 from lgmml_torch.files import SUFFIX
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.measures import ndcg
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import positions
 from tests.data.test_source import write

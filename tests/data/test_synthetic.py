@@ -8,7 +8,7 @@ from sklearn.linear_model import Ridge
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.generated import LetorLike, letor_like
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.measures import ndcg
 from lgmml_torch.models.preprocess.compose import Chain, list_rank_features
 from lgmml_torch.models.preprocess.steps import Quantile, Standardize
 

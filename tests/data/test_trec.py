@@ -23,8 +23,8 @@ from lgmml_torch.data.trec import (
     word,
 )
 from lgmml_torch.evaluation.evaluate import evaluate_run
-from lgmml_torch.functional.ranking.measures import rank_metrics
-from lgmml_torch.functional.ranking.presets import PRESETS
+from lgmml_torch.functional.measures import rank_metrics
+from lgmml_torch.functional.presets import PRESETS
 from lgmml_torch.ragged import RankingData
 from tests.documented import write_data
 from tests.doors import small_data, small_model

@@ -10,8 +10,8 @@ from lgmml_torch.checks import DataError, DegenerateScoresWarning, LGMMLError
 from lgmml_torch.evaluation.evaluate import evaluate, evaluate_scores
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.evaluation.tables import print_evaluations, run_markdown
-from lgmml_torch.functional.ranking.measures import rank_metrics
-from lgmml_torch.functional.ranking.presets import REPORTED, describe
+from lgmml_torch.functional.measures import rank_metrics
+from lgmml_torch.functional.presets import REPORTED, describe
 from lgmml_torch.ragged import RankingData
 from tests.doors import FEATURES, small_data, small_model
 

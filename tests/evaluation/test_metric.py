@@ -10,8 +10,8 @@ from torch import Tensor
 from lgmml_torch import distributed
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.evaluation.metric import RankingMetrics
-from lgmml_torch.functional.ranking.measures import rank_metrics
-from lgmml_torch.functional.ranking.presets import describe
+from lgmml_torch.functional.measures import rank_metrics
+from lgmml_torch.functional.presets import describe
 from lgmml_torch.segments import gather_segments, offsets_from_sizes
 from tests.processes import in_processes
 

@@ -22,7 +22,7 @@ from lgmml_torch.fitting.boosted import (
 )
 from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
 from lgmml_torch.functional.losses import position_curve, position_step
-from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg, rank_metrics
+from lgmml_torch.functional.measures import mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.functional.calibration import GradeMap, fit_grade_map, reliability
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.measures import ndcg
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import calibration as naive
 

@@ -23,8 +23,8 @@ from lgmml_torch.functional.boosting import (
 )
 from lgmml_torch.functional.distance import distance_filler, local_distances, subspace_distances
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
-from lgmml_torch.functional.ranking.measures import err, mean_ndcg, ndcg, rank_metrics
-from lgmml_torch.functional.ranking.presets import PRESETS
+from lgmml_torch.functional.measures import err, mean_ndcg, ndcg, rank_metrics
+from lgmml_torch.functional.presets import PRESETS
 from lgmml_torch.functional.regions import Regions
 from lgmml_torch.ragged import RankingData
 

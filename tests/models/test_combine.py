@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.functional.ranking.measures import ndcg
+from lgmml_torch.functional.measures import ndcg
 from lgmml_torch.models.combine import combination_weights, merge_models
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import all_views, list_rank_features

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.functional.significance import Interval
 from lgmml_torch.models import importance as parts
 from lgmml_torch.models.explain import explain, explain_pairs

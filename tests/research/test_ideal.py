@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.functional.ranking.measures import rank_data
+from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.functional.score import score
 from lgmml_torch.ragged import RankingData

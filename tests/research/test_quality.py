@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from research.compare import SYSTEMS, Fitted, System, find_system
 from research.protocol import TOY, ranking_fold
 from research.quality.__main__ import main

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.functional.ranking.measures import mean_ndcg, ndcg
+from lgmml_torch.functional.measures import mean_ndcg, ndcg
 from lgmml_torch.ragged import RankingData
 from research.systems.base import RankingSystem, choose, grid_points
 from research.systems.simple import LinearRanker, RandomRanker

@@ -9,7 +9,7 @@ import pytest
 
 from lgmml_torch import fit_boosted, list_rank_features
 from lgmml_torch.data.catalog import generated_splits
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.functional.score import score
 from research.picture import fit_curve
 from research.protocol import RankingFold

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import ConfigError
-from lgmml_torch.functional.ranking.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_ndcg
 from research.compare import PAPER_ONLY, SYSTEMS, find_system, with_list_ranks
 from research.protocol import TOY, ranking_fold
 

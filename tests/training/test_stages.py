@@ -19,7 +19,7 @@ from torch import Tensor
 from lgmml_torch.checks import CheckpointError, ConfigError, DataWarning, LGMMLError
 from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.functional.losses import bias_of, softmax_loss
-from lgmml_torch.functional.ranking.measures import mean_measure
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.models.ranker import LGMML

@@ -29,7 +29,7 @@ from lgmml_torch.data.trec import qrels_lines, read_qrels, read_run
 from lgmml_torch.evaluation.evaluate import Evaluation, Paired, compare_rankings, evaluate, evaluate_run
 from lgmml_torch.evaluation.tables import print_evaluations, read_report
 from lgmml_torch.files import write_text
-from lgmml_torch.functional.ranking.presets import find_preset, parse_metric
+from lgmml_torch.functional.presets import find_preset, parse_metric
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lgmml_torch.checks import DataWarning, LGMMLError
-from lgmml_torch.functional.ranking import presets as ranked_module
-from lgmml_torch.functional.ranking.measures import (
+from lgmml_torch.functional import presets as ranked_module
+from lgmml_torch.functional.measures import (
     average_precision,
     dcg,
     err,
@@ -22,7 +22,7 @@ from lgmml_torch.functional.ranking.measures import (
     recall,
     reciprocal_rank,
 )
-from lgmml_torch.functional.ranking.presets import MEASURES, PRESETS, Preset, describe
+from lgmml_torch.functional.presets import MEASURES, PRESETS, Preset, describe
 from lgmml_torch.segments import gather_segments, offsets_from_sizes
 from tests.reference import ranking as reference
 

@@ -3,7 +3,7 @@
 A higher score ranks first; scores may be negative or infinite. Each function takes one cutoff, several or none (the
 whole list) and gives the mean over the queries, or with ``reduction="none"`` a value per query with NaN for the queries
 that are skipped; means run over the others. :func:`rank_metrics` gives several measures from the same sort. Values are
-float64. A preset says what a name means: see :class:`~lgmml_torch.functional.ranking.presets.Preset`.
+float64. A preset says what a name means: see :class:`~lgmml_torch.functional.presets.Preset`.
 
 Wherever a measure is named, a function may stand instead. It gets the scores ``(N,)``, labels ``(N,)`` and offsets
 ``(Q+1,)`` of whole lists, rows in the order of their `RankingData`. It returns a value for each query: higher is
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets, check_positive, check_shape
-from lgmml_torch.functional.ranking.presets import (
+from lgmml_torch.functional.presets import (
     MetricName,
     Preset,
     describe,

@@ -17,8 +17,8 @@ from torch import Tensor
 from torchmetrics.functional import retrieval as torchmetrics_functional
 from torchmetrics.retrieval import RetrievalNormalizedDCG
 
-from lgmml_torch.functional.ranking.measures import average_precision, dcg, ndcg, precision, rank_metrics
-from lgmml_torch.functional.ranking.presets import PRESETS
+from lgmml_torch.functional.measures import average_precision, dcg, ndcg, precision, rank_metrics
+from lgmml_torch.functional.presets import PRESETS
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import ranking as reference
 

@@ -1,1 +1,0 @@
-"""Ranking measures over ragged lists: the rules behind a name, lists sorted by score, the measures."""
