@@ -12,11 +12,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields
-from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data._utils import signal_handling
 
 from lgmml_torch.checks import ConfigError, DataError, LoaderError, check_choice, check_whole
 from lgmml_torch.distributed import query_numbers
@@ -312,12 +312,11 @@ class BatchLoader:
     def _start(self) -> Iterator[tuple[NDArray[Any], ...]]:
         workers = self._loader.num_workers
         try:
-            if not workers or self._loader._iterator is not None:
-                return iter(self._loader)
-            _try_handles(2 * workers + 3)
-            found: Any = iter(self._loader)
-            _repeat_signal(found._workers)
-            return found  # type: ignore[no-any-return]
+            if workers and self._loader._iterator is None:
+                _try_handles(2 * workers + 3)
+                if not callable(signal.getsignal(signal.SIGCHLD)):  # Lightning takes it away at the end of a fit
+                    signal_handling._SIGCHLD_handler_set = False
+            return iter(self._loader)
         except OSError as error:
             raise LoaderError(
                 f"the {workers} processes that make batches could not be started ({error.strerror}); {_WITHOUT_WORKERS}"
@@ -358,17 +357,6 @@ def _try_handles(count: int) -> None:
     queues: list[Any] = [multiprocessing.Queue() for _ in range(count)]
     for queue in queues:
         queue.close()
-
-
-def _repeat_signal(workers: Sequence[Any]) -> None:
-    """Signal the death of a worker once more: a finaliser may lose the error that PyTorch raises the first time."""
-
-    def watch() -> None:
-        wait([worker.sentinel for worker in workers])
-        time.sleep(1.0)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGCHLD)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _end_with_parent(_: int) -> None:

@@ -78,6 +78,23 @@ class KillWorker(pl.Callback):
             os.kill(workers[0].pid, signal.SIGKILL)
 
 
+class HearsOfDeaths(pl.Callback):
+    """Whether PyTorch's handler of dead workers is there."""
+
+    heard = False
+
+    def on_train_batch_end(self, *_: object) -> None:
+        self.heard = callable(signal.getsignal(signal.SIGCHLD))
+
+
+def test_every_fit_of_a_program_hears_of_dead_workers(tmp_path: Path) -> None:
+    """Without the signal, a run would wait for ever for the rest of a batch that a killed worker began to send."""
+    for name in ("first", "second"):
+        watch = HearsOfDeaths()
+        tiny.train(tmp_path / name, workers=1, epochs=1, callbacks=(watch,))
+        assert watch.heard, name
+
+
 # PyTorch raises from a signal handler: a file that was just being opened is closed by the collector, with a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_killed_worker_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
