@@ -52,7 +52,7 @@ class LGMML(nn.Module):
         grade_map: from scores to chances of grades, where there is one.
 
     Attributes:
-        about: what the model comes from, for readers of its file: primitives only, or None. See `app.report.about`.
+        about: what the model comes from, for readers of its file: primitives only, or None.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LGMML(nn.Module):
         return self.metrics.scales.device
 
     def replace(self, **changes: Any) -> LGMML:
-        """A model with other parts, named as arguments of `LGMML`, which shares all others; `about` is not kept.
+        """A model with other parts, named as arguments of `LGMML`, which shares all others; ``about`` is not kept.
 
         The map to chances of grades is kept unless a part that scores are made of is exchanged.
         """

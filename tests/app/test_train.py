@@ -246,6 +246,7 @@ def choices(group: str) -> list[str]:
 def test_every_choice_composes_and_instantiates(tmp_path: Path) -> None:
     """One choice of every group at a time."""
     needed = {"letor": "data.name=somewhere", "table": "data.path=some.csv", "shards": "data.path=somewhere"}
+    needed["folder"] = needed["shards"]
     groups = ("preprocess", "local_metrics", "phi", "optimizer", "step_size", "trainer", "callbacks", "logger")
     rows = [[f"{group}={choice}" for choice in choices(group)] for group in groups]
     combined = [[word for word in row if word] for row in zip_longest(*rows, fillvalue="")]
@@ -273,7 +274,7 @@ def test_every_choice_composes_and_instantiates(tmp_path: Path) -> None:
     [
         (["foo=1"], "unknown setting 'foo'"),
         (["phi.polcy=ones"], r"unknown setting 'phi.polcy'; did you mean 'phi.policy'\?"),
-        (["data=mq2007"], r"data has no choice 'mq2007'; did you mean 'mq2008'\? \(there are: debian, generated"),
+        (["data=mq2007"], r"data has no choice 'mq2007'; did you mean 'mq2008'\? \(there are: debian, folder"),
         (["dta=mq2008"], r"unknown setting 'dta'; did you mean 'data'\?"),
         (["seed=[1"], "."),
     ],
