@@ -64,23 +64,31 @@ class GradeMap:
         grade = bisect_left(self.grades, threshold)
         if not 0 < grade < len(self.grades):
             raise LGMMLError(f"`threshold` must part the grades {list(self.grades)}, got {threshold:g}")
-        return self._above(scores, self.cuts[grade - 1 : grade])[:, 0]
+        levels, place = _levels(scores)
+        return self._above(levels, self.cuts[grade - 1 : grade])[place, 0]
 
     def chances(self, scores: ArrayLike) -> Tensor:  # (N, G)
         """The chance of each grade."""
-        above = self._above(scores, self.cuts)
-        return (nn.functional.pad(above, (1, 0), value=1.0) - nn.functional.pad(above, (0, 1))).clamp_min(0)
+        levels, place = _levels(scores)
+        above = self._above(levels, self.cuts)
+        return (nn.functional.pad(above, (1, 0), value=1.0) - nn.functional.pad(above, (0, 1))).clamp_min(0)[place]
 
     def expected(self, scores: ArrayLike) -> Tensor:  # (N,)
         """The mean label of documents of these scores."""
+        levels, place = _levels(scores)
         steps = torch.tensor(self.grades, dtype=torch.float64).diff()
-        return self.grades[0] + (self._above(scores, self.cuts) * steps).sum(1)
+        means = self.grades[0] + (self._above(levels, self.cuts) * steps).sum(1)
+        return means.cummax(0).values[place]
 
-    def _above(self, scores: ArrayLike, cuts: Sequence[float]) -> Tensor:  # (N, T)
-        """The chance to lie above each cut: equal for equal scores, and never falling, whatever the rounding."""
-        levels, place = torch.unique(torch.as_tensor(scores).double().cpu(), return_inverse=True)  # levels rise
+    def _above(self, levels: Tensor, cuts: Sequence[float]) -> Tensor:  # (L, T)
+        """The chance of rising scores to lie above each cut, which never falls, whatever the rounding."""
         logits = self.slope * (levels[:, None] - self.centre) + torch.tensor(cuts, dtype=torch.float64)
-        return torch.sigmoid(logits).cummax(0).values[place]
+        return torch.sigmoid(logits).cummax(0).values
+
+
+def _levels(scores: ArrayLike) -> tuple[Tensor, Tensor]:  # (L,), (N,)
+    """The different scores, rising, and which of them each document has: equal scores have equal chances."""
+    return torch.unique(torch.as_tensor(scores).double().cpu(), return_inverse=True)  # type: ignore[no-any-return]
 
 
 def fit_grade_map(
