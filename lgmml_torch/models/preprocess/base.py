@@ -308,7 +308,8 @@ class TrainingLists:
         if self.shared_lists is None:
             yield from row_blocks(self.features, BLOCK_VALUES)
             return
-        for first, last in list_blocks(self.offsets, max(1, BLOCK_VALUES // max(1, self.features.shape[1]))):
+        widest = max(1, self.features.shape[1], self.num_features)
+        for first, last in list_blocks(self.offsets, max(1, BLOCK_VALUES // widest)):
             start, stop = int(self.offsets[first]), int(self.offsets[last])
             block = self.features[start:stop]
             for step in self.steps:
