@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,9 +60,19 @@ def xgboost_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@cache
+def _read_once(file: Path) -> TreeBase:
+    return TreeBase.read(file)
+
+
+def base_of(file: Path) -> TreeBase:
+    """The trees of a file that does not change: reading starts a process, which takes seconds."""
+    return deepcopy(_read_once(file))
+
+
 def with_base(file: Path, *, weight: float = 0.75, own_weight: float = 2.0, **options: Any) -> LGMML:
     model = small_model(**options)
-    model.base = TreeBase.read(file)
+    model.base = base_of(file)
     model.base.weight, model.base.own_weight = weight, own_weight
     return model
 
@@ -83,7 +94,7 @@ def test_predictions_are_those_of_the_library(lightgbm_file: Path, tmp_path: Pat
     assert base.predict(data.features.double()).dtype == torch.float64
     assert base.predict(data.features[:0]).shape == (0,)
     (tmp_path / "m.txt").write_bytes(lightgbm_file.read_bytes().replace(b"\n", b"\r\n"))
-    expected = TreeBase.read(lightgbm_file).predict(data.features)
+    expected = base_of(lightgbm_file).predict(data.features)
     assert torch.equal(TreeBase.read(tmp_path / "m.txt").predict(data.features), expected)
 
 
@@ -148,7 +159,7 @@ def test_damage_inside_our_own_file_is_named(lightgbm_file: Path, xgboost_file: 
 class TestChecks:
     def test_the_number_of_features(self, lightgbm_file: Path, xgboost_file: Path) -> None:
         for file, title in ((lightgbm_file, "LightGBM"), (xgboost_file, "XGBoost")):
-            base = TreeBase.read(file)
+            base = base_of(file)
             base.check(FEATURES)
             base.check(FEATURES, ("a", "b", "c", "d", "e"))  # the trees' own names are made up
             with pytest.raises(LGMMLError, match=f"^the {title} model has 5 features, the data has 6$"):
@@ -243,7 +254,7 @@ class TestTogether:
 
     def test_new_bytes_are_read_anew(self, lightgbm_file: Path, tmp_path: Path) -> None:
         lightgbm_booster(rounds=9).save_model(tmp_path / "other.txt")
-        one, other = (TreeBase.read(file) for file in (lightgbm_file, tmp_path / "other.txt"))
+        one, other = base_of(lightgbm_file), TreeBase.read(tmp_path / "other.txt")
         data, holder = small_data(), TreeBase.from_spec(other.spec())
         assert not torch.equal(one.predict(data.features), other.predict(data.features))
         holder.load_state_dict(other.state_dict())
@@ -252,7 +263,7 @@ class TestTogether:
     def test_without_idle_notices_a_new_base(self, lightgbm_file: Path) -> None:
         model = small_model()
         assert model.without_idle("shared").base is None
-        model.base = TreeBase.read(lightgbm_file)
+        model.base = base_of(lightgbm_file)
         assert model.without_idle("shared").base is model.base
 
     def test_equal_rows_get_equal_scores(self, lightgbm_file: Path) -> None:
