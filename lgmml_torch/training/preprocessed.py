@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,10 @@ from lgmml_torch.models.storage import tensors_digest
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
-SAMPLE_VALUES = 1 << 27  # raw values that a preprocessing and the start of metrics are fitted on at most
+SAMPLE_VALUES = 1 << 27  # raw values that a preprocessing and sampled metrics are fitted on at most
+START_VALUES = 1 << 23  # the same for metrics that are trained, whose preprocessing makes ten columns of a feature
+_KEPT_BYTES = 5 << 28  # of preprocessed training and validation lists; more are preprocessed batch by batch
+_FLOAT32 = 4  # bytes
 _FORMAT = 2  # of the cached distances
 
 
@@ -59,9 +62,15 @@ class Views:
         return values
 
 
-def sample_of(data: RankingData, seed: int, folder: Path | None = None) -> RankingData:
+def views_fit(splits: Mapping[str, RankingData], columns: int) -> bool:
+    """Whether memory shall hold the preprocessed features of all training and validation lists."""
+    lists = [splits[name] for name in ("train", "valid") if name in splits]
+    return sum([int(data.all_sizes.sum()) for data in lists]) * columns * _FLOAT32 <= _KEPT_BYTES
+
+
+def sample_of(data: RankingData, seed: int, folder: Path | None = None, values: int | None = None) -> RankingData:
     """The lists themselves, or a sample of about `SAMPLE_VALUES` values; the same for any number of processes."""
-    return limit_documents(data, SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
+    return limit_documents(data, (values or SAMPLE_VALUES) // max(1, data.num_features), seed=seed, folder=folder)
 
 
 def select_features(data: RankingData) -> FeatureChoice:

@@ -42,12 +42,14 @@ from lgmml_torch.training.defaults import check_loss
 from lgmml_torch.training.losses import ListLoss
 from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.preprocessed import (
+    START_VALUES,
     Views,
     compute_distances,
     fit_preprocess,
     preprocessed,
     sample_of,
     select_features,
+    views_fit,
 )
 from lgmml_torch.training.recipe import MakePhi, Recipe, TrainerSettings, rehearse
 from lgmml_torch.training.resume import KeepCheckpoints, Start, Unfinished
@@ -157,7 +159,8 @@ class Prepared:
                 self.inputs[name] = features
             else:
                 views = Views(data.features, self.preprocess, model.dtype)
-                self.inputs[name] = views if data.shared_lists is not None else views.of(slice(None), data.offsets)
+                kept = name != "test" and views_fit(self.splits, self.preprocess.num_features_out)
+                self.inputs[name] = views.of(slice(None), data.offsets) if kept else views
 
 
 @dataclass(frozen=True)
@@ -247,7 +250,8 @@ def prepare(
     stay, too, and are trained further where the recipe trains its own. A run that ``resumes`` has fitted all of it.
 
     The preprocessing, and all metrics but boosted ones, are fitted on a sample of the lists if these have more than
-    `SAMPLE_VALUES` values. The sample does not depend on shards or the number of processes.
+    `SAMPLE_VALUES` values (`START_VALUES` where metrics are trained). The sample does not depend on shards or the
+    number of processes.
     """
     if start is not None and (resumes or not (recipe.grows and recipe.builder.grows)):
         return _reused(start, splits, recipe, resumes)
@@ -268,6 +272,8 @@ def prepare(
     shown, reason = sample_of(train, recipe.seed, unfinished), ""
     if start is None and recipe.chooses_features:
         preprocess, reason = _without_noise(preprocess, shown)
+    if recipe.builder.trains_metrics:
+        shown = sample_of(train, recipe.seed, unfinished, START_VALUES)
     fitted, seen = _through(preprocess, splits, shown, recipe, unfinished, known=start is not None)
     log.info("%d features after preprocessing, of %d", fitted.num_features, train.num_features)
     state = Unfinished(unfinished, recipe.builder, fitted, seen, recipe.seed, earlier, recipe.own_measure)
@@ -340,7 +346,7 @@ def _through(
         fitted = preprocessed(preprocess, wanted, folder)
     if not everywhere:
         fitted = gather_lists(fitted, folder)
-    if valid is None or (trains and valid.shared_lists is not None):
+    if valid is None or trains:  # metrics that are trained start without validation lists
         return fitted, None
     if not everywhere:
         valid = gather_lists(sample_of(valid, recipe.seed, folder), folder)
