@@ -9,12 +9,17 @@ Run with ``python -m research.starts``; finished fits are kept, the page is docs
   difference over queries, seeds averaged, lies above zero at both sizes, or above zero at one and not below at the
   other. A start that wins is the default; if several do, the one with the larger mean over the sizes.
 - Losses and parts left out: 1,000 queries, three seeds, in the same way against the full recipe.
+- Closed forms as preconditioners, added later with the same rules and three seeds: random factors seen through M^½,
+  with M the geometric mean of all pairs within lists (λ = .1; t = ½ and, nearer to the dissimilar scatter, 1), or the
+  mean outer product of the score's gradients at the training documents (xRFM's closed form) after three epochs from
+  random factors. Each has the mean square of random factors. The best must beat `strength`, too, to become the default.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,14 +31,15 @@ from torch import Tensor
 from lgmml_torch.files import write_text
 from lgmml_torch.fitting.trained import STARTS, Shape, weighted_factors
 from lgmml_torch.functional.boosting import list_scatter
-from lgmml_torch.functional.gmml import scatter_matrices
+from lgmml_torch.functional.gmml import gmml, scatter_matrices
 from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.functional.regions import sample_regions
+from lgmml_torch.functional.score import kernel
 from lgmml_torch.functional.spd import cholesky_jittered
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_min
 from research.compare import fit_bank, train_weights
-from research.protocol import large_fold
+from research.protocol import RankingFold, large_fold
 from research.stats import gain, markdown, signed
 from research.store import Job, Record, Store
 
@@ -42,6 +48,7 @@ log = logging.getLogger("research.starts")
 ROOT = Path(__file__).parent.parent
 SIZES, SEEDS, PART_SEEDS = (300, 1000), 5, 3
 SMALL = ("experiment=trained", "local_metrics.num_metrics=64", "preprocess.ramps=0", "trainer.max_epochs=12")
+GRADIENT_DOCUMENTS = 5_000
 SCATTER_QUERIES = 300  # diagonal scatters of more lists are the same
 START_SETTINGS: dict[str, tuple[str, ...]] = {
     "random": ("local_metrics.start=random",),
@@ -49,6 +56,14 @@ START_SETTINGS: dict[str, tuple[str, ...]] = {
     "diagonal": ("local_metrics.start=diagonal",),
     "ratio": ("local_metrics.start=ratio",),
     "ratio of large regions": ("local_metrics.start=large_ratio",),
+}
+CLOSED_SEEDS = 3
+CLOSED_FORMS: dict[str, tuple[str, ...]] = {
+    "random": START_SETTINGS["random"],
+    "strength": START_SETTINGS["strength"],
+    "through the global geometric mean": ("local_metrics.start=global_mean",),
+    "through the global dissimilar scatter (t = 1)": ("local_metrics.start=global_dissimilar",),
+    "through gradient outer products": ("local_metrics.start=gradients",),
 }
 PARTS: Mapping[str, tuple[str, ...]] = {
     "the recipe": (),
@@ -107,10 +122,60 @@ def ratio_start(
     return found[torch.arange(shape[0]) % len(found)]  # fewer regions than metrics serve several times
 
 
+def square_root(matrix: Tensor) -> Tensor:
+    """Of a symmetric positive definite matrix."""
+    values, vectors = torch.linalg.eigh(matrix)
+    root: Tensor = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+    return root
+
+
+def seen_through(root: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
+    """Random factors times a matrix, with the mean square of random ones."""
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+    factors: Tensor = root.double() @ drawn
+    return factors / factors.square().mean().sqrt() / math.sqrt(shape[1] * shape[2])
+
+
+def global_start(
+    data: RankingData, shape: Shape, generator: torch.Generator, *, t: float = 0.5, lam: float = 0.1
+) -> Tensor:
+    """Random factors seen through M^½, with M the geometric mean of the scatters over pairs within lists."""
+    lowest = segment_min(data.labels, data.offsets)[data.query_index]
+    above = (data.labels - lowest).to(data.features)
+    S, D = list_scatter(data.features[:, None, :], above, (above == 0).to(above), data.offsets)
+    metric = gmml(S[0].double(), D[0].double(), t, lam=lam).metric
+    return seen_through(square_root(metric), shape, generator)
+
+
+def gradient_start(data: RankingData, shape: Shape, generator: torch.Generator, *, epochs: int = 3) -> Tensor:
+    """Random factors seen through the root of the mean outer product of the gradients of a bank trained briefly."""
+    settings = [text for text in SMALL if text != NO_RAMPS]
+    settings += ["local_metrics.start=random", f"trainer.max_epochs={epochs}", "keep=last"]
+    settings += [
+        "features=all",
+        "preprocess=standardize",
+        "preprocess.spec.args.steps=[]",
+    ]  # the features are preprocessed
+    seed = int(torch.randint(2**31, (), generator=generator))
+    few = data.select(range(10))  # validation decides nothing here
+    trained = train_weights(fit_bank(RankingFold(data, few, few), settings, seed), settings, seed)
+    rows = data.features[torch.randperm(data.num_documents, generator=generator)[:GRADIENT_DOCUMENTS]]
+    rows = rows.clone().requires_grad_()
+    model = trained.model
+    kappa = kernel(model.metrics.traced(rows), model.kernel)
+    (gradients,) = torch.autograd.grad(-(kappa @ model.phi(torch.zeros(1, dtype=torch.long))[0]).sum(), rows)
+    outer = (gradients.mT @ gradients).double() / len(gradients)
+    outer.diagonal().add_(1e-3 * outer.trace() / len(outer))
+    return seen_through(square_root(outer), shape, generator)
+
+
 OWN_STARTS: dict[str, Callable[[RankingData, Shape, torch.Generator], Tensor]] = {
     "diagonal": diagonal_start,
     "ratio": ratio_start,
     "large_ratio": partial(ratio_start, pool=64, lam=0.5),
+    "global_mean": global_start,
+    "global_dissimilar": partial(global_start, t=1.0),
+    "gradients": gradient_start,
 }
 
 
@@ -129,8 +194,17 @@ def fit_job(queries: int, seed: int, name: str, overrides: Sequence[str]) -> Job
     return Job("starts", {"queries": queries, "seed": seed, "name": name, "overrides": list(asked)}, make)
 
 
+def closed_jobs() -> Iterator[Job]:
+    """Closed forms as preconditioners, a seed at a time."""
+    for seed in range(CLOSED_SEEDS):
+        for queries in SIZES:
+            for name, overrides in CLOSED_FORMS.items():
+                yield fit_job(queries, seed, name, overrides)
+
+
 def jobs(*, starts: bool = True) -> Iterator[Job]:
     """Everything, starts first, a seed at a time."""
+    yield from closed_jobs()
     for seed in range(SEEDS if starts else 0):
         for queries in SIZES:
             for name, overrides in START_SETTINGS.items():
@@ -185,6 +259,10 @@ def page(store: Store, before: str = "") -> str:
         title = f"## Starts, {queries:,} training queries, {SEEDS} seeds"
         rows = compared(store, queries, START_SETTINGS, "random", SEEDS)
         parts += [title, markdown(columns, rows) if rows else _kept(before, title)]
+    for queries in SIZES:
+        title = f"## Closed forms as preconditioners, {queries:,} training queries, {CLOSED_SEEDS} seeds"
+        rows = compared(store, queries, CLOSED_FORMS, "random", CLOSED_SEEDS)
+        parts += [title, markdown(columns, rows) if rows else _kept(before, title)]
     title = f"## Losses and parts, {SIZES[-1]:,} training queries, {PART_SEEDS} seeds"
     rows = compared(store, SIZES[-1], PARTS, "the recipe", PART_SEEDS)
     parts += [title, markdown(columns, rows) if rows else _kept(before, title)]
@@ -212,7 +290,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m research.starts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--stage", choices=("all", "parts", "report"), default="all", help="report: write the page, fit nothing"
+        "--stage",
+        choices=("all", "closed", "parts", "report"),
+        default="all",
+        help="closed: closed forms as preconditioners only; report: write the page, fit nothing",
     )
     parser.add_argument("--store", type=Path, help="where finished fits are kept (default: outputs/starts)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "starts.md", help="the page")
@@ -221,7 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log.setLevel(logging.INFO)
     torch.set_num_threads(1)
     store = Store(args.store or ROOT / "outputs" / "starts")
-    if args.stage != "report":
+    if args.stage == "closed":
+        store.share(closed_jobs())
+    elif args.stage != "report":
         store.share(jobs(starts=args.stage == "all"))
     write_text(args.out, page(store, args.out.read_text(encoding="utf-8") if args.out.is_file() else ""))
 

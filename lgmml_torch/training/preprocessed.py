@@ -22,7 +22,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
 SAMPLE_VALUES = 1 << 27  # raw values that a preprocessing and sampled metrics are fitted on at most
-START_VALUES = 1 << 23  # the same for metrics that are trained, whose preprocessing makes ten columns of a feature
+START_VALUES = 3 << 21  # the same for metrics that are trained, whose preprocessing makes ten columns of a feature
 _KEPT_BYTES = 5 << 28  # of preprocessed training and validation lists; more are preprocessed batch by batch
 _FLOAT32 = 4  # bytes
 _FORMAT = 2  # of the cached distances

@@ -10,7 +10,7 @@ from lgmml_torch.fitting.trained import STARTS, start_trained
 from lgmml_torch.functional.gmml import scatter_matrices
 from lgmml_torch.functional.regions import regions_from_queries, usable_queries
 from lgmml_torch.segments import segment_min
-from research.starts import OWN_STARTS, START_SETTINGS, diagonal_start, ratio_start
+from research.starts import CLOSED_FORMS, OWN_STARTS, START_SETTINGS, diagonal_start, ratio_start
 from tests.fitting.test_trained import lists, normalised
 from tests.reference import boosting as naive
 
@@ -19,7 +19,7 @@ def test_every_start_of_the_page_is_known_to_the_builder(monkeypatch: pytest.Mon
     for name, function in OWN_STARTS.items():
         monkeypatch.setitem(STARTS, name, function)
     data = lists(12)
-    for (setting,) in START_SETTINGS.values():
+    for (setting,) in (START_SETTINGS | CLOSED_FORMS).values():
         start = setting.partition("=")[2]
         bank = start_trained(data, num_metrics=5, rank=2, start=start, seed=1)
         assert bank.history == {"start": start, "rank": 2}
