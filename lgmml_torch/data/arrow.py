@@ -407,7 +407,7 @@ class ArrowSource(DataSource):
         return np.concatenate([_numbers(piece.column(0)) for piece in self._pieces(0, [name])])
 
     def column(self, name: str) -> list[str]:
-        """The text of one column, document by document; empty where it is missing."""
+        """The text of one column, document by document."""
         words: list[str] = []
         for piece in self._pieces(0, [name]):
             words.extend(map(sys.intern, map(_text, piece.column(0).to_pylist())))  # few words in many rows

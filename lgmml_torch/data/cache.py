@@ -61,6 +61,15 @@ class Cache:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = _default_folder() if folder is None else Path(folder)
 
+    @classmethod
+    def of(cls, asked: bool | str | os.PathLike[str] | Cache) -> Cache | None:
+        """The cache that a loader's argument means: True is the default folder, False is none."""
+        if isinstance(asked, Cache):
+            return asked
+        if isinstance(asked, bool):
+            return cls() if asked else None
+        return cls(asked)
+
     def path(self, key: Mapping[str, Any]) -> Path:
         """The folder of an entry, whether it exists or not."""
         return self.folder / f"{hashlib.blake2b(_text(key).encode(), digest_size=16).hexdigest()}.lgc"
@@ -157,15 +166,6 @@ def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
         except (CheckpointError, OSError) as error:
             damage.append(str(error))
     return damage
-
-
-def resolve(cache: bool | str | os.PathLike[str] | Cache) -> Cache | None:
-    """The cache that a loader's argument means: True is the default folder, False is none."""
-    if isinstance(cache, Cache):
-        return cache
-    if isinstance(cache, bool):
-        return Cache() if cache else None
-    return Cache(cache)
 
 
 def _write(entry: Path, key: str, shapes: _Shapes, fill: Callable[[Arrays], None]) -> None:
@@ -272,7 +272,7 @@ def cached(
     table: Mapping[str, Any] | None = None,
 ) -> RankingData:
     """What ``parse`` makes of the files, from the cache if they were parsed before with the same ``facts``."""
-    store = resolve(cache)
+    store = Cache.of(cache)
     if store is None or not all(map(Path.is_file, files)):
         return parse()
     key = {"parser": _PARSER, "content": list(map(store.content, files)), **facts}
@@ -306,14 +306,15 @@ def _to_arrays(data: RankingData) -> Arrays:
 
 def _from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
     """The inverse of `_to_arrays`; the tensors share the arrays' memory."""
-    parts: dict[str, Any] = json.loads(arrays["words"].tobytes())
-    for name, value in parts.items():
-        if value is not None:
-            parts[name] = tuple(map(_frozen, value))
+    words = json.loads(arrays["words"].tobytes())
+    parts: dict[str, Any] = dict(zip(words, map(as_tuples, words.values()), strict=True))
     for name in set(_TENSORS) & set(arrays):
         parts[name] = torch.from_numpy(arrays[name])
     return RankingData(**parts)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def as_tuples(value: Any) -> Any:
+    """What was read from JSON, its lists as tuples."""
+    if isinstance(value, list):
+        return tuple(map(as_tuples, value))
+    return value

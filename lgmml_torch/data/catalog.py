@@ -408,11 +408,10 @@ def _column_words(
     words: list[str] = []
     for file in files:
         with open_file(file, reading, kind=kind) as source:
-            header = getattr(source, "header", None) or []
-            if name in header:
-                words.extend(source.column(name))  # type: ignore[attr-defined]
+            if name in source.header:
+                words.extend(source.column(name))
             elif needed:
-                hint = did_you_mean(name, header)
+                hint = did_you_mean(name, list(source.header))
                 raise DataError(f"{file}: `{asked}` needs a table with a column {name!r}{hint}")
     return words
 

@@ -30,7 +30,7 @@ from lgmml_torch import distributed
 from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import ArrowSource, open_arrow_table, readable
-from lgmml_torch.data.cache import Arrays, Cache, resolve
+from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, require_arrow, vocabularies
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
@@ -388,7 +388,7 @@ def stream_table(
     found: dict[str, RankingData] = {}
     for name, path in parts.items():
         reading = ReadOptions(**options, categories=WordColumns.of(categories), doc_ids=False)
-        found.update(_stream_part(path, reading, cut, resolve(cache), name))
+        found.update(_stream_part(path, reading, cut, Cache.of(cache), name))
         first = next(iter(found.values()))
         options["feature_names"] = first.feature_names
         categories = vocabularies(first) or categories

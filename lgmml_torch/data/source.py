@@ -178,11 +178,13 @@ class DataSource(ABC):
         feature_names: the names of the features, or None.
         categories: for each feature the words its codes stand for, see `RankingData`; None where all are numbers.
         table: how it is read, see `RankingData`.
+        header: the names of the columns of a table.
     """
 
     has_labels: bool = True
     feature_names: tuple[str, ...] | None = None
     categories: Categories | None = None
+    header: Sequence[str] = ()
     gap = "missing"  # what a value that is not there is called
 
     def __init__(self, name: str, options: ReadOptions) -> None:
@@ -277,6 +279,10 @@ class DataSource(ABC):
         warn_if_flattened(sorted(self._flat), self.feature_names, f"{self.name}: ")
         check_words(self._unknown, self._read_rows, f"{self.name}: ")
         self._flat, self._unknown, self._read_rows = set(), Counter(), 0
+
+    def column(self, name: str) -> list[str]:
+        """The text of a column in the header, document by document; empty where it is missing."""
+        raise NotImplementedError
 
     def only(self, qid: str) -> RankingData:
         """The list of one query, by its id as text.
