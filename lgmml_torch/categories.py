@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.inputs import as_frame, dense_features, is_missing, numeric_column
-
-if TYPE_CHECKING:
-    import narwhals as nw
 
 OTHER = -1.0  # the code of a word that the vocabulary does not hold
 _MOST_WORDS = 100_000  # in a vocabulary: the model file holds it
@@ -88,7 +85,7 @@ def word_of(value: object) -> str | None:
     return None if word.lower() in _GAPS else word
 
 
-def distinct(values: Sequence[object]) -> tuple[list[str | None], NDArray[np.int64]]:
+def _distinct(values: Sequence[object]) -> tuple[list[str | None], NDArray[np.int64]]:
     """The words that occur in a list of values, and for each value the place of its word among them."""
     seen: dict[object, int] = {}
     places = np.empty(len(values), dtype=np.int64)
@@ -127,54 +124,33 @@ def codes_of(
     return np.array(known, dtype=np.float64)[places]
 
 
-def _column_values(
-    values: nw.Series[Any], name: object, columns: WordColumns
-) -> tuple[NDArray[Any], Vocabulary | None]:  # (N,) and the words behind codes
-    """The numbers of one column of a frame, or the codes of its words and their vocabulary.
-
-    Raises:
-        DataError: for dates, and for text that is not named as a category.
-    """
-    import narwhals as nw
-
-    if not columns.holds(name, typed=values.dtype in (nw.Categorical, nw.Enum)):
-        return numeric_column(values, name), None
-    words, places = distinct(values.to_list())
-    vocabulary = columns.vocabulary(name)
-    if vocabulary is None:
-        vocabulary = found_vocabulary(words, name)
-    return codes_of(words, places, vocabulary), vocabulary
-
-
 def coded_features(X: Any, dtype: torch.dtype, columns: WordColumns) -> tuple[NDArray[Any], Categories | None]:
     """Features as a C-contiguous array, and the vocabularies of those that are categories, if any are.
 
     Raises:
-        DataError: for what is no matrix of numbers and no frame, or categories that it cannot hold.
+        DataError: for what is no matrix of numbers and no frame, or categories that it cannot hold; for dates, and for
+            text that is not named as a category.
     """
     frame = as_frame(X)
     if frame is None:
         if columns.known:
             raise DataError(f"`X` must be a frame to hold the categories {list(columns.known)}, got {type(X).__name__}")
         return dense_features(X, dtype), None
+    import narwhals as nw
+
     columns.check_present(frame.columns, "`X`")
-    return frame_values(frame, range(len(frame.columns)), frame.columns, dtype, columns)
-
-
-def frame_values(
-    frame: nw.DataFrame[Any],
-    positions: Sequence[int],
-    names: Sequence[object],
-    dtype: torch.dtype,
-    columns: WordColumns,
-) -> tuple[NDArray[Any], Categories | None]:
-    """Some columns of a frame side by side, and the vocabularies of the categories among them."""
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    out = np.empty((len(frame), len(positions)), kind)
+    out = np.empty(frame.shape, np.float64 if dtype == torch.float64 else np.float32)
     found: list[Vocabulary | None] = []
     with np.errstate(over="ignore"):  # a number too large becomes infinite, which is refused by row and column
-        for place, (position, name) in enumerate(zip(positions, names, strict=True)):
-            out[:, place], vocabulary = _column_values(frame[:, position], name, columns)
+        for place, name in enumerate(frame.columns):
+            values, vocabulary = frame[:, place], columns.vocabulary(name)
+            if columns.holds(name, typed=values.dtype in (nw.Categorical, nw.Enum)):
+                words, places = _distinct(values.to_list())
+                if vocabulary is None:
+                    vocabulary = found_vocabulary(words, name)
+                out[:, place] = codes_of(words, places, vocabulary)
+            else:
+                out[:, place] = numeric_column(values, name)
             found.append(vocabulary)
     return out, gathered(found)
 

@@ -55,15 +55,6 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
         return ArrowSource(name, "Arrow", options, reader.schema, *read_batches(reader), mapped.close)
 
 
-def open_arrow_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
-    """A table in memory."""
-
-    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
-        yield from table.select(columns).to_batches(step)
-
-    return ArrowSource(name, "Arrow", options, table.schema, [len(table)], pieces)
-
-
 class ArrowSource(DataSource):
     """Columns in the types of Arrow.
 
@@ -105,6 +96,15 @@ class ArrowSource(DataSource):
         except BaseException:
             close()
             raise
+
+    @classmethod
+    def of_table(cls, table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
+        """A table in memory."""
+
+        def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
+            yield from table.select(columns).to_batches(step)
+
+        return cls(name, "Arrow", options, table.schema, [len(table)], pieces)
 
     def close(self) -> None:
         """Let go of the file, and of what was decoded last: the stream refers to this source, which refers to it."""

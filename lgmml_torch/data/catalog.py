@@ -327,9 +327,9 @@ def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], Sequence[PathL
                 kinds.add(suffix)
         if kinds - set(FORMATS["parquet"].suffixes):
             return {}, files
-    from lgmml_torch.data.folder import table_parts  # which needs pyarrow
+    from lgmml_torch.data.folder import ParquetFiles  # which needs pyarrow
 
-    return table_parts(path), [path]
+    return ParquetFiles.find(path).parts(path), [path]
 
 
 def open_ray(dataset: Any, **settings: Any) -> dict[str, RankingData]:
@@ -354,7 +354,7 @@ def find_table(path: PathLike, split: str | None) -> PathLike | None:
     Raises:
         LGMMLError: there are parts, and ``split`` is none of them.
     """
-    from lgmml_torch.data.folder import table_parts
+    from lgmml_torch.data.folder import ParquetFiles
 
     if str(path) in CATALOG or not is_folder(path):
         return None
@@ -362,7 +362,7 @@ def find_table(path: PathLike, split: str | None) -> PathLike | None:
         named = [*folder.glob("Fold[0-9]*"), *_parts(folder).values()]
         if named or not any(folder.rglob("*.parquet")):
             return None
-    if not (parts := table_parts(path)):
+    if not (parts := ParquetFiles.find(path).parts(path)):
         return path
     check_choice("split", str(split), parts)
     return parts[str(split)]

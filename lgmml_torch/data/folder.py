@@ -29,7 +29,7 @@ from torch import Tensor
 from lgmml_torch import distributed
 from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.arrow import ArrowSource, open_arrow_table, readable
+from lgmml_torch.data.arrow import ArrowSource, readable
 from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, require_arrow, vocabularies
 from lgmml_torch.data.letor import SPLITS
@@ -125,6 +125,32 @@ class ParquetFiles:
             if mark:
                 found[unquote(name)] = None if value == _NO_VALUE else unquote(value)
         return found
+
+    def parts(self, path: PathLike) -> dict[str, str]:
+        """Where the files at a path are or lie in folders called ``train`` and, perhaps, ``valid``, ``test``: those."""
+        known = {alias: split for split, aliases in SPLITS.items() for alias in aliases}
+        found: dict[str, str] = {}
+        address, mark, query = str(path).partition("?")
+        for info in self.infos:
+            head = info.path.removeprefix(self.root).lstrip("/").partition("/")[0]
+            part = known.get(head.removesuffix(_ENDING))
+            if part is None:
+                return {}
+            found[part] = f"{address.rstrip('/')}/{head}{mark}{query}"
+        if "train" not in found:
+            return {}
+        return {split: found[split] for split in SPLITS if split in found}  # training first: others follow its columns
+
+    def source(self, options: ReadOptions, name: str = "") -> ArrowSource:
+        """The files as one table; row groups that hold nothing that is asked for are not decoded."""
+        groups = _Groups(self)
+        if not name or len(self.names) == 1:
+            name = self.names[0]
+        owners = [self.names[number] for number, _ in groups.places]
+        with readable(name, "Parquet"):
+            return ArrowSource(
+                name, "Parquet", options, groups.schema, groups.sizes, groups.pieces, groups.close, owners
+            )
 
     def open(self, number: int) -> Any:
         """One of the files, as pyarrow reads it."""
@@ -245,39 +271,12 @@ def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
     """The Parquet files at a path as one table; ``-`` is standard input."""
     require_arrow()
     if str(path) != "-":
-        return open_files(ParquetFiles.find(path), options, str(path))
+        return ParquetFiles.find(path).source(options, str(path))
     from pyarrow import parquet
 
     with readable("<stdin>", "Parquet"):
         table = parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
-    return open_arrow_table(table, options, "<stdin>")
-
-
-def open_files(files: ParquetFiles, options: ReadOptions, name: str = "") -> ArrowSource:
-    """Parquet files as one table; row groups that hold nothing that is asked for are not decoded."""
-    groups = _Groups(files)
-    if not name or len(files.names) == 1:
-        name = files.names[0]
-    owners = [files.names[number] for number, _ in groups.places]
-    with readable(name, "Parquet"):
-        return ArrowSource(name, "Parquet", options, groups.schema, groups.sizes, groups.pieces, groups.close, owners)
-
-
-def table_parts(path: PathLike) -> dict[str, str]:
-    """The parts of a folder of Parquet: its files or folders are called ``train`` and, perhaps, ``valid``, ``test``."""
-    files = ParquetFiles.find(path)
-    known = {alias: split for split, aliases in SPLITS.items() for alias in aliases}
-    found: dict[str, str] = {}
-    address, mark, query = str(path).partition("?")
-    for info in files.infos:
-        head = info.path.removeprefix(files.root).lstrip("/").partition("/")[0]
-        part = known.get(head.removesuffix(_ENDING))
-        if part is None:
-            return {}
-        found[part] = f"{address.rstrip('/')}/{head}{mark}{query}"
-    if "train" not in found:
-        return {}
-    return {split: found[split] for split in SPLITS if split in found}  # training first: others follow its columns
+    return ArrowSource.of_table(table, options, "<stdin>")
 
 
 def even_owners(

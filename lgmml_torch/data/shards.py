@@ -28,7 +28,7 @@ from lgmml_torch.categories import Categories, WordColumns
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.cache import Cache, as_tuples, digest
 from lgmml_torch.data.columns import Columns, require_arrow, vocabularies
-from lgmml_torch.data.folder import ParquetFiles, decode_lists, even_owners, open_files, shared_data
+from lgmml_torch.data.folder import ParquetFiles, decode_lists, even_owners, shared_data
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import PathLike, ReadOptions
 from lgmml_torch.distributed import SharedLists
@@ -287,7 +287,7 @@ def open_shards(
         doc_ids=False,
     )
     key = {"shards": 2, "content": [shard.sha256 for shard in shards]}
-    with open_files(ParquetFiles.local([home / shard.file for shard in shards]), options) as source:
+    with ParquetFiles.local([home / shard.file for shard in shards]).source(options) as source:
         places = source.numbers(PLACE).astype(np.int32)
         source.number_queries()  # ids that became text may sort in another way
         arrays = decode_lists(source, offsets_from_sizes(sizes[shared.own])[:-1], store, key, places=places)

@@ -416,7 +416,7 @@ def open_source(
     from lgmml_torch.data import table  # which is built on this module
 
     if isinstance(what, RankingData):
-        return table.from_data(what, options)
+        return table.ArraySource.of_data(what, options)
     if as_frame(what) is not None and qid is None and group is None:
         return table.open_frame(what, options)
     return table.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)

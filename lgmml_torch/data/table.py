@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Categories, WordColumns, coded_features, frame_values, with_words
+from lgmml_torch.categories import Categories, WordColumns, coded_features, with_words
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.arrow import ArrowSource, open_arrow_table
+from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.columns import check_same_names, lay_out, read_batches, require_arrow
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.data.svmlight import TextFile, query_ids, shown
@@ -117,6 +117,26 @@ class ArraySource(DataSource):
         self.options.check_width(self._features.shape[1], self.name, "`X` has")
         self.feature_names = names if wanted is None else wanted
 
+    @classmethod
+    def of_data(cls, data: RankingData, options: ReadOptions) -> ArraySource:
+        """The lists of a data set that was loaded."""
+        features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
+        doc_ids = None
+        if data.doc_ids is not None:
+            doc_ids = [data.doc_ids[row] for row in data.order.argsort().tolist()]
+        source = cls(
+            "data",
+            replace(options, dtype=data.features.dtype, categories=WordColumns()),
+            data.in_caller_order(features),
+            data.in_caller_order(data.labels),
+            qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()],
+            doc_ids=doc_ids,
+            names=data.feature_names,
+            categories=words,
+        )
+        source.table, source._closed = data.table, options.categories.closed
+        return source
+
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         return self._codes, self._ids
 
@@ -128,26 +148,6 @@ class ArraySource(DataSource):
         if self.options.missing != "error":  # gaps are filled in place, but not in the caller's array
             features = features.copy()
         return SourceRows(features, self._labels, self._doc_ids)
-
-
-def from_data(data: RankingData, options: ReadOptions) -> ArraySource:
-    """The lists of a data set that was loaded."""
-    features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
-    doc_ids = None
-    if data.doc_ids is not None:
-        doc_ids = [data.doc_ids[row] for row in data.order.argsort().tolist()]
-    source = ArraySource(
-        "data",
-        replace(options, dtype=data.features.dtype, categories=WordColumns()),
-        data.in_caller_order(features),
-        data.in_caller_order(data.labels),
-        qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()],
-        doc_ids=doc_ids,
-        names=data.feature_names,
-        categories=words,
-    )
-    source.table, source._closed = data.table, options.categories.closed
-    return source
 
 
 def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
@@ -195,23 +195,21 @@ def open_frame(frame: Any, options: ReadOptions) -> DataSource:
     known = as_frame(frame)
     assert known is not None
     if known.implementation.is_pyarrow():
-        return open_arrow_table(frame, options)
+        return ArrowSource.of_table(frame, options)
     name, header = "frame", list(map(str, known.columns))
     plan = lay_out(header, options, name, what="the frame")
     labels = ids = None
-    try:
-        features, words = frame_values(known, plan.features, plan.names, options.dtype, options.categories)
-        if plan.label is not None:
+    if plan.label is not None:
+        try:
             labels = numeric_column(known[:, plan.label], header[plan.label])
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
     if plan.doc_id is not None:
         ids = ["" if is_missing(value) else str(value) for value in known[:, plan.doc_id].to_list()]
-    coded = replace(options, categories=WordColumns())
-    qid = known[:, plan.qid]
-    source = ArraySource(name, coded, features, labels, qid=qid, doc_ids=ids, names=plan.names, categories=words)
-    source.table, source._closed = options.table(named=True), options.categories.closed
-    source._flat.update(flattened(features, lambda column: original_column(known, plan.features[column])))
+    features = known[:, list(plan.features)]
+    features = features.rename(dict(zip(features.columns, plan.names, strict=True)))
+    source = ArraySource(name, options, features, labels, qid=known[:, plan.qid], doc_ids=ids, names=plan.names)
+    source.table = options.table(named=True)
     return source
 
 
