@@ -63,6 +63,40 @@ class WordColumns:
         """The words of a column, where they are known."""
         return self.known.get(str(name))
 
+    @staticmethod
+    def found(words: Iterable[str | None], name: object) -> Vocabulary:
+        """The words of a column in one order, whatever order they came in.
+
+        Raises:
+            DataError: for more than a model file should hold.
+        """
+        vocabulary = tuple(sorted(filter(None, set(words))))
+        if len(vocabulary) > _MOST_WORDS:
+            rule = f"must have at most {_MOST_WORDS:,} different words to be a category"
+            raise DataError(f"column {name!r} {rule}, got {len(vocabulary):,} words; leave it out or group them")
+        return vocabulary
+
+    def applied(
+        self, features: torch.Tensor, categories: Categories | None, names: Sequence[str] | None
+    ) -> tuple[torch.Tensor, Categories | None]:
+        """The same rows as codes of the vocabularies asked for, where all of them are known.
+
+        Raises:
+            DataError: where other columns are categories than asked for.
+        """
+        if not self.closed:
+            return features, categories
+        target, there = None, category_columns(categories)
+        got: Sequence[object] = there
+        if names is not None:
+            target = gathered(list(map(self.vocabulary, names)))
+            got = [names[column] for column in there]
+        asked = category_columns(target)
+        if asked != there or len(asked) != len(self.known):
+            among = f"among {features.shape[1]} features"
+            raise DataError(f"the data must have the categories {list(self.known)}, got {got} {among}")
+        return recoded(features, categories, target), target
+
     def check_present(self, names: Iterable[str], where: str) -> None:
         """Require every category to be among the features."""
         there = set(names)
@@ -92,20 +126,6 @@ def _distinct(values: Sequence[object]) -> tuple[list[str | None], NDArray[np.in
     for row, value in enumerate(values):
         places[row] = seen.setdefault(value, len(seen))
     return list(map(word_of, seen)), places
-
-
-def found_vocabulary(words: Iterable[str | None], name: object) -> Vocabulary:
-    """The words in one order, whatever order they came in.
-
-    Raises:
-        DataError: for more than a model file should hold.
-    """
-    found = set(words) - {None}
-    vocabulary = tuple(sorted(map(str, found)))
-    if len(vocabulary) > _MOST_WORDS:
-        got = f"got {len(vocabulary):,} words; leave it out or group them"
-        raise DataError(f"column {name!r} must have at most {_MOST_WORDS:,} different words to be a category, {got}")
-    return vocabulary
 
 
 def codes_of(
@@ -147,7 +167,7 @@ def coded_features(X: Any, dtype: torch.dtype, columns: WordColumns) -> tuple[ND
             if columns.holds(name, typed=values.dtype in (nw.Categorical, nw.Enum)):
                 words, places = _distinct(values.to_list())
                 if vocabulary is None:
-                    vocabulary = found_vocabulary(words, name)
+                    vocabulary = columns.found(words, name)
                 out[:, place] = codes_of(words, places, vocabulary)
             else:
                 out[:, place] = numeric_column(values, name)
@@ -219,29 +239,6 @@ def recoded(features: torch.Tensor, categories: Categories | None, target: Categ
         table = torch.from_numpy(codes).to(features.dtype)
         out[:, column] = table[features[:, column].long()]  # −1, the other words, is the last entry
     return out
-
-
-def with_words(
-    features: torch.Tensor, categories: Categories | None, names: Sequence[str] | None, columns: WordColumns
-) -> tuple[torch.Tensor, Categories | None]:
-    """The same rows as codes of the vocabularies asked for, where all of them are known.
-
-    Raises:
-        DataError: where other columns are categories than asked for.
-    """
-    if not columns.closed:
-        return features, categories
-    width = features.shape[1]
-    target = None
-    if names is not None:
-        target = gathered(list(map(columns.vocabulary, names)))
-    asked, there = category_columns(target), category_columns(categories)
-    if asked != there or len(asked) != len(columns.known):
-        got: Sequence[object] = there
-        if names is not None:
-            got = [names[column] for column in there]
-        raise DataError(f"the data must have the categories {list(columns.known)}, got {got} among {width} features")
-    return recoded(features, categories, target), target
 
 
 def united(parts: Sequence[Categories | None]) -> Categories | None:

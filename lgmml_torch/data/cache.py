@@ -182,9 +182,14 @@ def _write(entry: Path, key: str, shapes: _Shapes, fill: Callable[[Arrays], None
     try:
         with ExitStack() as stack:
             for name, (shape, dtype) in shapes.items():
-                size = _plain_size(name, shape, dtype)
+                kind = np.dtype(dtype)
+                if kind.hasobject or kind.names:
+                    raise CheckpointError(f"array {name!r} must hold plain numbers, got dtype {kind}")
+                size = math.prod(shape) * int(kind.itemsize) + 128  # about, for the header
                 files[name] = stack.enter_context(replacing(entry / f"{name}.npy", size=size))
-                arrays[name] = _new_array(files[name], shape, dtype)
+                arrays[name] = open_memmap(files[name], "w+", kind, shape)
+                with files[name].open("r+b") as stream:  # a full disk is an error here, not a crash later
+                    os.posix_fallocate(stream.fileno(), 0, files[name].stat().st_size)
             fill(arrays)
             facts = {}
             for name, file in files.items():
@@ -193,22 +198,6 @@ def _write(entry: Path, key: str, shapes: _Shapes, fill: Callable[[Arrays], None
     finally:
         with suppress(OSError):  # a folder that holds nothing after an error
             entry.rmdir()
-
-
-def _plain_size(name: str, shape: tuple[int, ...], dtype: Any) -> int:
-    """The bytes of an array of plain numbers, with about 128 for the header of its file."""
-    kind = np.dtype(dtype)
-    if kind.hasobject or kind.names:
-        raise CheckpointError(f"array {name!r} must hold plain numbers, got dtype {kind}")
-    return math.prod(shape) * int(kind.itemsize) + 128
-
-
-def _new_array(file: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """An array of zeros in a new file. The disk space is reserved: a full disk is an error here, not a crash later."""
-    array: NDArray[Any] = open_memmap(file, "w+", np.dtype(dtype), shape)
-    with file.open("r+b") as stream:
-        os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
-    return array
 
 
 def _description(entry: Path) -> dict[str, Any]:
@@ -243,15 +232,10 @@ def _open(entry: Path, key: str) -> Arrays:
             size = file.stat().st_size
             if size != facts["bytes"]:
                 raise ValueError(f"{file.name} has {size} bytes instead of {facts['bytes']}")
-            arrays[name] = _mapped(file)
+            arrays[name] = np.load(file, mmap_mode="c", allow_pickle=False).view(np.ndarray)
     except Exception as error:  # numpy parses the header of a file: damage there raises any error
         raise CheckpointError(f"cache entry {entry} is damaged: {error}") from error
     return arrays
-
-
-def _mapped(file: Path) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(file, mmap_mode="c", allow_pickle=False)
-    return array.view(np.ndarray)
 
 
 def digest(file: Path) -> str:

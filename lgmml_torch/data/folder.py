@@ -29,11 +29,11 @@ from torch import Tensor
 from lgmml_torch import distributed
 from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.arrow import ArrowSource, readable
+from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.cache import Arrays, Cache
-from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, require_arrow, vocabularies
+from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, readable, require_arrow, vocabularies
 from lgmml_torch.data.letor import SPLITS
-from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, open_file
 from lgmml_torch.distributed import SharedLists
 from lgmml_torch.inputs import canonical_ranks
 from lgmml_torch.progress import progress_bar
@@ -111,11 +111,6 @@ class ParquetFiles:
     def names(self) -> list[str]:
         """What messages call each file."""
         return [self.scheme + info.path for info in self.infos]
-
-    @property
-    def state(self) -> list[Any]:
-        """Name, size and time of each file, which change when it does."""
-        return [[name, info.size, info.mtime_ns] for name, info in zip(self.names, self.infos, strict=True)]
 
     def keys(self, number: int) -> dict[str, str | None]:
         """The columns that the folders of a file stand for, with their value."""
@@ -431,10 +426,7 @@ def _stream_part(
 
 def _key(path: PathLike, source: DataSource, lists: Tensor) -> dict[str, Any]:
     """What the numbers depend on: names, sizes and times of the files, how they are read, and the cut."""
-    if is_folder(path):
-        files = ParquetFiles.find(path).state
-    else:
-        status = Path(path).stat()
-        files = [[os.fspath(path), status.st_size, status.st_mtime_ns]]
+    files = ParquetFiles.find(path)
+    state = [[name, info.size, info.mtime_ns] for name, info in zip(files.names, files.infos, strict=True)]
     cut = hashlib.sha256(lists.numpy().tobytes()).hexdigest()
-    return {"stream": 1, "files": files, "options": repr(source.options), "cut": cut}
+    return {"stream": 1, "files": state, "options": repr(source.options), "cut": cut}

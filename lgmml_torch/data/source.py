@@ -413,13 +413,16 @@ def open_source(
     options = ReadOptions(num_features, names, missing, absent, dtype, used, model=True, categories=words)
     if isinstance(what, (str, os.PathLike)):
         return open_file(what, options, kind=kind)
-    from lgmml_torch.data import table  # which is built on this module
+    from lgmml_torch.data.arrow import ArrowSource  # which are built on this module
+    from lgmml_torch.data.table import ArraySource
 
     if isinstance(what, RankingData):
-        return table.ArraySource.of_data(what, options)
-    if as_frame(what) is not None and qid is None and group is None:
-        return table.open_frame(what, options)
-    return table.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
+        return ArraySource.of_data(what, options)
+    if (frame := as_frame(what)) is not None and qid is None and group is None:
+        if frame.implementation.is_pyarrow():  # which may have a row per query
+            return ArrowSource.of_table(what, options)
+        return ArraySource.of_frame(frame, options)
+    return ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
 
 
 def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) -> DataSource:

@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Categories, WordColumns, coded_features, with_words
+from lgmml_torch.categories import Categories, WordColumns, coded_features
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.arrow import ArrowSource
-from lgmml_torch.data.columns import check_same_names, lay_out, read_batches, require_arrow
+from lgmml_torch.data.columns import check_same_names, lay_out, require_arrow
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.data.svmlight import TextFile, query_ids, shown
 from lgmml_torch.files import check_unpacked
 from lgmml_torch.inputs import (
-    as_frame,
     check_distinct,
     check_length,
     feature_names,
@@ -41,6 +40,7 @@ from lgmml_torch.inputs import (
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
+    import narwhals as nw
     import pyarrow as pa
 
 _BLOCK_BYTES = 1 << 20  # of text that is converted at a time
@@ -120,7 +120,7 @@ class ArraySource(DataSource):
     @classmethod
     def of_data(cls, data: RankingData, options: ReadOptions) -> ArraySource:
         """The lists of a data set that was loaded."""
-        features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
+        features, words = options.categories.applied(data.features, data.categories, data.feature_names)
         doc_ids = None
         if data.doc_ids is not None:
             doc_ids = [data.doc_ids[row] for row in data.order.argsort().tolist()]
@@ -135,6 +135,25 @@ class ArraySource(DataSource):
             categories=words,
         )
         source.table, source._closed = data.table, options.categories.closed
+        return source
+
+    @classmethod
+    def of_frame(cls, frame: nw.DataFrame[Any], options: ReadOptions) -> ArraySource:
+        """A frame with a column for the query."""
+        name, header = "frame", list(map(str, frame.columns))
+        plan = lay_out(header, options, name, what="the frame")
+        labels = ids = None
+        if plan.label is not None:
+            try:
+                labels = numeric_column(frame[:, plan.label], header[plan.label])
+            except DataError as error:
+                raise DataError(f"{name}: {error}") from error
+        if plan.doc_id is not None:
+            ids = ["" if is_missing(value) else str(value) for value in frame[:, plan.doc_id].to_list()]
+        features = frame[:, list(plan.features)]
+        features = features.rename(dict(zip(features.columns, plan.names, strict=True)))
+        source = cls(name, options, features, labels, qid=frame[:, plan.qid], doc_ids=ids, names=plan.names)
+        source.table = options.table(named=True)
         return source
 
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
@@ -190,29 +209,6 @@ def _check_zip(name: str, content: BytesIO | Path) -> None:
         content.seek(0)
 
 
-def open_frame(frame: Any, options: ReadOptions) -> DataSource:
-    """A frame of any library with a column for the query; a table of pyarrow may also have a row per query."""
-    known = as_frame(frame)
-    assert known is not None
-    if known.implementation.is_pyarrow():
-        return ArrowSource.of_table(frame, options)
-    name, header = "frame", list(map(str, known.columns))
-    plan = lay_out(header, options, name, what="the frame")
-    labels = ids = None
-    if plan.label is not None:
-        try:
-            labels = numeric_column(known[:, plan.label], header[plan.label])
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from error
-    if plan.doc_id is not None:
-        ids = ["" if is_missing(value) else str(value) for value in known[:, plan.doc_id].to_list()]
-    features = known[:, list(plan.features)]
-    features = features.rename(dict(zip(features.columns, plan.names, strict=True)))
-    source = ArraySource(name, options, features, labels, qid=known[:, plan.qid], doc_ids=ids, names=plan.names)
-    source.table = options.table(named=True)
-    return source
-
-
 def open_csv(path: PathLike, options: ReadOptions) -> _CsvSource:
     """A header, then one document per line."""
     return _CsvSource(path, options, ",")
@@ -243,7 +239,7 @@ class _CsvSource(ArrowSource):
             self.header, self._header_line = self._read_header()
             lay_out(self.header, options, self._head, what=self.what)
             reader = self._convert()
-            sizes, pieces = read_batches(reader)
+            sizes, pieces = self.batches_of(reader)
             if not any(sizes):
                 raise DataError(f"{self.name}:1: the file holds no documents")
         except BaseException:
