@@ -44,9 +44,7 @@ NAMES = b"feature_names"  # in the metadata: a JSON list
 
 def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
     """An Arrow IPC file (feather, version 2), memory-mapped."""
-    require_arrow()
-    import pyarrow as pa
-
+    pa = require_arrow()
     name = "<stdin>" if str(path) == "-" else str(path)
     with readable(name, "Arrow"):
         mapped = pa.BufferReader(sys.stdin.buffer.read()) if str(path) == "-" else pa.memory_map(str(path))

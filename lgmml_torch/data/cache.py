@@ -124,9 +124,7 @@ class Cache:
         except OSError as error:
             sentence = f"cannot cache in {self.folder}: {error}; working without a cache"
             warnings.warn(sentence, DataWarning, stacklevel=3)
-        arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
-        fill(arrays)
-        return arrays
+        return fill_in_memory(shapes, fill)
 
     def content(self, path: str | os.PathLike[str]) -> str:
         """The SHA-256 of a file. It is stored, and computed again only when the file was changed."""
@@ -144,6 +142,13 @@ class Cache:
             with suppress(OSError):  # without a note the file is only hashed again
                 write_text(note, json.dumps({"seen": seen, "sha256": content}))
         return content
+
+
+def fill_in_memory(shapes: _Shapes, fill: Callable[[Arrays], None]) -> Arrays:
+    """What `Cache.get_or_fill` gives, without a cache."""
+    arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+    fill(arrays)
+    return arrays
 
 
 def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:

@@ -66,21 +66,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Positions of the columns of a table.
-
-    Attributes:
-        qid: the query.
-        label: the relevance, None where there is none.
-        doc_id: the document's id, None where there is none.
-        features: the features, in the order in which they are wanted.
-        names: and their names.
-    """
+    """Positions of the columns of a table."""
 
     qid: int
     label: int | None
     doc_id: int | None
-    features: tuple[int, ...]
-    names: tuple[str, ...]
+    features: tuple[int, ...]  # in the order in which they are wanted
+    names: tuple[str, ...]  # of the features
 
 
 def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: str = "the header") -> _Layout:
@@ -151,9 +143,9 @@ def _listed(names: Sequence[str]) -> str:
     return text
 
 
-def require_arrow(purpose: str = "for Parquet and Arrow files") -> None:
-    """Say which extra brings pyarrow where it is not installed."""
-    require("pyarrow", purpose, "arrow")
+def require_arrow(purpose: str = "for Parquet and Arrow files") -> Any:
+    """The package pyarrow; where it is not installed the error says which extra brings it."""
+    return require("pyarrow", purpose, "arrow")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from lgmml_torch import distributed
 from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import ArrowSource
-from lgmml_torch.data.cache import Arrays, Cache
+from lgmml_torch.data.cache import Arrays, Cache, fill_in_memory
 from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, readable, require_arrow, vocabularies
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, open_file
@@ -52,19 +52,12 @@ _VALUES_AT_ONCE = 1 << 22  # features that are decoded and sorted together
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """The Parquet files that a path stands for, in the order of their names.
+    """The Parquet files that a path stands for, in the order of their names."""
 
-    Attributes:
-        system: the file system of pyarrow that they lie in.
-        root: the folder that they lie in.
-        infos: what the file system says of each.
-        scheme: the start of their addresses; empty for local files.
-    """
-
-    system: Any
-    root: str
-    infos: Sequence[Any]
-    scheme: str = ""
+    system: Any  # the file system of pyarrow that they lie in
+    root: str  # the folder that they lie in
+    infos: Sequence[Any]  # what the file system says of each
+    scheme: str = ""  # the start of their addresses; empty for local files
 
     @classmethod
     def find(cls, path: PathLike) -> ParquetFiles:
@@ -147,15 +140,6 @@ class ParquetFiles:
                 name, "Parquet", options, groups.schema, groups.sizes, groups.pieces, groups.close, owners
             )
 
-    def open(self, number: int) -> Any:
-        """One of the files, as pyarrow reads it."""
-        from pyarrow import parquet
-
-        stream = self.system.open_input_file(self.infos[number].path)
-        if self.scheme:
-            return parquet.ParquetFile(stream, pre_buffer=True)  # few large requests
-        return parquet.ParquetFile(stream, buffer_size=_BUFFER)
-
 
 def _matches(name: str, pattern: str) -> bool:
     """Whether a name is meant: ``*`` stands for any part of a name, ``**/`` for any folders.
@@ -188,8 +172,14 @@ class _Groups:
             _check_alike(schema, self.schema, name, files.names[0])
 
     def _file(self, number: int) -> Any:
+        from pyarrow import parquet
+
         if self._opened[0] != number:
-            self._opened = number, self.files.open(number)
+            stream = self.files.system.open_input_file(self.files.infos[number].path)
+            how: dict[str, Any] = {"buffer_size": _BUFFER}
+            if self.files.scheme:
+                how = {"pre_buffer": True}  # few large requests
+            self._opened = number, parquet.ParquetFile(stream, **how)
         return self._opened[1]
 
     def _with_keys(self, schema: pa.Schema, number: int) -> pa.Schema:
@@ -328,13 +318,9 @@ def decode_lists(
                 query += data.num_queries
                 report(done := done + data.num_documents)
 
-    if store is not None:
-        return store.get_or_fill(key, shapes, fill)
-    arrays = {}
-    for name, (shape, dtype) in shapes.items():
-        arrays[name] = np.zeros(shape, dtype)
-    fill(arrays)
-    return arrays
+    if store is None:
+        return fill_in_memory(shapes, fill)
+    return store.get_or_fill(key, shapes, fill)
 
 
 def _numbered_lists(source: DataSource) -> RankingData:

@@ -128,11 +128,37 @@ class LetorSource(DataSource):
         return self._queries
 
     def _whole(self) -> SourceRows:
-        """A single pass: every block is parsed straight into the array it stays in."""
-        dense = _Dense(self.rules, self._absent)
-        documents = self._parse(dense.append)
-        self._flat |= dense.flat
-        return SourceRows(dense.finished(documents.width), documents.all_labels, documents.doc_ids)
+        """By a single pass: every block goes into the array it stays in, which grows."""
+        count, out = 0, np.empty((0, self.rules.num_features or 0), self.rules.kind)
+
+        def keep(block: Block) -> None:
+            nonlocal count, out
+            part = self._dense(block, out.shape[1])
+            if (width := part.shape[1]) > out.shape[1]:
+                wider = np.full((len(out), width), self._absent, self.rules.kind)
+                wider[:, : out.shape[1]] = out
+                out = wider
+            if count + len(part) > len(out):
+                out.resize((count + len(part) + count // 4, width), refcheck=False)
+            out[count : count + len(part)] = part
+            count += len(part)
+
+        documents = self._parse(keep)
+        out.resize((count, out.shape[1]), refcheck=False)
+        return SourceRows(out, documents.all_labels, documents.doc_ids)
+
+    def _dense(self, block: Block, width: int = 0) -> NDArray[Any]:
+        """The features of a block: as many as it has, at least ``width``, or as many as asked for."""
+        rows, first = len(block.labels), self.rules.first_index
+        width = self.rules.num_features or max(width, int(block.index.max(initial=first - 1)) - first + 1)
+        if (block.counts == width).all():  # increasing indices without a gap
+            values = block.values.reshape(rows, width)
+            out: NDArray[Any] = values.astype(self.rules.kind)
+            self._flat.update(flattened(out, lambda column: values[:, column]))
+            return out
+        out = np.full((rows, width), self._absent, self.rules.kind)
+        out[np.repeat(np.arange(rows), block.counts), block.index - first] = block.values
+        return out
 
     @cached_property
     def _stored(self) -> tuple[_Documents, NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
@@ -154,11 +180,9 @@ class LetorSource(DataSource):
         documents, ends, index, values = self._stored
         counts = ends[rows + 1] - ends[rows]
         places = np.repeat(ends[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        dense = _Dense(self.rules, self._absent)
-        dense.append(Block(np.zeros(len(rows), np.float32), [], counts, index[places], values[places], None))
-        self._flat |= dense.flat
+        block = Block(np.zeros(len(rows), np.float32), [], counts, index[places], values[places], None)
         part = SourceRows(np.empty((documents.count, 0)), documents.all_labels, documents.doc_ids).take(rows)
-        part.features = dense.finished(documents.width)
+        part.features = self._dense(block, documents.width)
         return part
 
     def place(self, row: int) -> str:
@@ -229,55 +253,6 @@ class _Documents:
             raise DataError(f"{where}: the last line is cut: it has {last} features, all others {int(others[0])}")
         if self.doc_ids is not None and all(self.doc_ids[:-1]) and not self.doc_ids[-1]:
             raise DataError(f"{where}: the last line is cut: it ends without a comment, which all others have")
-
-
-class _Dense:
-    """A matrix that grows by blocks."""
-
-    def __init__(self, rules: Rules, absent: float) -> None:
-        self.rules, self.absent, self.count = rules, absent, 0
-        self.data: NDArray[Any] = np.empty((0, rules.num_features or 0), rules.kind)
-        self.flat: set[int] = set()  # features that float32 flattens
-
-    def append(self, block: Block) -> None:
-        """Add a block."""
-        rows, first = len(block.labels), self.rules.first_index
-        if not rows:
-            return
-        self._make_room(rows, int(block.index.max(initial=first - 1)) - first + 1)
-        target = self.data[self.count : self.count + rows]
-        if (block.counts == target.shape[1]).all():  # increasing indices without a gap
-            values = block.values.reshape(target.shape)
-            target[...] = values
-            self.flat.update(flattened(target, lambda column: values[:, column]))
-        else:
-            target[...] = self.absent
-            target[np.repeat(np.arange(rows), block.counts), block.index - first] = block.values
-        self.count += rows
-
-    def _make_room(self, rows: int, width: int) -> None:
-        capacity, columns = self.data.shape
-        if width > columns:
-            # A margin, because the indices of a sparse file may go on rising, and every widening is a copy.
-            columns = width if self.count == 0 else max(width, columns + columns // 4)
-            wider = np.empty((capacity, columns), self.rules.kind)
-            wider[: self.count, : self.data.shape[1]] = self.data[: self.count]
-            wider[: self.count, self.data.shape[1] :] = self.absent
-            self.data = wider
-        if self.count + rows > capacity:
-            self.data.resize((self.count + rows + self.count // 4, columns), refcheck=False)
-
-    def finished(self, width: int) -> NDArray[Any]:
-        """The rows, as wide as asked for or else ``width``; the builder is empty after that."""
-        columns = self.rules.num_features or width
-        data, self.data = self.data, np.empty((0, 0), self.rules.kind)
-        if data.shape[1] == columns:
-            data.resize((self.count, columns), refcheck=False)
-            return data
-        out = np.full((self.count, columns), self.absent, self.rules.kind)
-        kept = min(columns, data.shape[1])
-        out[:, :kept] = data[: self.count, :kept]
-        return out
 
 
 def _read_sizes(path: Path) -> NDArray[np.int64]:

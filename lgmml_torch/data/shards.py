@@ -48,17 +48,9 @@ _SHARD_FILE = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SU
 
 @dataclass(frozen=True)
 class Shard:
-    """One file with whole lists; the index counts as one too.
+    """One file with whole lists; the index counts as one too."""
 
-    Attributes:
-        file: its name in the folder.
-        bytes: its size.
-        sha256: of its bytes.
-        queries: lists in it.
-        documents: documents in it.
-    """
-
-    file: str
+    file: str  # its name in the folder
     bytes: int
     sha256: str
     queries: int
@@ -83,33 +75,19 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A set of lists, cut into shards.
+    """A set of lists, cut into shards."""
 
-    Attributes:
-        queries: lists in all shards.
-        documents: documents in all shards.
-        features: of each document.
-        dtype: of the features, ``float32`` or ``float64``.
-        feature_names: their names, or None.
-        labels: the lowest and the highest label; None where the documents have none.
-        doc_ids: whether documents have ids.
-        index: the file that lists all queries.
-        shards: the files, in the order of the lists.
-        table: how the rows were read, see `RankingData`; None in folders of earlier releases.
-        categories: the words of each feature, see `RankingData`; None where all are numbers.
-    """
-
-    queries: int
+    queries: int  # lists in all shards
     documents: int
-    features: int
-    dtype: str
+    features: int  # of each document
+    dtype: str  # of the features, ``float32`` or ``float64``
     feature_names: tuple[str, ...] | None
-    labels: tuple[float, float] | None
-    doc_ids: bool
-    index: Shard
-    shards: tuple[Shard, ...]
-    table: Mapping[str, Any] | None = None
-    categories: Categories | None = None
+    labels: tuple[float, float] | None  # the lowest and the highest; None where the documents have none
+    doc_ids: bool  # whether documents have ids
+    index: Shard  # the file that lists all queries
+    shards: tuple[Shard, ...]  # in the order of the lists
+    table: Mapping[str, Any] | None = None  # how the rows were read, see `RankingData`
+    categories: Categories | None = None  # the words of each feature, see `RankingData`
 
     def __str__(self) -> str:
         labels = "no labels"

@@ -63,8 +63,8 @@ class Format:
 FORMATS = {
     "letor": Format("lgmml_torch.data.letor:LetorSource", (".txt",)),
     "lightgbm": Format("lgmml_torch.data.letor:open_lightgbm"),  # known by the file with the sizes beside it
-    "csv": Format("lgmml_torch.data.table:open_csv", (".csv",)),
-    "tsv": Format("lgmml_torch.data.table:open_tsv", (".tsv",)),
+    "csv": Format("lgmml_torch.data.table:CsvSource", (".csv",)),
+    "tsv": Format("lgmml_torch.data.table:TsvSource", (".tsv",)),
     "npz": Format("lgmml_torch.data.table:open_npz", (".npz",)),
     "parquet": Format("lgmml_torch.data.folder:open_parquet", (".parquet",)),
     "arrow": Format("lgmml_torch.data.arrow:open_ipc", (".arrow", ".feather")),
@@ -73,31 +73,18 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read, whatever the format.
+    """How to read, whatever the format."""
 
-    Attributes:
-        num_features: how many features there are; by default what the source says.
-        feature_names: names the features must have; columns are then matched by name, in any order.
-        missing: what ``NULL``, ``nan`` and empty cells stand for, see `lgmml_torch.inputs.fill_missing`.
-        absent: features a LETOR line does not mention: ``"zero"``, or ``"missing"`` to treat them as ``missing`` says.
-        dtype: of the features, float32 or float64.
-        columns: which columns of a table are no features.
-        progress: show a bar if it takes more than two seconds.
-        model: whether the features asked for are those of a model, which messages then mention.
-        categories: which columns hold words, and those of them that are known.
-        doc_ids: whether the ids of documents are read, where there are any.
-    """
-
-    num_features: int | None = None
-    feature_names: tuple[str, ...] | None = None
-    missing: str = "error"
-    absent: str = "zero"
-    dtype: torch.dtype = torch.float32
+    num_features: int | None = None  # by default what the source says
+    feature_names: tuple[str, ...] | None = None  # which they must have; columns are matched by name, in any order
+    missing: str = "error"  # what ``NULL``, ``nan`` and empty cells stand for, see `lgmml_torch.inputs.fill_missing`
+    absent: str = "zero"  # features a LETOR line does not mention; "missing" treats them as ``missing`` says
+    dtype: torch.dtype = torch.float32  # of the features, or float64
     columns: Columns = field(default_factory=Columns)
-    progress: bool = True
-    model: bool = False
+    progress: bool = True  # show a bar if it takes more than two seconds
+    model: bool = False  # whether the features asked for are those of a model, which messages then mention
     categories: WordColumns = field(default_factory=WordColumns)
-    doc_ids: bool = True
+    doc_ids: bool = True  # whether the ids of documents are read, where there are any
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, MISSING_POLICIES)
@@ -155,15 +142,10 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some whole lists.
+    """Some whole lists."""
 
-    Attributes:
-        data: the lists; its caller's order is the order of the rows in the source.
-        rows: ``(n,)`` the row of the source, from 0, of each document in that order.
-    """
-
-    data: RankingData
-    rows: NDArray[np.int64]
+    data: RankingData  # its caller's order is the order of the rows in the source
+    rows: NDArray[np.int64]  # (n,) the row of the source, from 0, of each document in that order
 
 
 class DataSource(ABC):

@@ -122,25 +122,15 @@ def _opened(path: PathLike) -> tuple[str, IO[bytes]]:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a file may hold.
+    """What a file may hold."""
 
-    Attributes:
-        qid: whether every line names its query.
-        first_index: the smallest feature index allowed.
-        num_features: the largest number of features allowed, None for up to `_MAX_FEATURES`.
-        missing: whether ``NULL`` and ``nan`` are allowed as values.
-        kind: the type of the values; a number too large for it is an error.
-        labels: whether every line starts with a label; it is 0 where not.
-        because: why there may be no more features, for messages.
-    """
-
-    qid: bool = True
-    first_index: int = 1
-    num_features: int | None = None
-    missing: bool = False
-    kind: type[np.float32] | type[np.float64] = np.float32
-    labels: bool = True
-    because: str = "`num_features` says so"
+    qid: bool = True  # whether every line names its query
+    first_index: int = 1  # the smallest feature index allowed
+    num_features: int | None = None  # the largest number of features allowed, None for up to `_MAX_FEATURES`
+    missing: bool = False  # whether ``NULL`` and ``nan`` are allowed as values
+    kind: type[np.float32] | type[np.float64] = np.float32  # of the values; a number too large for it is an error
+    labels: bool = True  # whether every line starts with a label; it is 0 where not
+    because: str = "`num_features` says so"  # why there may be no more features, for messages
 
     @property
     def last_index(self) -> int:

@@ -209,31 +209,15 @@ def _check_zip(name: str, content: BytesIO | Path) -> None:
         content.seek(0)
 
 
-def open_csv(path: PathLike, options: ReadOptions) -> _CsvSource:
-    """A header, then one document per line."""
-    return _CsvSource(path, options, ",")
-
-
-def open_tsv(path: PathLike, options: ReadOptions) -> _CsvSource:
-    """The same with tabs."""
-    return _CsvSource(path, options, "\t")
-
-
-class _CsvSource(ArrowSource):
-    """A text table. It is converted once, when it is opened; after that it is read like an Arrow file.
-
-    Args:
-        path: the file.
-        options: how to read it.
-        delimiter: between two cells.
-    """
+class CsvSource(ArrowSource):
+    """A text table. It is converted once, when it is opened; after that it is read like an Arrow file."""
 
     what = "the header"
+    delimiter = ","
 
-    def __init__(self, path: PathLike, options: ReadOptions, delimiter: str) -> None:
+    def __init__(self, path: PathLike, options: ReadOptions) -> None:
         require_arrow("for CSV files")
         self._text = TextFile(path)
-        self._delimiter = delimiter
         self.name, self.options = self._text.name, options
         try:
             self.header, self._header_line = self._read_header()
@@ -256,7 +240,7 @@ class _CsvSource(ArrowSource):
             if not text.strip():
                 continue
             try:
-                (cells,) = csv.reader([text.decode().rstrip("\r\n")], delimiter=self._delimiter, strict=True)
+                (cells,) = csv.reader([text.decode().rstrip("\r\n")], delimiter=self.delimiter, strict=True)
             except (csv.Error, UnicodeDecodeError) as error:
                 raise DataError(f"{self.name}:{line}: not a line of CSV: {error}") from error
             return list(map(str.strip, cells)), line
@@ -321,7 +305,7 @@ class _CsvSource(ArrowSource):
             pa.BufferReader(text),
             # Without threads, pyarrow names the row of an error.
             arrow_csv.ReadOptions(column_names=self.header, block_size=len(text) + 1, use_threads=False),
-            arrow_csv.ParseOptions(delimiter=self._delimiter),
+            arrow_csv.ParseOptions(delimiter=self.delimiter),
             arrow_csv.ConvertOptions(column_types=types, null_values=_MISSING, true_values=_TRUE, false_values=_FALSE),
         )
 
@@ -361,6 +345,12 @@ class _CsvSource(ArrowSource):
                 return f"{self.name}:{lines.number(row)}"
             row -= len(lines)
         return self.name
+
+
+class TsvSource(CsvSource):
+    """The same with tabs."""
+
+    delimiter = "\t"
 
 
 class _Lines:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Categories, Vocabulary
 from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.data.arrow import NAMES
 from lgmml_torch.data.columns import Columns, require_arrow
@@ -97,6 +96,10 @@ def _save_csv(data: RankingData, path: PathLike, delimiter: str) -> None:
             raise DataError(f"a feature must not be called {name!r} to be saved, that is another column")
     rows = data.in_caller_order(torch.arange(data.num_documents)).tolist()
     queries = data.query_index.tolist()
+    words: list[list[str] | None] = [None] * len(names)
+    for column, known in enumerate(data.categories or ()):
+        if known is not None:
+            words[column] = [*known, ""]  # the last is for −1, a word that is not known
     with _text(path) as text:
         writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
         writer.writerow([*head, *names])
@@ -104,29 +107,13 @@ def _save_csv(data: RankingData, path: PathLike, delimiter: str) -> None:
             own = []
             if data.doc_ids is not None:
                 own.append(data.doc_ids[row])
-            label = _number(data.labels[row].numpy()[()])
-            cells = [str(data.qids[queries[row]]), label, *own, *_cells(data.features[row].numpy(), data.categories)]
+            cells = [str(data.qids[queries[row]]), _number(data.labels[row].numpy()[()]), *own]
+            for value, entries in zip(data.features[row].numpy(), words, strict=True):
+                cells.append(_number(value) if entries is None else entries[int(value)])
             joined = "".join(cells)
             if "\n" in joined or "\r" in joined:
                 raise DataError(f"an id must stand on one line to be saved, got {cells[0]!r} or {own}")
             writer.writerow(cells)
-
-
-def _cells(values: NDArray[Any], categories: Categories | None) -> list[str]:
-    """The features of a row as text."""
-    if categories is None:
-        return list(map(_number, values))
-    cells = []
-    for value, words in zip(values, categories, strict=True):
-        if words is None:
-            cells.append(_number(value))
-        else:
-            cells.append(_word(words, int(value)) or "")
-    return cells
-
-
-def _word(words: Vocabulary, code: int) -> str | None:
-    return words[code] if code >= 0 else None
 
 
 @contextmanager
@@ -193,9 +180,7 @@ def save_parquet(table: pa.Table, path: PathLike) -> None:
 
 def _nested_table(data: RankingData) -> pa.Table:
     """A row per query, in the order in which the queries first appear, with lists in the other columns."""
-    require_arrow()
-    import pyarrow as pa
-
+    pa = require_arrow()
     rows = data.in_caller_order(torch.arange(data.num_documents))
     first = data.query_index[rows]  # queries in the caller's order, which may be scattered
     seen = list(dict.fromkeys(first.tolist()))
@@ -242,7 +227,8 @@ def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]
         if words is None:
             out[name] = pa.array(np.ascontiguousarray(values))
         else:
-            found = [_word(words, code) for code in values.astype(int).tolist()]
+            entries = [*words, None]
+            found = [entries[code] for code in values.astype(int).tolist()]
             out[name] = pa.array(found, pa.string()).dictionary_encode()
     return out
 
@@ -265,9 +251,7 @@ def write_shards(
         DataError: the folder holds something else, there are weights or positions, or what is wrong with the source.
     """
     check_positive("documents", documents)
-    require_arrow()
-    import pyarrow as pa
-
+    pa = require_arrow()
     _check_plain(source)
     home = Path(folder)
     check_room(home)

@@ -193,19 +193,12 @@ _model: list[LGMML] = []  # of a process that was started to score
 
 @dataclass(frozen=True)
 class _Work:
-    """What is scored, by what, and where the scores go.
+    """What is scored, by what, and where the scores go."""
 
-    Attributes:
-        args: the words on the command line.
-        source: the folder of shards.
-        target: the folder of scores.
-        model: digest of the model's file.
-    """
-
-    args: Namespace
-    source: Path
-    target: Path
-    model: str
+    args: Namespace  # the words on the command line
+    source: Path  # the folder of shards
+    target: Path  # the folder of scores
+    model: str  # digest of the model's file
 
     def mark(self, shard: Shard) -> bytes:
         """What the scores of a shard are made from."""
