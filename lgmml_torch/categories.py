@@ -32,15 +32,10 @@ Asked = Mapping[str, Sequence[str]] | Sequence[str] | None
 
 @dataclass(frozen=True)
 class WordColumns:
-    """Which columns hold categories.
+    """Which columns hold categories."""
 
-    Attributes:
-        known: their names, each with its vocabulary, or None where it is still to be found.
-        closed: whether there are no others; otherwise columns whose type says so are categories too.
-    """
-
-    known: Mapping[str, Vocabulary | None] = field(default_factory=dict)
-    closed: bool = False
+    known: Mapping[str, Vocabulary | None] = field(default_factory=dict)  # None: the words are still to be found
+    closed: bool = False  # whether there are no others; otherwise columns whose type says so are categories too
 
     @classmethod
     def of(cls, asked: Asked) -> WordColumns:

@@ -53,31 +53,20 @@ def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
 
 
 class ArrowSource(DataSource):
-    """Columns in the types of Arrow.
-
-    Args:
-        name: what messages call it.
-        word: what kind of file it is, for messages.
-        options: how to read it.
-        schema: names and types of the columns.
-        sizes: rows of each group; reading may start at any of them.
-        pieces: some columns from a group on.
-        close: lets go of the file.
-        files: the file of each group, where there are several.
-    """
+    """Columns in the types of Arrow."""
 
     what = "the schema"  # gives the names of the columns
 
     def __init__(
         self,
         name: str,
-        word: str,
+        word: str,  # what kind of file it is, for messages
         options: ReadOptions,
         schema: pa.Schema,
-        sizes: list[int],
+        sizes: list[int],  # rows of each group; reading may start at any of them
         pieces: _Pieces,
-        close: Callable[[], None] = lambda: None,
-        files: Sequence[str] = (),
+        close: Callable[[], None] = lambda: None,  # lets go of the file
+        files: Sequence[str] = (),  # the file of each group, where there are several
     ) -> None:
         super().__init__(name, options)
         self.table = options.table(named=True)

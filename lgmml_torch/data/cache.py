@@ -106,10 +106,7 @@ class Cache:
     def get_or_fill(self, key: Mapping[str, Any], shapes: _Shapes, fill: Callable[[Arrays], None]) -> Arrays:
         """As `get_or_build`, for arrays that need not fit into memory: ``fill`` writes into the mapped files.
 
-        Args:
-            key: what the arrays depend on.
-            shapes: shape and dtype of each array.
-            fill: called with arrays of zeros of these shapes; they are in memory if the folder cannot be written to.
+        It is called with arrays of zeros of these shapes; they are in memory if the folder cannot be written to.
         """
         stored = self.get(key)
         if stored is not None:
@@ -124,7 +121,14 @@ class Cache:
         except OSError as error:
             sentence = f"cannot cache in {self.folder}: {error}; working without a cache"
             warnings.warn(sentence, DataWarning, stacklevel=3)
-        return fill_in_memory(shapes, fill)
+        return self.in_memory(shapes, fill)
+
+    @staticmethod
+    def in_memory(shapes: _Shapes, fill: Callable[[Arrays], None]) -> Arrays:
+        """What `get_or_fill` gives, without a cache."""
+        arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        fill(arrays)
+        return arrays
 
     def content(self, path: str | os.PathLike[str]) -> str:
         """The SHA-256 of a file. It is stored, and computed again only when the file was changed."""
@@ -144,18 +148,8 @@ class Cache:
         return content
 
 
-def fill_in_memory(shapes: _Shapes, fill: Callable[[Arrays], None]) -> Arrays:
-    """What `Cache.get_or_fill` gives, without a cache."""
-    arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
-    fill(arrays)
-    return arrays
-
-
 def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
-    """Compare the bytes of all entries of a cache with their checksums.
-
-    Args:
-        folder: of the cache; by default `_default_folder`.
+    """Compare the bytes of all entries of a cache, by default that of `_default_folder`, with their checksums.
 
     Returns:
         A sentence for each entry that is damaged. It is safe to remove such an entry.

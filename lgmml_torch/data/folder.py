@@ -30,10 +30,10 @@ from lgmml_torch import distributed
 from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import ArrowSource
-from lgmml_torch.data.cache import Arrays, Cache, fill_in_memory
+from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, readable, require_arrow, vocabularies
 from lgmml_torch.data.letor import SPLITS
-from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, open_file
+from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
 from lgmml_torch.distributed import SharedLists
 from lgmml_torch.inputs import canonical_ranks
 from lgmml_torch.progress import progress_bar
@@ -319,7 +319,7 @@ def decode_lists(
                 report(done := done + data.num_documents)
 
     if store is None:
-        return fill_in_memory(shapes, fill)
+        return Cache.in_memory(shapes, fill)
     return store.get_or_fill(key, shapes, fill)
 
 
@@ -412,7 +412,11 @@ def _stream_part(
 
 def _key(path: PathLike, source: DataSource, lists: Tensor) -> dict[str, Any]:
     """What the numbers depend on: names, sizes and times of the files, how they are read, and the cut."""
-    files = ParquetFiles.find(path)
-    state = [[name, info.size, info.mtime_ns] for name, info in zip(files.names, files.infos, strict=True)]
+    if is_folder(path):
+        files = ParquetFiles.find(path)
+        state = [[name, info.size, info.mtime_ns] for name, info in zip(files.names, files.infos, strict=True)]
+    else:
+        status = Path(path).stat()
+        state = [[os.fspath(path), status.st_size, status.st_mtime_ns]]
     cut = hashlib.sha256(lists.numpy().tobytes()).hexdigest()
     return {"stream": 1, "files": state, "options": repr(source.options), "cut": cut}

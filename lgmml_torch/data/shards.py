@@ -300,19 +300,19 @@ def open_shard_splits(path: PathLike, **options: Any) -> dict[str, RankingData]:
     folders = shard_folders(path)
     if not folders:
         raise DataError(f"{path}: no such set of shards; `lgmml convert` makes one")
-    known: tuple[Path, Manifest] | None = None
+    first = next(iter(folders.values()))
+    like = Manifest.read(first)
     for folder in folders.values():
         manifest = Manifest.read(folder)
         if manifest.labels is None:
             raise DataError(f"{folder}: there are no labels, and training needs them")
-        first, like = known = known or (folder, manifest)
-        if (manifest.features, manifest.feature_names, manifest.dtype) != (
-            like.features, like.feature_names, like.dtype
-        ):  # fmt: skip
-            raise DataError(
-                f"{folder}: the parts must have the same features, got {manifest.features} ({manifest.dtype}) here and "
-                f"{like.features} ({like.dtype}) in {first}, or other names; convert them with one number of features"
-            )
+        for name in ("features", "feature_names", "dtype"):
+            if getattr(manifest, name) != getattr(like, name):
+                raise DataError(
+                    f"{folder}: the parts must have the same features, got {manifest.features} ({manifest.dtype}) here "
+                    f"and {like.features} ({like.dtype}) in {first}, or other names; convert them with one number of "
+                    "features"
+                )
     parts = {}
     for split, folder in folders.items():
         parts[split or "train"] = open_shards(folder, **options)

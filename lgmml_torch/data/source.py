@@ -41,23 +41,11 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Format:
-    """How a kind of file is opened.
+    """How a kind of file is opened."""
 
-    Attributes:
-        opener: called with the path and `ReadOptions`; as text, ``"module:name"``, it is imported when it is needed.
-        suffixes: endings of file names that mean this kind, in lower case; ``.gz`` may follow them.
-    """
-
+    # Called with the path and `ReadOptions`; as text, ``"module:name"``, it is imported when it is needed.
     opener: str | Callable[..., DataSource]
-    suffixes: tuple[str, ...] = ()
-
-    def open(self, path: PathLike, options: ReadOptions) -> DataSource:
-        """The source a file is."""
-        if callable(self.opener):
-            return self.opener(path, options)
-        module, _, name = self.opener.partition(":")
-        source: DataSource = getattr(importlib.import_module(module), name)(path, options)
-        return source
+    suffixes: tuple[str, ...] = ()  # of file names that mean this kind, in lower case; ``.gz`` may follow them
 
 
 FORMATS = {
@@ -416,7 +404,12 @@ def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) 
         raise DataError(f"{path}: only Parquet is read from folders, patterns and stores, got {kind!r}")
     if str(path) != "-" and not is_folder(path) and not Path(path).is_file():
         raise DataError(f"{path}: no such file")
-    return FORMATS[kind].open(path, options)
+    opener: Any = FORMATS[kind].opener
+    if isinstance(opener, str):
+        module, _, name = opener.partition(":")
+        opener = getattr(importlib.import_module(module), name)
+    source: DataSource = opener(path, options)
+    return source
 
 
 def is_folder(path: PathLike) -> bool:

@@ -52,32 +52,20 @@ _BAD_ROW = re.compile(r"CSV parse error: Row #(\d+): Expected \d+ columns, got (
 
 
 class ArraySource(DataSource):
-    """A matrix of features with the label, query and id of each row.
-
-    Args:
-        name: what messages call it.
-        options: how to read it.
-        X: ``(N, D)`` features, as `RankingData.from_arrays` takes them.
-        y: ``(N,)`` labels, or None.
-        qid: the query of each row, or None with ``group``.
-        group: sizes of consecutive queries.
-        doc_ids: the id of each row, or None.
-        names: the name of each feature; by default those of a frame.
-        categories: the words behind the codes of each feature, where ``X`` holds codes.
-    """
+    """A matrix of features with the label, query and id of each row."""
 
     def __init__(
         self,
         name: str,
         options: ReadOptions,
-        X: Any,
-        y: Any | None,
+        X: Any,  # (N, D), as `RankingData.from_arrays` takes them
+        y: Any | None,  # (N,)
         *,
-        qid: Any = None,
-        group: Any = None,
+        qid: Any = None,  # (N,) or None with ``group``
+        group: Any = None,  # sizes of consecutive queries
         doc_ids: Sequence[str] | None = None,
-        names: tuple[str, ...] | None = None,
-        categories: Categories | None = None,
+        names: tuple[str, ...] | None = None,  # by default those of a frame
+        categories: Categories | None = None,  # the words behind the codes of each feature, where ``X`` holds codes
     ) -> None:
         super().__init__(name, options)
         self.has_labels = y is not None
