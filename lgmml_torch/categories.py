@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.inputs import as_frame, dense_features, is_missing, numeric_column
-
-if TYPE_CHECKING:
-    import narwhals as nw
 
 OTHER = -1.0  # the code of a word that the vocabulary does not hold
 _MOST_WORDS = 100_000  # in a vocabulary: the model file holds it
@@ -35,15 +32,10 @@ Asked = Mapping[str, Sequence[str]] | Sequence[str] | None
 
 @dataclass(frozen=True)
 class WordColumns:
-    """Which columns hold categories.
+    """Which columns hold categories."""
 
-    Attributes:
-        known: their names, each with its vocabulary, or None where it is still to be found.
-        closed: whether there are no others; otherwise columns whose type says so are categories too.
-    """
-
-    known: Mapping[str, Vocabulary | None] = field(default_factory=dict)
-    closed: bool = False
+    known: Mapping[str, Vocabulary | None] = field(default_factory=dict)  # None: the words are still to be found
+    closed: bool = False  # whether there are no others; otherwise columns whose type says so are categories too
 
     @classmethod
     def of(cls, asked: Asked) -> WordColumns:
@@ -65,6 +57,40 @@ class WordColumns:
     def vocabulary(self, name: object) -> Vocabulary | None:
         """The words of a column, where they are known."""
         return self.known.get(str(name))
+
+    @staticmethod
+    def found(words: Iterable[str | None], name: object) -> Vocabulary:
+        """The words of a column in one order, whatever order they came in.
+
+        Raises:
+            DataError: for more than a model file should hold.
+        """
+        vocabulary = tuple(sorted(filter(None, set(words))))
+        if len(vocabulary) > _MOST_WORDS:
+            rule = f"must have at most {_MOST_WORDS:,} different words to be a category"
+            raise DataError(f"column {name!r} {rule}, got {len(vocabulary):,} words; leave it out or group them")
+        return vocabulary
+
+    def applied(
+        self, features: torch.Tensor, categories: Categories | None, names: Sequence[str] | None
+    ) -> tuple[torch.Tensor, Categories | None]:
+        """The same rows as codes of the vocabularies asked for, where all of them are known.
+
+        Raises:
+            DataError: where other columns are categories than asked for.
+        """
+        if not self.closed:
+            return features, categories
+        target, there = None, category_columns(categories)
+        got: Sequence[object] = there
+        if names is not None:
+            target = gathered(list(map(self.vocabulary, names)))
+            got = [names[column] for column in there]
+        asked = category_columns(target)
+        if asked != there or len(asked) != len(self.known):
+            among = f"among {features.shape[1]} features"
+            raise DataError(f"the data must have the categories {list(self.known)}, got {got} {among}")
+        return recoded(features, categories, target), target
 
     def check_present(self, names: Iterable[str], where: str) -> None:
         """Require every category to be among the features."""
@@ -88,27 +114,13 @@ def word_of(value: object) -> str | None:
     return None if word.lower() in _GAPS else word
 
 
-def distinct(values: Sequence[object]) -> tuple[list[str | None], NDArray[np.int64]]:
+def _distinct(values: Sequence[object]) -> tuple[list[str | None], NDArray[np.int64]]:
     """The words that occur in a list of values, and for each value the place of its word among them."""
     seen: dict[object, int] = {}
     places = np.empty(len(values), dtype=np.int64)
     for row, value in enumerate(values):
         places[row] = seen.setdefault(value, len(seen))
     return list(map(word_of, seen)), places
-
-
-def found_vocabulary(words: Iterable[str | None], name: object) -> Vocabulary:
-    """The words in one order, whatever order they came in.
-
-    Raises:
-        DataError: for more than a model file should hold.
-    """
-    found = set(words) - {None}
-    vocabulary = tuple(sorted(map(str, found)))
-    if len(vocabulary) > _MOST_WORDS:
-        got = f"got {len(vocabulary):,} words; leave it out or group them"
-        raise DataError(f"column {name!r} must have at most {_MOST_WORDS:,} different words to be a category, {got}")
-    return vocabulary
 
 
 def codes_of(
@@ -127,54 +139,33 @@ def codes_of(
     return np.array(known, dtype=np.float64)[places]
 
 
-def _column_values(
-    values: nw.Series[Any], name: object, columns: WordColumns
-) -> tuple[NDArray[Any], Vocabulary | None]:  # (N,) and the words behind codes
-    """The numbers of one column of a frame, or the codes of its words and their vocabulary.
-
-    Raises:
-        DataError: for dates, and for text that is not named as a category.
-    """
-    import narwhals as nw
-
-    if not columns.holds(name, typed=values.dtype in (nw.Categorical, nw.Enum)):
-        return numeric_column(values, name), None
-    words, places = distinct(values.to_list())
-    vocabulary = columns.vocabulary(name)
-    if vocabulary is None:
-        vocabulary = found_vocabulary(words, name)
-    return codes_of(words, places, vocabulary), vocabulary
-
-
 def coded_features(X: Any, dtype: torch.dtype, columns: WordColumns) -> tuple[NDArray[Any], Categories | None]:
     """Features as a C-contiguous array, and the vocabularies of those that are categories, if any are.
 
     Raises:
-        DataError: for what is no matrix of numbers and no frame, or categories that it cannot hold.
+        DataError: for what is no matrix of numbers and no frame, or categories that it cannot hold; for dates, and for
+            text that is not named as a category.
     """
     frame = as_frame(X)
     if frame is None:
         if columns.known:
             raise DataError(f"`X` must be a frame to hold the categories {list(columns.known)}, got {type(X).__name__}")
         return dense_features(X, dtype), None
+    import narwhals as nw
+
     columns.check_present(frame.columns, "`X`")
-    return frame_values(frame, range(len(frame.columns)), frame.columns, dtype, columns)
-
-
-def frame_values(
-    frame: nw.DataFrame[Any],
-    positions: Sequence[int],
-    names: Sequence[object],
-    dtype: torch.dtype,
-    columns: WordColumns,
-) -> tuple[NDArray[Any], Categories | None]:
-    """Some columns of a frame side by side, and the vocabularies of the categories among them."""
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    out = np.empty((len(frame), len(positions)), kind)
+    out = np.empty(frame.shape, np.float64 if dtype == torch.float64 else np.float32)
     found: list[Vocabulary | None] = []
     with np.errstate(over="ignore"):  # a number too large becomes infinite, which is refused by row and column
-        for place, (position, name) in enumerate(zip(positions, names, strict=True)):
-            out[:, place], vocabulary = _column_values(frame[:, position], name, columns)
+        for place, name in enumerate(frame.columns):
+            values, vocabulary = frame[:, place], columns.vocabulary(name)
+            if columns.holds(name, typed=values.dtype in (nw.Categorical, nw.Enum)):
+                words, places = _distinct(values.to_list())
+                if vocabulary is None:
+                    vocabulary = columns.found(words, name)
+                out[:, place] = codes_of(words, places, vocabulary)
+            else:
+                out[:, place] = numeric_column(values, name)
             found.append(vocabulary)
     return out, gathered(found)
 
@@ -243,29 +234,6 @@ def recoded(features: torch.Tensor, categories: Categories | None, target: Categ
         table = torch.from_numpy(codes).to(features.dtype)
         out[:, column] = table[features[:, column].long()]  # −1, the other words, is the last entry
     return out
-
-
-def with_words(
-    features: torch.Tensor, categories: Categories | None, names: Sequence[str] | None, columns: WordColumns
-) -> tuple[torch.Tensor, Categories | None]:
-    """The same rows as codes of the vocabularies asked for, where all of them are known.
-
-    Raises:
-        DataError: where other columns are categories than asked for.
-    """
-    if not columns.closed:
-        return features, categories
-    width = features.shape[1]
-    target = None
-    if names is not None:
-        target = gathered(list(map(columns.vocabulary, names)))
-    asked, there = category_columns(target), category_columns(categories)
-    if asked != there or len(asked) != len(columns.known):
-        got: Sequence[object] = there
-        if names is not None:
-            got = [names[column] for column in there]
-        raise DataError(f"the data must have the categories {list(columns.known)}, got {got} among {width} features")
-    return recoded(features, categories, target), target
 
 
 def united(parts: Sequence[Categories | None]) -> Categories | None:

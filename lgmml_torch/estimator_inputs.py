@@ -241,7 +241,6 @@ def held_out(data: RankingData, fraction: float, seed: int) -> tuple[RankingData
     return data.select((~chosen).nonzero()[:, 0]), data.select(chosen.nonzero()[:, 0])
 
 
-_BANK_CHOICES = ("auto", "boosted", "trained", "sampled")
 ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "auto": "auto"}  # and what Lightning calls them
 
 
@@ -268,7 +267,7 @@ def _measure_or_function(name: str, value: Any) -> None:
 
 
 PARAMETERS: dict[str, Rule] = {
-    "bank": one_of(_BANK_CHOICES),
+    "bank": one_of(("auto", "boosted", "trained", "sampled")),
     "rounds": optional(counts_from_zero),
     "num_metrics": optional(check_whole),
     "bank_options": optional(instance_of(Mapping, called="a mapping")),

@@ -336,9 +336,7 @@ def as_frame(X: Any) -> nw.DataFrame[Any] | None:
             frame.columns  # noqa: B018 - some libraries check the names only now
             return frame
     except nw.exceptions.DuplicateError:
-        names = list(getattr(X, "column_names", X.columns))
-        twice = [name for place, name in enumerate(names) if name in names[:place]]
-        raise DataError(f"frame: column {twice[0]!r} is named twice") from None
+        check_distinct(list(getattr(X, "column_names", X.columns)), "frame: ")
     return None
 
 

@@ -17,7 +17,7 @@ from lgmml_torch.app import cli
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.train import train
-from lgmml_torch.categories import OTHER, WordColumns, codes_of, distinct, word_of
+from lgmml_torch.categories import OTHER, WordColumns, _distinct, codes_of, word_of
 from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
 from lgmml_torch.data.catalog import open_table
 from lgmml_torch.data.columns import Columns
@@ -181,7 +181,7 @@ def test_words_of_a_text_file(tmp_path: Path) -> None:
 def test_words_of_values() -> None:
     values = [1, 1.0, "1", None, math.nan, True, "nan", np.float64(2.0), 2.5]
     assert [word_of(value) for value in values] == ["1", "1", "1", None, None, "True", None, "2", "2.5"]
-    words, places = distinct(["a", None, "b"])
+    words, places = _distinct(["a", None, "b"])
     assert codes_of(words, places, ("b",)).tolist()[::2] == [OTHER, 0.0]
     chunks = pa.chunked_array([pa.array(["a", "c"]).dictionary_encode(), pa.array(["b"]).dictionary_encode()])
     unused = pd.Series(pd.Categorical(["a", "c", "b"], categories=["never", "c", "b", "a"]))

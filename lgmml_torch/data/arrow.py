@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Vocabulary, codes_of, found_vocabulary, gathered, word_of
+from lgmml_torch.categories import Vocabulary, codes_of, gathered, word_of
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.columns import (
-    Pieces,
     check_same_names,
     inner,
     is_list,
     lay_out,
     no_number,
-    read_batches,
+    readable,
     require_arrow,
 )
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
@@ -39,62 +37,42 @@ from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, that many rows at a time
 _STEP = 8192  # documents decoded at a time, about
 NAMES = b"feature_names"  # in the metadata: a JSON list
 
 
 def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
     """An Arrow IPC file (feather, version 2), memory-mapped."""
-    require_arrow()
-    import pyarrow as pa
-
+    pa = require_arrow()
     name = "<stdin>" if str(path) == "-" else str(path)
     with readable(name, "Arrow"):
         mapped = pa.BufferReader(sys.stdin.buffer.read()) if str(path) == "-" else pa.memory_map(str(path))
         reader = pa.ipc.open_file(mapped)
-        return ArrowSource(name, "Arrow", options, reader.schema, *read_batches(reader), mapped.close)
-
-
-def open_arrow_table(table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
-    """A table in memory."""
-
-    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
-        yield from table.select(columns).to_batches(step)
-
-    return ArrowSource(name, "Arrow", options, table.schema, [len(table)], pieces)
+        return ArrowSource(name, "Arrow", options, reader.schema, *ArrowSource.batches_of(reader), mapped.close)
 
 
 class ArrowSource(DataSource):
-    """Columns in the types of Arrow.
-
-    Args:
-        name: what messages call it.
-        word: what kind of file it is, for messages.
-        options: how to read it.
-        schema: names and types of the columns.
-        sizes: rows of each group; reading may start at any of them.
-        pieces: some columns from a group on.
-        close: lets go of the file.
-        files: the file of each group, where there are several.
-    """
+    """Columns in the types of Arrow."""
 
     what = "the schema"  # gives the names of the columns
 
     def __init__(
         self,
         name: str,
-        word: str,
+        word: str,  # what kind of file it is, for messages
         options: ReadOptions,
         schema: pa.Schema,
-        sizes: list[int],
-        pieces: Pieces,
-        close: Callable[[], None] = lambda: None,
-        files: Sequence[str] = (),
+        sizes: list[int],  # rows of each group; reading may start at any of them
+        pieces: _Pieces,
+        close: Callable[[], None] = lambda: None,  # lets go of the file
+        files: Sequence[str] = (),  # the file of each group, where there are several
     ) -> None:
         super().__init__(name, options)
         self.table = options.table(named=True)
         self._files = files
-        self._word, self._schema, self._sizes, self._close = word, schema, sizes, close
+        self._word, self._schema, self._close = word, schema, close
+        self._rows_before = np.cumsum([0, *sizes])  # of each group, and the number of all rows
         self._all_pieces = pieces
         self._stream: Iterator[SourceRows] = iter(())
         self._order: list[int] | None = None
@@ -106,14 +84,36 @@ class ArrowSource(DataSource):
             close()
             raise
 
+    @classmethod
+    def of_table(cls, table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
+        """A table in memory."""
+
+        def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
+            yield from table.select(columns).to_batches(step)
+
+        return cls(name, "Arrow", options, table.schema, [len(table)], pieces)
+
+    @staticmethod
+    def batches_of(reader: pa.RecordBatchFileReader) -> tuple[list[int], _Pieces]:
+        """The rows of each batch of an Arrow IPC file, and what reads its columns."""
+        sizes = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
+
+        def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
+            for group in range(first, reader.num_record_batches):
+                batch = reader.get_batch(group).select(columns)
+                batch.validate(full=True)  # its bytes are used as they are: lengths and places in them may be anything
+                for start in range(0, len(batch), step):
+                    yield batch.slice(start, step)
+
+        return sizes, pieces
+
     def close(self) -> None:
         """Let go of the file, and of what was decoded last: the stream refers to this source, which refers to it."""
         self._stream, self._held, self._held_start = iter(()), SourceRows(np.empty((0, 0)), None, None), -1
         self._close()
 
     def _arrange(self) -> None:
-        options, header = self.options, list(self._schema.names)
-        columns = options.columns
+        options, header, columns = self.options, self.header, self.options.columns
         rest, lists = self._choose_shape()
         if self._matrix is not None:
             self.layout = lay_out(header, ReadOptions(columns=columns), self._head, what=self.what)
@@ -167,7 +167,7 @@ class ArrowSource(DataSource):
         try:
             for piece in self._pieces(0, [name]):
                 words.update(_distinct_words(piece.column(0))[0])
-            return found_vocabulary(words, name)
+            return known.found(words, name)
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from error
 
@@ -209,12 +209,6 @@ class ArrowSource(DataSource):
         """The type of the values of a column, one for each document."""
         return inner(self._type(name)) if self._nested else self._type(name)
 
-    @property
-    def _special(self) -> list[str]:
-        """The columns of labels and document ids that there are."""
-        places = (self.layout.label, self.layout.doc_id)
-        return [self._schema.names[place] for place in places if place is not None]
-
     def _check_type(self, name: str, dtype: Any) -> None:
         word = no_number(dtype)
         if word is not None:
@@ -240,7 +234,7 @@ class ArrowSource(DataSource):
         if not self._nested:
             yield from self._rows(first, columns, step)
             return
-        row = int(np.cumsum([0, *self._sizes])[first])
+        row = int(self._rows_before[first])
         for piece in self._rows(first, list(dict.fromkeys([self._measured, *columns])), step):
             yield self._flattened(piece, columns, row)
             row += len(piece)
@@ -249,7 +243,7 @@ class ArrowSource(DataSource):
         """The entries of lists, one per document, once all lists of a row are known to be equally long."""
         import pyarrow as pa
 
-        starts, lengths = np.cumsum([0, *self._sizes]), _lengths(piece.column(self._measured))
+        starts, lengths = self._rows_before, _lengths(piece.column(self._measured))
         if len(gone := np.flatnonzero(lengths < 0)):
             where = self._located(row + int(gone[0]), starts)
             raise DataError(f"{where}: the list in column {self._measured!r} is missing")
@@ -269,7 +263,7 @@ class ArrowSource(DataSource):
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         """The first document of each group, and the end of the last."""
-        starts = np.cumsum([0, *self._sizes])
+        starts = self._rows_before
         if self._nested:
             found = [_lengths(piece.column(0)).clip(0) for piece in self._rows(0, [self._measured])]
             lengths = np.concatenate([np.zeros(1, np.int64), *found])
@@ -364,9 +358,10 @@ class ArrowSource(DataSource):
         return part
 
     def _decoded(self, group: int) -> Iterator[SourceRows]:
-        plan, special = self.layout, self._special
+        plan = self.layout
+        special = [self.header[place] for place in (plan.label, plan.doc_id) if place is not None]
         document = int(self._starts[group])
-        step = _STEP * sum(self._sizes) // max(int(self._starts[-1]), 1)  # a row may be a long list
+        step = _STEP * int(self._rows_before[-1]) // max(int(self._starts[-1]), 1)  # a row may be a long list
         for piece in self._pieces(group, [*special, *self._read_names], max(step, 1)):
             columns, labels, ids = piece.columns, None, None
             if plan.label is not None:
@@ -407,7 +402,7 @@ class ArrowSource(DataSource):
         return np.concatenate([_numbers(piece.column(0)) for piece in self._pieces(0, [name])])
 
     def column(self, name: str) -> list[str]:
-        """The text of one column, document by document; empty where it is missing."""
+        """The text of one column, document by document."""
         words: list[str] = []
         for piece in self._pieces(0, [name]):
             words.extend(map(sys.intern, map(_text, piece.column(0).to_pylist())))  # few words in many rows
@@ -445,14 +440,3 @@ def _lengths(column: Any) -> NDArray[np.int64]:
 
 def _text(value: object) -> str:
     return "" if value is None else str(value)
-
-
-@contextmanager
-def readable(name: str, word: str) -> Iterator[None]:
-    """Turn what pyarrow says about a damaged file into one sentence."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns that are no text
-        raise DataError(f"{name}: not a readable {word} file: {str(error).partition(chr(10))[0]}") from error

@@ -61,6 +61,15 @@ class Cache:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = _default_folder() if folder is None else Path(folder)
 
+    @classmethod
+    def of(cls, asked: bool | str | os.PathLike[str] | Cache) -> Cache | None:
+        """The cache that a loader's argument means: True is the default folder, False is none."""
+        if isinstance(asked, Cache):
+            return asked
+        if isinstance(asked, bool):
+            return cls() if asked else None
+        return cls(asked)
+
     def path(self, key: Mapping[str, Any]) -> Path:
         """The folder of an entry, whether it exists or not."""
         return self.folder / f"{hashlib.blake2b(_text(key).encode(), digest_size=16).hexdigest()}.lgc"
@@ -97,10 +106,7 @@ class Cache:
     def get_or_fill(self, key: Mapping[str, Any], shapes: _Shapes, fill: Callable[[Arrays], None]) -> Arrays:
         """As `get_or_build`, for arrays that need not fit into memory: ``fill`` writes into the mapped files.
 
-        Args:
-            key: what the arrays depend on.
-            shapes: shape and dtype of each array.
-            fill: called with arrays of zeros of these shapes; they are in memory if the folder cannot be written to.
+        It is called with arrays of zeros of these shapes; they are in memory if the folder cannot be written to.
         """
         stored = self.get(key)
         if stored is not None:
@@ -115,6 +121,11 @@ class Cache:
         except OSError as error:
             sentence = f"cannot cache in {self.folder}: {error}; working without a cache"
             warnings.warn(sentence, DataWarning, stacklevel=3)
+        return self.in_memory(shapes, fill)
+
+    @staticmethod
+    def in_memory(shapes: _Shapes, fill: Callable[[Arrays], None]) -> Arrays:
+        """What `get_or_fill` gives, without a cache."""
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
         fill(arrays)
         return arrays
@@ -138,10 +149,7 @@ class Cache:
 
 
 def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
-    """Compare the bytes of all entries of a cache with their checksums.
-
-    Args:
-        folder: of the cache; by default `_default_folder`.
+    """Compare the bytes of all entries of a cache, by default that of `_default_folder`, with their checksums.
 
     Returns:
         A sentence for each entry that is damaged. It is safe to remove such an entry.
@@ -159,15 +167,6 @@ def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
     return damage
 
 
-def resolve(cache: bool | str | os.PathLike[str] | Cache) -> Cache | None:
-    """The cache that a loader's argument means: True is the default folder, False is none."""
-    if isinstance(cache, Cache):
-        return cache
-    if isinstance(cache, bool):
-        return Cache() if cache else None
-    return Cache(cache)
-
-
 def _write(entry: Path, key: str, shapes: _Shapes, fill: Callable[[Arrays], None]) -> None:
     """Write an entry. The files appear when all of them are complete, ``key.json`` last."""
     if entry.is_file():  # of release 0.2
@@ -182,9 +181,14 @@ def _write(entry: Path, key: str, shapes: _Shapes, fill: Callable[[Arrays], None
     try:
         with ExitStack() as stack:
             for name, (shape, dtype) in shapes.items():
-                size = _plain_size(name, shape, dtype)
+                kind = np.dtype(dtype)
+                if kind.hasobject or kind.names:
+                    raise CheckpointError(f"array {name!r} must hold plain numbers, got dtype {kind}")
+                size = math.prod(shape) * int(kind.itemsize) + 128  # about, for the header
                 files[name] = stack.enter_context(replacing(entry / f"{name}.npy", size=size))
-                arrays[name] = _new_array(files[name], shape, dtype)
+                arrays[name] = open_memmap(files[name], "w+", kind, shape)
+                with files[name].open("r+b") as stream:  # a full disk is an error here, not a crash later
+                    os.posix_fallocate(stream.fileno(), 0, files[name].stat().st_size)
             fill(arrays)
             facts = {}
             for name, file in files.items():
@@ -193,22 +197,6 @@ def _write(entry: Path, key: str, shapes: _Shapes, fill: Callable[[Arrays], None
     finally:
         with suppress(OSError):  # a folder that holds nothing after an error
             entry.rmdir()
-
-
-def _plain_size(name: str, shape: tuple[int, ...], dtype: Any) -> int:
-    """The bytes of an array of plain numbers, with about 128 for the header of its file."""
-    kind = np.dtype(dtype)
-    if kind.hasobject or kind.names:
-        raise CheckpointError(f"array {name!r} must hold plain numbers, got dtype {kind}")
-    return math.prod(shape) * int(kind.itemsize) + 128
-
-
-def _new_array(file: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """An array of zeros in a new file. The disk space is reserved: a full disk is an error here, not a crash later."""
-    array: NDArray[Any] = open_memmap(file, "w+", np.dtype(dtype), shape)
-    with file.open("r+b") as stream:
-        os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
-    return array
 
 
 def _description(entry: Path) -> dict[str, Any]:
@@ -243,15 +231,10 @@ def _open(entry: Path, key: str) -> Arrays:
             size = file.stat().st_size
             if size != facts["bytes"]:
                 raise ValueError(f"{file.name} has {size} bytes instead of {facts['bytes']}")
-            arrays[name] = _mapped(file)
+            arrays[name] = np.load(file, mmap_mode="c", allow_pickle=False).view(np.ndarray)
     except Exception as error:  # numpy parses the header of a file: damage there raises any error
         raise CheckpointError(f"cache entry {entry} is damaged: {error}") from error
     return arrays
-
-
-def _mapped(file: Path) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(file, mmap_mode="c", allow_pickle=False)
-    return array.view(np.ndarray)
 
 
 def digest(file: Path) -> str:
@@ -272,7 +255,7 @@ def cached(
     table: Mapping[str, Any] | None = None,
 ) -> RankingData:
     """What ``parse`` makes of the files, from the cache if they were parsed before with the same ``facts``."""
-    store = resolve(cache)
+    store = Cache.of(cache)
     if store is None or not all(map(Path.is_file, files)):
         return parse()
     key = {"parser": _PARSER, "content": list(map(store.content, files)), **facts}
@@ -306,14 +289,15 @@ def _to_arrays(data: RankingData) -> Arrays:
 
 def _from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
     """The inverse of `_to_arrays`; the tensors share the arrays' memory."""
-    parts: dict[str, Any] = json.loads(arrays["words"].tobytes())
-    for name, value in parts.items():
-        if value is not None:
-            parts[name] = tuple(map(_frozen, value))
+    words = json.loads(arrays["words"].tobytes())
+    parts: dict[str, Any] = dict(zip(words, map(as_tuples, words.values()), strict=True))
     for name in set(_TENSORS) & set(arrays):
         parts[name] = torch.from_numpy(arrays[name])
     return RankingData(**parts)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def as_tuples(value: Any) -> Any:
+    """What was read from JSON, its lists as tuples."""
+    if isinstance(value, list):
+        return tuple(map(as_tuples, value))
+    return value

@@ -14,19 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError, check_choice, did_you_mean
-from lgmml_torch.data.columns import Columns, read_names, require_arrow, vocabularies
+from lgmml_torch.data.columns import Columns, require_arrow, vocabularies
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, load_file
 from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, open_file, sizes_file
 from lgmml_torch.inputs import place_vector
 from lgmml_torch.ragged import RankingData
-
-_VALIDATION_SHARE = 0.2  # of the training queries, where a data set has no validation part
-
 
 CATALOG = {  # where a data set may lie below the data folder
     "mq2008": ("mq2008", "MQ2008"),
@@ -101,11 +97,11 @@ def _locate(name: PathLike, data_dir: PathLike | None) -> Path:
             raise DataError(f"no such folder: {name}")
         hint = f" (known names: {', '.join(CATALOG)}){did_you_mean(str(name), list(CATALOG))}"
         folders = (str(name),)
-    home = data_folder(data_dir)
-    for folder in folders:
-        if (home / folder).is_dir():
-            return home / folder
-    looked = " or ".join([str(home / folder) for folder in folders])
+    places = [data_folder(data_dir) / folder for folder in folders]
+    for place in places:
+        if place.is_dir():
+            return place
+    looked = " or ".join(map(str, places))
     raise DataError(f"data set {str(name)!r} not found: looked for {looked}; set `data_dir` or LGMML_DATA{hint}")
 
 
@@ -127,8 +123,7 @@ def _only_prefix(folder: Path) -> str:
 def _load_prefixed(folder: Path, prefix: str, **options: Any) -> dict[str, RankingData]:
     files = {}
     for part in ("train", "valid", "test"):
-        file = _find_file(folder, [prefix + part])
-        if file is None:
+        if (file := _find_file(folder, [prefix + part])) is None:
             raise DataError(f"{folder / (prefix + part + '.txt')}: no such file")
         files[part] = file
     return load_parts(files, **options)
@@ -137,19 +132,17 @@ def _load_prefixed(folder: Path, prefix: str, **options: Any) -> dict[str, Ranki
 def _lightgbm_parts(folder: Path) -> dict[str, Path]:
     """Files with their sizes beside them, by the word for a part in their name, as in ``web_test.svm``."""
     found: dict[str, Path] = {}
-    several: dict[str, set[str]] = {}
     for file in sorted(folder.iterdir()):
         if file.name.endswith(".query") or not sizes_file(file).is_file():
             continue
         words = set(re.split(r"[^a-z]+", file.name.lower()))
         for split, aliases in SPLITS.items():
-            if words.intersection(aliases):
-                found.setdefault(split, file)
-                several.setdefault(split, set()).add(file.name.removesuffix(".gz"))
-    for split, names in several.items():
-        if len(names) > 1:
-            word = {"train": "training", "valid": "validation"}.get(split, split)
-            raise DataError(f"{folder} holds several {word} files: {', '.join(sorted(names))}")
+            if words.isdisjoint(aliases):
+                continue
+            first, name = found.setdefault(split, file).name.removesuffix(".gz"), file.name.removesuffix(".gz")
+            if first != name:
+                word = {"train": "training", "valid": "validation"}.get(split, split)
+                raise DataError(f"{folder} holds several {word} files: {first}, {name}")
     return found if "train" in found else {}
 
 
@@ -160,7 +153,7 @@ def _load_lightgbm(folder: Path, files: dict[str, Path], seed: int, **options: A
     parts = load_parts({split: files[split] for split in SPLITS if split in files}, kind="lightgbm", **options)
     if "valid" in parts:
         return parts
-    rest, held = parts["train"].split((1 - _VALIDATION_SHARE, _VALIDATION_SHARE), seed=seed)
+    rest, held = parts["train"].split((0.8, 0.2), seed=seed)
     return {"train": rest, "valid": held, "test": parts["test"]}
 
 
@@ -193,12 +186,25 @@ def load_letor_splits(folder: PathLike, **options: Any) -> dict[str, RankingData
 
 
 def _load_folder(folder: Path, **options: Any) -> dict[str, RankingData]:
-    files = _parts(folder)
-    if not files:
+    if not (files := _parts(folder)):
         return load_letor_splits(folder)  # which says what it looked for
-    if (names := read_names(folder / "features.txt")) is not None:
-        options.setdefault("feature_names", names)
+    if (names := folder / "features.txt").is_file():
+        options.setdefault("feature_names", _read_names(names))
     return load_parts(files, **options)
+
+
+def _read_names(file: Path) -> tuple[str, ...]:
+    """The names of features, one per line; numbers before the names are left out if they count the lines."""
+    lines = list(filter(None, map(str.strip, file.read_text(encoding="utf-8").splitlines())))
+    if not lines:
+        raise DataError(f"{file}: the file must name the features, one per line, but it is empty; remove or fill it")
+    pairs = [line.split(None, 1) for line in lines]
+    numbers = [pair[0] for pair in pairs]
+    for first in (0, 1):
+        counted = list(map(str, range(first, first + len(lines))))
+        if numbers == counted and min(map(len, pairs)) > 1:
+            return tuple([name for _, name in pairs])
+    return tuple(lines)
 
 
 def _find_file(folder: PathLike, names: Sequence[str], suffix: str = ".txt") -> Path | None:
@@ -319,17 +325,15 @@ def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], Sequence[PathL
     if Path(path).is_dir():
         if parts := _parts(Path(path)):
             return parts, []
-        kinds, suffixes = set[str](), _suffixes()
         files = []
         for file in sorted(Path(path).iterdir()):
-            if (suffix := Path(file.name.removesuffix(".gz")).suffix) in suffixes and file.is_file():
+            if Path(file.name.removesuffix(".gz")).suffix in _suffixes() and file.is_file():
                 files.append(file)
-                kinds.add(suffix)
-        if kinds - set(FORMATS["parquet"].suffixes):
+        if {file.suffix for file in files} - set(FORMATS["parquet"].suffixes):
             return {}, files
-    from lgmml_torch.data.folder import table_parts  # which needs pyarrow
+    from lgmml_torch.data.folder import ParquetFiles  # which needs pyarrow
 
-    return table_parts(path), [path]
+    return ParquetFiles.find(path).parts(path), [path]
 
 
 def open_ray(dataset: Any, **settings: Any) -> dict[str, RankingData]:
@@ -354,7 +358,7 @@ def find_table(path: PathLike, split: str | None) -> PathLike | None:
     Raises:
         LGMMLError: there are parts, and ``split`` is none of them.
     """
-    from lgmml_torch.data.folder import table_parts
+    from lgmml_torch.data.folder import ParquetFiles
 
     if str(path) in CATALOG or not is_folder(path):
         return None
@@ -362,7 +366,7 @@ def find_table(path: PathLike, split: str | None) -> PathLike | None:
         named = [*folder.glob("Fold[0-9]*"), *_parts(folder).values()]
         if named or not any(folder.rglob("*.parquet")):
             return None
-    if not (parts := table_parts(path)):
+    if not (parts := ParquetFiles.find(path).parts(path)):
         return path
     check_choice("split", str(split), parts)
     return parts[str(split)]
@@ -408,11 +412,10 @@ def _column_words(
     words: list[str] = []
     for file in files:
         with open_file(file, reading, kind=kind) as source:
-            header = getattr(source, "header", None) or []
-            if name in header:
-                words.extend(source.column(name))  # type: ignore[attr-defined]
+            if name in source.header:
+                words.extend(source.column(name))
             elif needed:
-                hint = did_you_mean(name, header)
+                hint = did_you_mean(name, list(source.header))
                 raise DataError(f"{file}: `{asked}` needs a table with a column {name!r}{hint}")
     return words
 
@@ -427,23 +430,18 @@ def _with_extras(
         words = _column_words(asked, files, name, reading, kind, needed=needed)
         if not words:
             continue
-        values = _numbers(words, name)
+        values = np.empty(len(words))
+        for row, word in enumerate(words):
+            try:
+                values[row] = float(word)
+            except ValueError:
+                raise DataError(f"column {name!r} must hold numbers, got {word!r} at row {row + 1} (from 1)") from None
         if asked == "weight":
             data = data.weighed(values, name=name)
         else:
             places = torch.from_numpy(place_vector(name, values, data.num_documents))
             data = data.replace(positions=places[data.order])
     return data
-
-
-def _numbers(words: Sequence[str], name: str) -> NDArray[np.float64]:
-    values = np.empty(len(words))
-    for row, word in enumerate(words):
-        try:
-            values[row] = float(word)
-        except ValueError:
-            raise DataError(f"column {name!r} must hold numbers, got {word!r} at row {row + 1} (from 1)") from None
-    return values
 
 
 def generated_splits(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgmml_torch.categories import Vocabulary
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from lgmml_torch.data.source import ReadOptions
 
-Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, that many rows at a time
 _SHOWN = 6  # names in a message
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # names that pandas gives the index of a table
 
@@ -67,21 +66,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Positions of the columns of a table.
-
-    Attributes:
-        qid: the query.
-        label: the relevance, None where there is none.
-        doc_id: the document's id, None where there is none.
-        features: the features, in the order in which they are wanted.
-        names: and their names.
-    """
+    """Positions of the columns of a table."""
 
     qid: int
     label: int | None
     doc_id: int | None
-    features: tuple[int, ...]
-    names: tuple[str, ...]
+    features: tuple[int, ...]  # in the order in which they are wanted
+    names: tuple[str, ...]  # of the features
 
 
 def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: str = "the header") -> _Layout:
@@ -113,22 +104,6 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
             raise DataError(f"{where}: column {name!r} is no feature, but the index of a pandas table; {hint}")
     features = tuple(place[name] for name in found)
     return _Layout(place[columns.qid], place.get(columns.label), place.get(columns.doc_id), features, found)
-
-
-def read_names(file: Path) -> tuple[str, ...] | None:
-    """The names of features, one per line; numbers before the names are left out if they count the lines."""
-    if not file.is_file():
-        return None
-    lines = list(filter(None, map(str.strip, file.read_text(encoding="utf-8").splitlines())))
-    if not lines:
-        raise DataError(f"{file}: the file must name the features, one per line, but it is empty; remove or fill it")
-    pairs = [line.split(None, 1) for line in lines]
-    numbers = [pair[0] for pair in pairs]
-    for first in (0, 1):
-        counted = list(map(str, range(first, first + len(lines))))
-        if numbers == counted and min(map(len, pairs)) > 1:
-            return tuple([name for _, name in pairs])
-    return tuple(lines)
 
 
 def vocabularies(data: Any) -> dict[str, Vocabulary]:
@@ -168,23 +143,20 @@ def _listed(names: Sequence[str]) -> str:
     return text
 
 
-def require_arrow(purpose: str = "for Parquet and Arrow files") -> None:
-    """Say which extra brings pyarrow where it is not installed."""
-    require("pyarrow", purpose, "arrow")
+def require_arrow(purpose: str = "for Parquet and Arrow files") -> Any:
+    """The package pyarrow; where it is not installed the error says which extra brings it."""
+    return require("pyarrow", purpose, "arrow")
 
 
-def read_batches(reader: pa.RecordBatchFileReader) -> tuple[list[int], Pieces]:
-    """The rows of each batch of an Arrow IPC file, and what reads its columns, see `ArrowSource`."""
-    sizes = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
+@contextmanager
+def readable(name: str, word: str) -> Iterator[None]:
+    """Turn what pyarrow says about a damaged file into one sentence."""
+    import pyarrow as pa
 
-    def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
-        for group in range(first, reader.num_record_batches):
-            batch = reader.get_batch(group).select(columns)
-            batch.validate(full=True)  # its bytes are used as they are: lengths and places in them may be anything
-            for start in range(0, len(batch), step):
-                yield batch.slice(start, step)
-
-    return sizes, pieces
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns that are no text
+        raise DataError(f"{name}: not a readable {word} file: {str(error).partition(chr(10))[0]}") from error
 
 
 def is_list(dtype: pa.DataType) -> bool:

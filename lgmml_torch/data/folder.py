@@ -29,9 +29,9 @@ from torch import Tensor
 from lgmml_torch import distributed
 from lgmml_torch.categories import Asked, WordColumns
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.arrow import ArrowSource, open_arrow_table, readable
-from lgmml_torch.data.cache import Arrays, Cache, resolve
-from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, require_arrow, vocabularies
+from lgmml_torch.data.arrow import ArrowSource
+from lgmml_torch.data.cache import Arrays, Cache
+from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, readable, require_arrow, vocabularies
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
 from lgmml_torch.distributed import SharedLists
@@ -52,19 +52,12 @@ _VALUES_AT_ONCE = 1 << 22  # features that are decoded and sorted together
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """The Parquet files that a path stands for, in the order of their names.
+    """The Parquet files that a path stands for, in the order of their names."""
 
-    Attributes:
-        system: the file system of pyarrow that they lie in.
-        root: the folder that they lie in.
-        infos: what the file system says of each.
-        scheme: the start of their addresses; empty for local files.
-    """
-
-    system: Any
-    root: str
-    infos: Sequence[Any]
-    scheme: str = ""
+    system: Any  # the file system of pyarrow that they lie in
+    root: str  # the folder that they lie in
+    infos: Sequence[Any]  # what the file system says of each
+    scheme: str = ""  # the start of their addresses; empty for local files
 
     @classmethod
     def find(cls, path: PathLike) -> ParquetFiles:
@@ -112,11 +105,6 @@ class ParquetFiles:
         """What messages call each file."""
         return [self.scheme + info.path for info in self.infos]
 
-    @property
-    def state(self) -> list[Any]:
-        """Name, size and time of each file, which change when it does."""
-        return [[name, info.size, info.mtime_ns] for name, info in zip(self.names, self.infos, strict=True)]
-
     def keys(self, number: int) -> dict[str, str | None]:
         """The columns that the folders of a file stand for, with their value."""
         found: dict[str, str | None] = {}
@@ -126,14 +114,31 @@ class ParquetFiles:
                 found[unquote(name)] = None if value == _NO_VALUE else unquote(value)
         return found
 
-    def open(self, number: int) -> Any:
-        """One of the files, as pyarrow reads it."""
-        from pyarrow import parquet
+    def parts(self, path: PathLike) -> dict[str, str]:
+        """Where the files at a path are or lie in folders called ``train`` and, perhaps, ``valid``, ``test``: those."""
+        known = {alias: split for split, aliases in SPLITS.items() for alias in aliases}
+        found: dict[str, str] = {}
+        address, mark, query = str(path).partition("?")
+        for info in self.infos:
+            head = info.path.removeprefix(self.root).lstrip("/").partition("/")[0]
+            part = known.get(head.removesuffix(_ENDING))
+            if part is None:
+                return {}
+            found[part] = f"{address.rstrip('/')}/{head}{mark}{query}"
+        if "train" not in found:
+            return {}
+        return {split: found[split] for split in SPLITS if split in found}  # training first: others follow its columns
 
-        stream = self.system.open_input_file(self.infos[number].path)
-        if self.scheme:
-            return parquet.ParquetFile(stream, pre_buffer=True)  # few large requests
-        return parquet.ParquetFile(stream, buffer_size=_BUFFER)
+    def source(self, options: ReadOptions, name: str = "") -> ArrowSource:
+        """The files as one table; row groups that hold nothing that is asked for are not decoded."""
+        groups = _Groups(self)
+        if not name or len(self.names) == 1:
+            name = self.names[0]
+        owners = [self.names[number] for number, _ in groups.places]
+        with readable(name, "Parquet"):
+            return ArrowSource(
+                name, "Parquet", options, groups.schema, groups.sizes, groups.pieces, groups.close, owners
+            )
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -167,8 +172,14 @@ class _Groups:
             _check_alike(schema, self.schema, name, files.names[0])
 
     def _file(self, number: int) -> Any:
+        from pyarrow import parquet
+
         if self._opened[0] != number:
-            self._opened = number, self.files.open(number)
+            stream = self.files.system.open_input_file(self.files.infos[number].path)
+            how: dict[str, Any] = {"buffer_size": _BUFFER}
+            if self.files.scheme:
+                how = {"pre_buffer": True}  # few large requests
+            self._opened = number, parquet.ParquetFile(stream, **how)
         return self._opened[1]
 
     def _with_keys(self, schema: pa.Schema, number: int) -> pa.Schema:
@@ -245,39 +256,12 @@ def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
     """The Parquet files at a path as one table; ``-`` is standard input."""
     require_arrow()
     if str(path) != "-":
-        return open_files(ParquetFiles.find(path), options, str(path))
+        return ParquetFiles.find(path).source(options, str(path))
     from pyarrow import parquet
 
     with readable("<stdin>", "Parquet"):
         table = parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
-    return open_arrow_table(table, options, "<stdin>")
-
-
-def open_files(files: ParquetFiles, options: ReadOptions, name: str = "") -> ArrowSource:
-    """Parquet files as one table; row groups that hold nothing that is asked for are not decoded."""
-    groups = _Groups(files)
-    if not name or len(files.names) == 1:
-        name = files.names[0]
-    owners = [files.names[number] for number, _ in groups.places]
-    with readable(name, "Parquet"):
-        return ArrowSource(name, "Parquet", options, groups.schema, groups.sizes, groups.pieces, groups.close, owners)
-
-
-def table_parts(path: PathLike) -> dict[str, str]:
-    """The parts of a folder of Parquet: its files or folders are called ``train`` and, perhaps, ``valid``, ``test``."""
-    files = ParquetFiles.find(path)
-    known = {alias: split for split, aliases in SPLITS.items() for alias in aliases}
-    found: dict[str, str] = {}
-    address, mark, query = str(path).partition("?")
-    for info in files.infos:
-        head = info.path.removeprefix(files.root).lstrip("/").partition("/")[0]
-        part = known.get(head.removesuffix(_ENDING))
-        if part is None:
-            return {}
-        found[part] = f"{address.rstrip('/')}/{head}{mark}{query}"
-    if "train" not in found:
-        return {}
-    return {split: found[split] for split in SPLITS if split in found}  # training first: others follow its columns
+    return ArrowSource.of_table(table, options, "<stdin>")
 
 
 def even_owners(
@@ -334,13 +318,9 @@ def decode_lists(
                 query += data.num_queries
                 report(done := done + data.num_documents)
 
-    if store is not None:
-        return store.get_or_fill(key, shapes, fill)
-    arrays = {}
-    for name, (shape, dtype) in shapes.items():
-        arrays[name] = np.zeros(shape, dtype)
-    fill(arrays)
-    return arrays
+    if store is None:
+        return Cache.in_memory(shapes, fill)
+    return store.get_or_fill(key, shapes, fill)
 
 
 def _numbered_lists(source: DataSource) -> RankingData:
@@ -388,7 +368,7 @@ def stream_table(
     found: dict[str, RankingData] = {}
     for name, path in parts.items():
         reading = ReadOptions(**options, categories=WordColumns.of(categories), doc_ids=False)
-        found.update(_stream_part(path, reading, cut, resolve(cache), name))
+        found.update(_stream_part(path, reading, cut, Cache.of(cache), name))
         first = next(iter(found.values()))
         options["feature_names"] = first.feature_names
         categories = vocabularies(first) or categories
@@ -433,9 +413,10 @@ def _stream_part(
 def _key(path: PathLike, source: DataSource, lists: Tensor) -> dict[str, Any]:
     """What the numbers depend on: names, sizes and times of the files, how they are read, and the cut."""
     if is_folder(path):
-        files = ParquetFiles.find(path).state
+        files = ParquetFiles.find(path)
+        state = [[name, info.size, info.mtime_ns] for name, info in zip(files.names, files.infos, strict=True)]
     else:
         status = Path(path).stat()
-        files = [[os.fspath(path), status.st_size, status.st_mtime_ns]]
+        state = [[os.fspath(path), status.st_size, status.st_mtime_ns]]
     cut = hashlib.sha256(lists.numpy().tobytes()).hexdigest()
-    return {"stream": 1, "files": files, "options": repr(source.options), "cut": cut}
+    return {"stream": 1, "files": state, "options": repr(source.options), "cut": cut}

@@ -14,15 +14,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.checks import LGMMLError, check_number, check_positive, check_shape, check_whole
+from lgmml_torch.checks import LGMMLError, at_least, check_all, check_shape, optional
 from lgmml_torch.ragged import RankingData
 
 _Floats = NDArray[np.float64]
-_Lists = tuple[NDArray[np.float32], NDArray[np.float32], _Floats]
 
 _LABEL_SHARES = (0.55, 0.30, 0.10, 0.03, 0.02)
 _LOCAL_SHARE = 0.75  # of the utility's variance, when there is more than one region
 _PILOT_LISTS, _PILOT_DOCUMENTS = 2000, 20  # queries differ, so many lists tell more than long ones
+
+
+class _GeneratedList(NamedTuple):
+    """One list; ``utility`` is what the labels show through noise: the best order there is."""
+
+    features: NDArray[np.float32]  # (n, D)
+    labels: NDArray[np.float32]  # (n,)
+    utility: _Floats  # (n,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +81,13 @@ class _World:
         world.thresholds[:] = np.quantile(np.concatenate(pilot), np.cumsum(_LABEL_SHARES)[:-1])
         return world
 
-    def make_list(self, rng: np.random.Generator, size: int) -> _Lists:
-        """Features, labels and utility of one list."""
+    def make_list(self, rng: np.random.Generator, size: int) -> _GeneratedList:
+        """One list."""
         latent, utility, noisy = self._latent(rng, size)
         labels = np.searchsorted(self.thresholds, noisy).astype(np.float32)
         features = np.empty_like(latent)
         features[:, self.columns] = self._raw(rng, latent)
-        return features, labels, utility
+        return _GeneratedList(features, labels, utility)
 
     def _latent(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.float32], _Floats, _Floats]:
         """Standard normal features before shifts and scales, the utility, and the utility with noise."""
@@ -127,14 +134,6 @@ _SIZES, _WORLD, _LIST = 0, 1, 2  # streams of random numbers below one seed
 _MEAN_DOCUMENTS, _MAX_DOCUMENTS = 120, 1250
 
 
-class _GeneratedList(NamedTuple):
-    """One list; ``utility`` is what the labels show through noise: the best order there is."""
-
-    features: NDArray[np.float32]  # (n, D)
-    labels: NDArray[np.float32]  # (n,)
-    utility: NDArray[np.float64]  # (n,)
-
-
 @dataclass(frozen=True)
 class LetorLike:
     """Description of a generated set; nothing is drawn before it is asked for.
@@ -166,26 +165,19 @@ class LetorLike:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        value: Any
-        for name, value, least in (
-            ("num_queries", self.num_queries, 1),
-            ("num_features", self.num_features, 3),
-            ("num_documents", self.num_documents, self.num_queries),
-            ("informative", self.informative, 2),
-            ("regions", self.regions, 1),
-            ("seed", self.seed, 0),
-        ):
-            if value is None and name in ("num_documents", "informative"):
-                continue
-            check_number(name, value)
-            if value < least:
-                raise LGMMLError(f"`{name}` must be at least {least}, got {value}")
-            check_whole(name, value, zero=True)
+        rules = {
+            "num_queries": at_least(1, whole=True),
+            "num_features": at_least(3, whole=True),
+            "num_documents": optional(at_least(self.num_queries, whole=True)),
+            "informative": optional(at_least(2, whole=True)),
+            "regions": at_least(1, whole=True),
+            "seed": at_least(0, whole=True),
+            "noise": at_least(0),
+        }
+        check_all(rules, vars(self))
         if self.informative is not None and self.informative > self.num_features:
-            raise LGMMLError(
-                f"`informative` must be at most the number of features, {self.num_features}, got {self.informative}"
-            )
-        check_positive("noise", self.noise, zero=True)
+            most = f"the number of features, {self.num_features}"
+            raise LGMMLError(f"`informative` must be at most {most}, got {self.informative}")
 
     @classmethod
     def web30k(cls, seed: int = 0) -> Self:
@@ -223,7 +215,7 @@ class LetorLike:
         if not 0 <= index < self.num_queries:
             raise LGMMLError(f"`index` must lie in [0, {self.num_queries}), got {index}")
         rng = np.random.default_rng([self.seed, _LIST, index])
-        return _GeneratedList(*self._world.make_list(rng, int(self.sizes[index])))
+        return self._world.make_list(rng, int(self.sizes[index]))
 
     def fill(self, features: Any, labels: Any) -> None:
         """Write all rows into arrays of shapes (N, D) and (N,): numpy, memory maps or CPU tensors."""

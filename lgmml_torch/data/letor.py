@@ -25,7 +25,7 @@ from lgmml_torch.checks import DataError, DataWarning
 from lgmml_torch.data.cache import Cache, cached
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows, kind_of, open_file, sizes_file
-from lgmml_torch.data.svmlight import Block, Rules, TextFile, parse, query_ids, read_sizes
+from lgmml_torch.data.svmlight import Block, Rules, TextFile, parse, query_ids, shown
 from lgmml_torch.inputs import flattened
 from lgmml_torch.ragged import RankingData
 
@@ -102,19 +102,13 @@ class LetorSource(DataSource):
         """Close the file."""
         self.text.close()
 
-    def _parse(self, keep: Callable[[Block, float | None], None]) -> _Documents:
-        """All documents, by one pass over the file; ``keep`` gets the features, a block at a time.
-
-        ``keep`` is called with the block, and with the number of such blocks in the file, if that is known.
-        """
+    def _parse(self, keep: Callable[[Block], None]) -> _Documents:
+        """All documents, by one pass over the file; ``keep`` gets the features, a block at a time."""
         documents, rules, line, text = _Documents(self.rules), self.rules, 1, b""
         for line, text in self.text.blocks(_BLOCK_BYTES, progress=self.options.progress):
             block = parse(text, rules, path=self.name, line=line)
-            expected = None
-            if not self.text.zipped:
-                expected = self.text.size / len(text)
             documents.append(block)
-            keep(block, expected)
+            keep(block)
         line += text.count(b"\n")
         if not documents.count:
             raise DataError(f"{self.name}:1: the file holds no documents")
@@ -134,11 +128,37 @@ class LetorSource(DataSource):
         return self._queries
 
     def _whole(self) -> SourceRows:
-        """A single pass: every block is parsed straight into the array it stays in."""
-        dense = _Dense(self.rules, self._absent)
-        documents = self._parse(dense.append)
-        self._flat |= dense.flat
-        return SourceRows(dense.finished(documents.width), documents.all_labels, documents.doc_ids)
+        """By a single pass: every block goes into the array it stays in, which grows."""
+        count, out = 0, np.empty((0, self.rules.num_features or 0), self.rules.kind)
+
+        def keep(block: Block) -> None:
+            nonlocal count, out
+            part = self._dense(block, out.shape[1])
+            if (width := part.shape[1]) > out.shape[1]:
+                wider = np.full((len(out), width), self._absent, self.rules.kind)
+                wider[:, : out.shape[1]] = out
+                out = wider
+            if count + len(part) > len(out):
+                out.resize((count + len(part) + count // 4, width), refcheck=False)
+            out[count : count + len(part)] = part
+            count += len(part)
+
+        documents = self._parse(keep)
+        out.resize((count, out.shape[1]), refcheck=False)
+        return SourceRows(out, documents.all_labels, documents.doc_ids)
+
+    def _dense(self, block: Block, width: int = 0) -> NDArray[Any]:
+        """The features of a block: as many as it has, at least ``width``, or as many as asked for."""
+        rows, first = len(block.labels), self.rules.first_index
+        width = self.rules.num_features or max(width, int(block.index.max(initial=first - 1)) - first + 1)
+        if (block.counts == width).all():  # increasing indices without a gap
+            values = block.values.reshape(rows, width)
+            out: NDArray[Any] = values.astype(self.rules.kind)
+            self._flat.update(flattened(out, lambda column: values[:, column]))
+            return out
+        out = np.full((rows, width), self._absent, self.rules.kind)
+        out[np.repeat(np.arange(rows), block.counts), block.index - first] = block.values
+        return out
 
     @cached_property
     def _stored(self) -> tuple[_Documents, NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
@@ -148,7 +168,7 @@ class LetorSource(DataSource):
             make = io.BytesIO
         with make() as indices, make() as values:  # the maps outlive them
 
-            def keep(block: Block, _: float | None) -> None:
+            def keep(block: Block) -> None:
                 indices.write(block.index.astype(np.int32).tobytes())
                 values.write(block.values.tobytes())
 
@@ -160,11 +180,9 @@ class LetorSource(DataSource):
         documents, ends, index, values = self._stored
         counts = ends[rows + 1] - ends[rows]
         places = np.repeat(ends[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        dense = _Dense(self.rules, self._absent)
-        dense.append(Block(np.zeros(len(rows), np.float32), [], counts, index[places], values[places], None))
-        self._flat |= dense.flat
+        block = Block(np.zeros(len(rows), np.float32), [], counts, index[places], values[places], None)
         part = SourceRows(np.empty((documents.count, 0)), documents.all_labels, documents.doc_ids).take(rows)
-        part.features = dense.finished(documents.width)
+        part.features = self._dense(block, documents.width)
         return part
 
     def place(self, row: int) -> str:
@@ -180,7 +198,7 @@ class LetorSource(DataSource):
     def _grouped(self, rows: int) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         """Consecutive lists of the sizes that the second file gives."""
         assert self.sizes is not None
-        sizes = read_sizes(self.sizes)
+        sizes = _read_sizes(self.sizes)
         if sizes.sum() != rows:
             total, where = int(sizes.sum()), f"{self.sizes}:{len(sizes)}"
             raise DataError(f"{where}: the sizes add up to {total}, but {self.name} has {rows} documents")
@@ -237,56 +255,19 @@ class _Documents:
             raise DataError(f"{where}: the last line is cut: it ends without a comment, which all others have")
 
 
-class _Dense:
-    """A matrix that grows by blocks; memory is asked for once, from the size of the file, and touched when filled."""
-
-    def __init__(self, rules: Rules, absent: float) -> None:
-        self.rules, self.absent, self.count = rules, absent, 0
-        self.data: NDArray[Any] = np.empty((0, rules.num_features or 0), rules.kind)
-        self.flat: set[int] = set()  # features that float32 flattens
-
-    def append(self, block: Block, expected: float | None = None) -> None:
-        """Add a block; ``expected`` is the number of such blocks the file has room for."""
-        rows, first = len(block.labels), self.rules.first_index
-        if not rows:
-            return
-        self._make_room(rows, int(block.index.max(initial=first - 1)) - first + 1, expected)
-        target = self.data[self.count : self.count + rows]
-        if (block.counts == target.shape[1]).all():  # increasing indices without a gap
-            values = block.values.reshape(target.shape)
-            target[...] = values
-            self.flat.update(flattened(target, lambda column: values[:, column]))
-        else:
-            target[...] = self.absent
-            target[np.repeat(np.arange(rows), block.counts), block.index - first] = block.values
-        self.count += rows
-
-    def _make_room(self, rows: int, width: int, expected: float | None) -> None:
-        capacity, columns = self.data.shape
-        if width > columns:
-            # A margin, because the indices of a sparse file may go on rising, and every widening is a copy.
-            columns = width if self.count == 0 else max(width, columns + columns // 4)
-            wider = np.empty((capacity, columns), self.rules.kind)
-            wider[: self.count, : self.data.shape[1]] = self.data[: self.count]
-            wider[: self.count, self.data.shape[1] :] = self.absent
-            self.data = wider
-        if self.count + rows > capacity:
-            if capacity == 0 and expected is not None:
-                self.data = np.empty((int(rows * expected * 1.02) + rows, columns), self.rules.kind)
-            else:
-                self.data.resize((self.count + rows + self.count // 4, columns), refcheck=False)
-
-    def finished(self, width: int) -> NDArray[Any]:
-        """The rows, as wide as asked for or else ``width``; the builder is empty after that."""
-        columns = self.rules.num_features or width
-        data, self.data = self.data, np.empty((0, 0), self.rules.kind)
-        if data.shape[1] == columns:
-            data.resize((self.count, columns), refcheck=False)
-            return data
-        out = np.full((self.count, columns), self.absent, self.rules.kind)
-        kept = min(columns, data.shape[1])
-        out[:, :kept] = data[: self.count, :kept]
-        return out
+def _read_sizes(path: Path) -> NDArray[np.int64]:
+    """The number of documents of each query, one per line."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; it must give the number of documents of each query")
+    sizes = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        word = line.strip()
+        if not word:
+            continue
+        if not re.fullmatch(rb"[0-9]{1,18}", word) or int(word) == 0:
+            raise DataError(f"{path}:{number}: the size of a query must be a positive whole number, got {shown(word)}")
+        sizes.append(int(word))
+    return np.array(sizes, dtype=np.int64)
 
 
 def _mapped(file: IO[bytes], kind: type[Any]) -> NDArray[Any]:
@@ -340,8 +321,7 @@ def load_letor(
     >>> data.features.tolist(), data.doc_ids
     ([[0.0, 1.0, 0.0], [0.5, 0.0, 2.0]], ('a', 'b'))
     """
-    options = ReadOptions(num_features, None, missing, absent, dtype, progress=progress)
-    return _load(Path(path), options, cache)
+    return _load(path, "letor", ReadOptions(num_features, None, missing, absent, dtype, progress=progress), cache)
 
 
 def load_lightgbm(
@@ -365,35 +345,43 @@ def load_lightgbm(
         DataError: ``file:line: what is wrong``, also if the sizes do not add up to the number of lines.
     """
     sizes = sizes_file(path) if query is None else Path(query)
-    return _load(Path(path), ReadOptions(**options), cache, sizes, first_index=int(not zero_based))
+    return _load(path, "lightgbm", ReadOptions(**options), cache, sizes, first_index=int(not zero_based))
 
 
 def _load(
-    file: Path,
+    path: PathLike,
+    kind: str,
     options: ReadOptions,
     cache: bool | PathLike | Cache,
     sizes: Path | None = None,
     *,
     first_index: int = 1,
 ) -> RankingData:
-    facts = {
-        "qid": sizes is None,
-        "first_index": first_index,
-        "num_features": options.num_features,
-        "missing": options.missing,
-        "absent": options.absent,
-        "dtype": str(options.dtype),
-    }
+    lines = kind in ("letor", "lightgbm")
+    reading = replace(options, progress=True)  # what the numbers depend on
+    if lines:
+        reading = replace(reading, feature_names=None)
 
     def parse_file() -> RankingData:
+        how = replace(reading, progress=options.progress)
         if sizes is not None:
-            read_sizes(sizes)  # what is wrong with it should not cost a pass over the data
-        nameless = replace(options, feature_names=None)  # names are no part of the facts
-        with LetorSource(file, nameless, sizes=sizes, first_index=first_index) as source:
+            _read_sizes(sizes)  # what is wrong with it should not cost a pass over the data
+        source: DataSource
+        if lines:
+            source = LetorSource(path, how, sizes=sizes, first_index=first_index)
+        else:
+            source = open_file(path, how, kind=kind)
+        with source:
             return source.read(labelled=True)
 
-    data = cached(cache, list(filter(None, [file, sizes])), facts, parse_file, options.table())
-    return data.replace(feature_names=options.feature_names)
+    if not lines and kind not in ("csv", "tsv"):  # others are read about as fast as the cache
+        return parse_file()
+    files = list(filter(None, [Path(path), sizes]))
+    facts = {"kind": kind, "first_index": first_index, "options": repr(reading)}
+    data = cached(cache, files, facts, parse_file, options.table(named=not lines))
+    if lines:
+        return data.replace(feature_names=options.feature_names)
+    return data
 
 
 def load_file(
@@ -422,26 +410,6 @@ def load_file(
     """
     kind = kind_of(path) if kind is None else kind
     names = None if feature_names is None else tuple(feature_names)
-    used, words = columns or Columns(), WordColumns.of(categories)
-    reading = ReadOptions(feature_names=names, columns=used, categories=words, **options)
-    if kind in ("letor", "lightgbm") and not words.known:  # which the source refuses
-        sizes = sizes_file(path) if kind == "lightgbm" else None
-        return _load(Path(path), reading, cache, sizes)
-
-    def parse_table() -> RankingData:
-        with open_file(path, reading, kind=kind) as source:
-            return source.read(labelled=True)
-
-    if kind not in ("csv", "tsv"):  # others are read about as fast as the cache
-        return parse_table()
-    facts: dict[str, Any] = {
-        "kind": kind,
-        "columns": [used.qid, used.label, used.doc_id, used.left_out],
-        "num_features": reading.num_features,
-        "feature_names": names,
-        "missing": reading.missing,
-        "dtype": str(reading.dtype),
-    }
-    if words.known:
-        facts["categories"] = [dict(words.known), words.closed]
-    return cached(cache, [Path(path)], facts, parse_table, reading.table(named=True))
+    words = WordColumns.of(categories)
+    reading = ReadOptions(feature_names=names, columns=columns or Columns(), categories=words, **options)
+    return _load(path, kind, reading, cache, sizes_file(path) if kind == "lightgbm" else None)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +26,9 @@ import torch
 from lgmml_torch import distributed
 from lgmml_torch.categories import Categories, WordColumns
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data.cache import Arrays, Cache, digest, resolve
+from lgmml_torch.data.cache import Cache, as_tuples, digest
 from lgmml_torch.data.columns import Columns, require_arrow, vocabularies
-from lgmml_torch.data.folder import ParquetFiles, decode_lists, even_owners, open_files, shared_data
+from lgmml_torch.data.folder import ParquetFiles, decode_lists, even_owners, shared_data
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import PathLike, ReadOptions
 from lgmml_torch.distributed import SharedLists
@@ -35,9 +36,6 @@ from lgmml_torch.files import SUFFIX, write_text
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MANIFEST, INDEX, SHARD = "manifest.json", "index.parquet", "shard-{:05d}.parquet"
 _FORMAT, _VERSION = "lgmml_torch shards", 1
@@ -50,17 +48,9 @@ _SHARD_FILE = re.compile(rf"(?:{_OWN_NAMES})|\.(?:{_OWN_NAMES})\..*{re.escape(SU
 
 @dataclass(frozen=True)
 class Shard:
-    """One file with whole lists; the index counts as one too.
+    """One file with whole lists; the index counts as one too."""
 
-    Attributes:
-        file: its name in the folder.
-        bytes: its size.
-        sha256: of its bytes.
-        queries: lists in it.
-        documents: documents in it.
-    """
-
-    file: str
+    file: str  # its name in the folder
     bytes: int
     sha256: str
     queries: int
@@ -71,36 +61,33 @@ class Shard:
         """Describe a file that was just written."""
         return cls(path.name, path.stat().st_size, digest(path), queries, documents)
 
+    def check_content(self, folder: Path, store: Cache | None) -> None:
+        """Require the bytes that were written; the cache remembers files that were not touched since.
+
+        Raises:
+            DataError: the file was changed.
+        """
+        file = folder / self.file
+        found = digest(file) if store is None else store.content(file)
+        if found != self.sha256:
+            raise DataError(f"{file}: the file was changed: its content does not match the manifest")
+
 
 @dataclass(frozen=True)
 class Manifest:
-    """A set of lists, cut into shards.
+    """A set of lists, cut into shards."""
 
-    Attributes:
-        queries: lists in all shards.
-        documents: documents in all shards.
-        features: of each document.
-        dtype: of the features, ``float32`` or ``float64``.
-        feature_names: their names, or None.
-        labels: the lowest and the highest label; None where the documents have none.
-        doc_ids: whether documents have ids.
-        index: the file that lists all queries.
-        shards: the files, in the order of the lists.
-        table: how the rows were read, see `RankingData`; None in folders of earlier releases.
-        categories: the words of each feature, see `RankingData`; None where all are numbers.
-    """
-
-    queries: int
+    queries: int  # lists in all shards
     documents: int
-    features: int
-    dtype: str
+    features: int  # of each document
+    dtype: str  # of the features, ``float32`` or ``float64``
     feature_names: tuple[str, ...] | None
-    labels: tuple[float, float] | None
-    doc_ids: bool
-    index: Shard
-    shards: tuple[Shard, ...]
-    table: Mapping[str, Any] | None = None
-    categories: Categories | None = None
+    labels: tuple[float, float] | None  # the lowest and the highest; None where the documents have none
+    doc_ids: bool  # whether documents have ids
+    index: Shard  # the file that lists all queries
+    shards: tuple[Shard, ...]  # in the order of the lists
+    table: Mapping[str, Any] | None = None  # how the rows were read, see `RankingData`
+    categories: Categories | None = None  # the words of each feature, see `RankingData`
 
     def __str__(self) -> str:
         labels = "no labels"
@@ -111,99 +98,80 @@ class Manifest:
             f"{labels}, {len(self.shards):,} shards"
         )
 
+    @classmethod
+    def read(cls, folder: PathLike) -> Manifest:
+        """What the folder says about itself; the shards themselves are not looked at.
+
+        Raises:
+            DataError: there is no manifest, it is damaged, of another version, or names the same shard twice.
+        """
+        file = Path(folder) / MANIFEST
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            form, version = content["format"], content["version"]
+        except (FileNotFoundError, NotADirectoryError):
+            why = "this is no folder of shards"
+            if any(Path(folder).glob("*.parquet")):
+                why = "the shards were not written to the end"
+            raise DataError(f"{file}: no such file; {why}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file}: not a manifest of shards: {error!r}") from error
+        if (form, version) != (_FORMAT, _VERSION):
+            rule = f"the format must be {_FORMAT!r}, version {_VERSION}"
+            raise DataError(f"{file}: {rule}, got {form!r}, version {version}")
+        try:
+            manifest = cls(**_decoded(content))
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{file}: the manifest is damaged: {error}") from error
+        manifest._check_counts(file)
+        return manifest
+
     def write(self, folder: Path) -> None:
         """Say that the folder is complete."""
         content = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
         write_text(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
+    def _check_counts(self, file: Path) -> None:
+        if not self.shards:
+            raise DataError(f"{file}: there must be at least one shard, got none")
+        for name in ("queries", "documents"):
+            told, total = getattr(self, name), sum(map(attrgetter(name), self.shards))
+            if total != told:
+                raise DataError(f"{file}: the shards must have {told} {name} together, got {total}")
 
-def read_manifest(folder: PathLike) -> Manifest:
-    """What the folder says about itself; the shards themselves are not looked at.
+    def check_files(self, folder: Path, shards: Iterable[Shard]) -> None:
+        """Require some of the shards, and the index, to be there in their full length, and no file that is not listed.
 
-    Raises:
-        DataError: there is no manifest, it is damaged, of another version, or names the same shard twice.
-    """
-    file = Path(folder) / MANIFEST
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        form, version = content["format"], content["version"]
-    except (FileNotFoundError, NotADirectoryError):
-        why = "this is no folder of shards"
-        if any(Path(folder).glob("*.parquet")):
-            why = "the shards were not written to the end"
-        raise DataError(f"{file}: no such file; {why}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file}: not a manifest of shards: {error!r}") from error
-    if form != _FORMAT or version != _VERSION:
-        raise DataError(f"{file}: the format must be {_FORMAT!r}, version {_VERSION}, got {form!r}, version {version}")
-    try:
-        manifest = _decoded(content)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{file}: the manifest is damaged: {error}") from error
-    _check_counts(manifest, file)
-    return manifest
+        Raises:
+            DataError: the file, and what is wrong with it.
+        """
+        for shard in (self.index, *shards):
+            file = folder / shard.file
+            if not file.is_file():
+                raise DataError(f"{file}: the manifest lists this file, but it is missing")
+            if (size := file.stat().st_size) != shard.bytes:
+                how = "cut" if size < shard.bytes else "changed"
+                raise DataError(f"{file}: the file is {how}: it has {size} bytes, the manifest says {shard.bytes}")
+        listed = [shard.file for shard in (self.index, *self.shards)]
+        for file in sorted(folder.glob("*.parquet")):
+            if file.name not in listed:
+                raise DataError(f"{file}: the manifest does not list this file; was a shard written twice?")
 
 
-def _decoded(content: dict[str, Any]) -> Manifest:
-    values: dict[str, Any] = {}
-    for entry in fields(Manifest):
-        optional = entry.name in ("table", "categories")  # absent in folders of earlier releases
-        values[entry.name] = content.get(entry.name) if optional else content[entry.name]
-    for name in ("feature_names", "labels"):
-        if values[name] is not None:
-            values[name] = tuple(values[name])
-    if values["categories"] is not None:
-        values["categories"] = tuple([None if words is None else tuple(words) for words in values["categories"]])
+def _decoded(content: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a manifest; the last two are absent in folders of earlier releases."""
+    content = {"table": None, "categories": None, **content}
+    values: dict[str, Any] = {entry.name: as_tuples(content[entry.name]) for entry in fields(Manifest)}
     values["index"] = Shard(**values["index"])
     values["shards"] = tuple([Shard(**shard) for shard in values["shards"]])
-    return Manifest(**values)
+    return values
 
 
-def _check_counts(manifest: Manifest, file: Path) -> None:
-    if not manifest.shards:
-        raise DataError(f"{file}: there must be at least one shard, got none")
-    for name in ("queries", "documents"):
-        total, told = 0, getattr(manifest, name)
-        for shard in manifest.shards:
-            total += getattr(shard, name)
-        if total != told:
-            raise DataError(f"{file}: the shards must have {told} {name} together, got {total}")
-
-
-def check_files(folder: Path, manifest: Manifest, shards: Iterable[Shard]) -> None:
-    """Require some of the shards, and the index, to be there in their full length, and no file that is not listed.
-
-    Raises:
-        DataError: the file, and what is wrong with it.
-    """
-    for shard in (manifest.index, *shards):
-        file = folder / shard.file
-        if not file.is_file():
-            raise DataError(f"{file}: the manifest lists this file, but it is missing")
-        if (size := file.stat().st_size) != shard.bytes:
-            how = "cut" if size < shard.bytes else "changed"
-            raise DataError(f"{file}: the file is {how}: it has {size} bytes, the manifest says {shard.bytes}")
-    listed = [shard.file for shard in (manifest.index, *manifest.shards)]
-    for file in sorted(folder.glob("*.parquet")):
-        if file.name not in listed:
-            raise DataError(f"{file}: the manifest does not list this file; was a shard written twice?")
-
-
-def check_content(folder: Path, shards: Sequence[Shard], store: Cache | None, *, progress: bool = True) -> None:
-    """Require files to have the bytes that were written; the cache remembers those that were not touched since.
-
-    Raises:
-        DataError: the file that was changed.
-    """
+def _check_contents(folder: Path, shards: Sequence[Shard], store: Cache | None, *, progress: bool) -> None:
     done, total = 0, sum([shard.bytes for shard in shards])
-    content: Callable[[Path], str] = digest
-    if store is not None:
-        content = store.content
     with progress_bar("Checking shards", total, enabled=progress) as report:
         for shard in shards:
-            file = folder / shard.file
-            if content(file) != shard.sha256:
-                raise DataError(f"{file}: the file was changed: its content does not match the manifest")
+            shard.check_content(folder, store)
             report(done := done + shard.bytes)
 
 
@@ -213,9 +181,9 @@ def check_shards(folder: PathLike, *, progress: bool = True) -> Manifest:
     Raises:
         DataError: a file that is missing, cut, changed or not listed.
     """
-    home, manifest = Path(folder), read_manifest(folder)
-    check_files(home, manifest, manifest.shards)
-    check_content(home, [manifest.index, *manifest.shards], None, progress=progress)
+    home, manifest = Path(folder), Manifest.read(folder)
+    manifest.check_files(home, manifest.shards)
+    _check_contents(home, [manifest.index, *manifest.shards], None, progress=progress)
     return manifest
 
 
@@ -225,11 +193,9 @@ def check_room(home: Path) -> None:
     Raises:
         DataError: what else it holds.
     """
-    if not home.exists():
-        return
-    if not home.is_dir():
+    if home.exists() and not home.is_dir():
         raise DataError(f"{home}: shards need a folder, this is a file")
-    for path in sorted(home.iterdir()):
+    for path in sorted(home.glob("*")):
         if not _SHARD_FILE.fullmatch(path.name) or path.is_dir():
             raise DataError(f"{home}: shards need a folder of their own, this one holds {path.name!r}")
 
@@ -273,75 +239,39 @@ def open_shards(
     if not 0 <= rank < processes:
         raise LGMMLError(f"`rank` must lie in [0, world_size = {processes}), got {rank}")
     require_arrow()
-    home, manifest = Path(folder), read_manifest(folder)
+    from pyarrow import parquet
+
+    home, manifest = Path(folder), Manifest.read(folder)
     owners = even_owners(torch.tensor([shard.documents for shard in manifest.shards]), processes)
     shards = [manifest.shards[number] for number in (owners == rank).nonzero()[:, 0].tolist()]
-    check_files(home, manifest, shards)
-    check_content(home, [manifest.index], None)
-    index = _read(home / manifest.index.file)
+    manifest.check_files(home, shards)
+    manifest.index.check_content(home, None)
+    index = parquet.read_table(home / manifest.index.file, use_threads=False).combine_chunks()
     sizes = torch.tensor(index["documents"].to_numpy())
     shared = SharedLists(sizes, owners[torch.tensor(index["shard"].to_numpy())], rank)
     qids = index["qid"].take(shared.own.numpy()).to_pylist()
-    store = resolve(cache)
-    check_content(home, shards, store, progress=progress)
-    arrays = _arrays(home, manifest, shards, store, progress=progress)
-    names = _doc_ids(home, shards) if doc_ids and manifest.doc_ids else None
+    store = Cache.of(cache)
+    _check_contents(home, shards, store, progress=progress)
     about = {"feature_names": manifest.feature_names, "categories": manifest.categories, "table": manifest.table}
-    return shared_data(arrays, 0, shared, qids, doc_ids=names, **about)
-
-
-def _arrays(home: Path, manifest: Manifest, shards: Sequence[Shard], store: Cache | None, *, progress: bool) -> Arrays:
-    """What `decode_lists` gives of some shards, which follow one another."""
-    dtype = getattr(torch, manifest.dtype)
     if not shards:
         empty = {"features": np.zeros((0, manifest.features), manifest.dtype), "labels": np.zeros(0, np.float32)}
-        return {**empty, "place": np.zeros(0, np.int32)}
+        return shared_data({**empty, "place": np.zeros(0, np.int32)}, 0, shared, qids, **about)
     options = ReadOptions(
         missing="zero",  # a word outside its vocabulary, no other gap is left
-        dtype=dtype,
+        dtype=getattr(torch, manifest.dtype),
         columns=SHARD_COLUMNS,
         progress=progress,
         categories=WordColumns(vocabularies(manifest)),
         doc_ids=False,
     )
     key = {"shards": 2, "content": [shard.sha256 for shard in shards]}
-    with open_files(ParquetFiles.local([home / shard.file for shard in shards]), options) as source:
+    with ParquetFiles.local([home / shard.file for shard in shards]).source(options) as source:
         places = source.numbers(PLACE).astype(np.int32)
         source.number_queries()  # ids that became text may sort in another way
-        sizes = torch.from_numpy(np.bincount(source.codes))
-        return decode_lists(source, offsets_from_sizes(sizes)[:-1], store, key, places=places)
-
-
-def _read(file: Path, columns: list[str] | None = None) -> pa.Table:
-    from pyarrow import parquet
-
-    return parquet.read_table(file, columns=columns, use_threads=False).combine_chunks()
-
-
-def document_keys(file: Path) -> dict[str, pa.Array]:
-    """Of each document of a shard: its query, its place in the list and, where there are any, its id."""
-    import pyarrow.compute as pc
-    from pyarrow import parquet
-
-    known = parquet.read_schema(file).names
-    table = _read(file, [name for name in (SHARD_COLUMNS.qid, PLACE, SHARD_COLUMNS.doc_id) if name in known])
-    queries = pc.list_parent_indices(table[PLACE].combine_chunks())
-    keys = {SHARD_COLUMNS.qid: table[SHARD_COLUMNS.qid].combine_chunks().take(queries)}
-    for name in table.column_names[1:]:
-        keys[name] = table[name].combine_chunks().flatten()
-    return keys
-
-
-def _doc_ids(home: Path, shards: Sequence[Shard]) -> tuple[str, ...]:
-    """The ids of all documents; empty where a shard has none."""
-    words: list[str] = []
-    for shard in shards:
-        ids = document_keys(home / shard.file).get(SHARD_COLUMNS.doc_id)
-        if ids is None:
-            words.extend([""] * shard.documents)
-        else:
-            words.extend(ids.to_pylist())
-    return tuple(words)
+        arrays = decode_lists(source, offsets_from_sizes(sizes[shared.own])[:-1], store, key, places=places)
+        if doc_ids and manifest.doc_ids:
+            about["doc_ids"] = tuple(source.column(SHARD_COLUMNS.doc_id))
+    return shared_data(arrays, 0, shared, qids, **about)
 
 
 def shard_folders(path: PathLike) -> dict[str, Path]:
@@ -370,19 +300,19 @@ def open_shard_splits(path: PathLike, **options: Any) -> dict[str, RankingData]:
     folders = shard_folders(path)
     if not folders:
         raise DataError(f"{path}: no such set of shards; `lgmml convert` makes one")
-    known: tuple[Path, Manifest] | None = None
+    first = next(iter(folders.values()))
+    like = Manifest.read(first)
     for folder in folders.values():
-        manifest = read_manifest(folder)
+        manifest = Manifest.read(folder)
         if manifest.labels is None:
             raise DataError(f"{folder}: there are no labels, and training needs them")
-        first, like = known = known or (folder, manifest)
-        if (manifest.features, manifest.feature_names, manifest.dtype) != (
-            like.features, like.feature_names, like.dtype
-        ):  # fmt: skip
-            raise DataError(
-                f"{folder}: the parts must have the same features, got {manifest.features} ({manifest.dtype}) here and "
-                f"{like.features} ({like.dtype}) in {first}, or other names; convert them with one number of features"
-            )
+        for name in ("features", "feature_names", "dtype"):
+            if getattr(manifest, name) != getattr(like, name):
+                raise DataError(
+                    f"{folder}: the parts must have the same features, got {manifest.features} ({manifest.dtype}) here "
+                    f"and {like.features} ({like.dtype}) in {first}, or other names; convert them with one number of "
+                    "features"
+                )
     parts = {}
     for split, folder in folders.items():
         parts[split or "train"] = open_shards(folder, **options)

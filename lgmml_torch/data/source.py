@@ -41,30 +41,18 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Format:
-    """How a kind of file is opened.
+    """How a kind of file is opened."""
 
-    Attributes:
-        opener: called with the path and `ReadOptions`; as text, ``"module:name"``, it is imported when it is needed.
-        suffixes: endings of file names that mean this kind, in lower case; ``.gz`` may follow them.
-    """
-
+    # Called with the path and `ReadOptions`; as text, ``"module:name"``, it is imported when it is needed.
     opener: str | Callable[..., DataSource]
-    suffixes: tuple[str, ...] = ()
-
-    def open(self, path: PathLike, options: ReadOptions) -> DataSource:
-        """The source a file is."""
-        if callable(self.opener):
-            return self.opener(path, options)
-        module, _, name = self.opener.partition(":")
-        source: DataSource = getattr(importlib.import_module(module), name)(path, options)
-        return source
+    suffixes: tuple[str, ...] = ()  # of file names that mean this kind, in lower case; ``.gz`` may follow them
 
 
 FORMATS = {
     "letor": Format("lgmml_torch.data.letor:LetorSource", (".txt",)),
     "lightgbm": Format("lgmml_torch.data.letor:open_lightgbm"),  # known by the file with the sizes beside it
-    "csv": Format("lgmml_torch.data.table:open_csv", (".csv",)),
-    "tsv": Format("lgmml_torch.data.table:open_tsv", (".tsv",)),
+    "csv": Format("lgmml_torch.data.table:CsvSource", (".csv",)),
+    "tsv": Format("lgmml_torch.data.table:TsvSource", (".tsv",)),
     "npz": Format("lgmml_torch.data.table:open_npz", (".npz",)),
     "parquet": Format("lgmml_torch.data.folder:open_parquet", (".parquet",)),
     "arrow": Format("lgmml_torch.data.arrow:open_ipc", (".arrow", ".feather")),
@@ -73,31 +61,18 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read, whatever the format.
+    """How to read, whatever the format."""
 
-    Attributes:
-        num_features: how many features there are; by default what the source says.
-        feature_names: names the features must have; columns are then matched by name, in any order.
-        missing: what ``NULL``, ``nan`` and empty cells stand for, see `lgmml_torch.inputs.fill_missing`.
-        absent: features a LETOR line does not mention: ``"zero"``, or ``"missing"`` to treat them as ``missing`` says.
-        dtype: of the features, float32 or float64.
-        columns: which columns of a table are no features.
-        progress: show a bar if it takes more than two seconds.
-        model: whether the features asked for are those of a model, which messages then mention.
-        categories: which columns hold words, and those of them that are known.
-        doc_ids: whether the ids of documents are read, where there are any.
-    """
-
-    num_features: int | None = None
-    feature_names: tuple[str, ...] | None = None
-    missing: str = "error"
-    absent: str = "zero"
-    dtype: torch.dtype = torch.float32
+    num_features: int | None = None  # by default what the source says
+    feature_names: tuple[str, ...] | None = None  # which they must have; columns are matched by name, in any order
+    missing: str = "error"  # what ``NULL``, ``nan`` and empty cells stand for, see `lgmml_torch.inputs.fill_missing`
+    absent: str = "zero"  # features a LETOR line does not mention; "missing" treats them as ``missing`` says
+    dtype: torch.dtype = torch.float32  # of the features, or float64
     columns: Columns = field(default_factory=Columns)
-    progress: bool = True
-    model: bool = False
+    progress: bool = True  # show a bar if it takes more than two seconds
+    model: bool = False  # whether the features asked for are those of a model, which messages then mention
     categories: WordColumns = field(default_factory=WordColumns)
-    doc_ids: bool = True
+    doc_ids: bool = True  # whether the ids of documents are read, where there are any
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, MISSING_POLICIES)
@@ -155,15 +130,10 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some whole lists.
+    """Some whole lists."""
 
-    Attributes:
-        data: the lists; its caller's order is the order of the rows in the source.
-        rows: ``(n,)`` the row of the source, from 0, of each document in that order.
-    """
-
-    data: RankingData
-    rows: NDArray[np.int64]
+    data: RankingData  # its caller's order is the order of the rows in the source
+    rows: NDArray[np.int64]  # (n,) the row of the source, from 0, of each document in that order
 
 
 class DataSource(ABC):
@@ -178,11 +148,13 @@ class DataSource(ABC):
         feature_names: the names of the features, or None.
         categories: for each feature the words its codes stand for, see `RankingData`; None where all are numbers.
         table: how it is read, see `RankingData`.
+        header: the names of the columns of a table.
     """
 
     has_labels: bool = True
     feature_names: tuple[str, ...] | None = None
     categories: Categories | None = None
+    header: Sequence[str] = ()
     gap = "missing"  # what a value that is not there is called
 
     def __init__(self, name: str, options: ReadOptions) -> None:
@@ -277,6 +249,10 @@ class DataSource(ABC):
         warn_if_flattened(sorted(self._flat), self.feature_names, f"{self.name}: ")
         check_words(self._unknown, self._read_rows, f"{self.name}: ")
         self._flat, self._unknown, self._read_rows = set(), Counter(), 0
+
+    def column(self, name: str) -> list[str]:
+        """The text of a column in the header, document by document; empty where it is missing."""
+        raise NotImplementedError
 
     def only(self, qid: str) -> RankingData:
         """The list of one query, by its id as text.
@@ -407,13 +383,16 @@ def open_source(
     options = ReadOptions(num_features, names, missing, absent, dtype, used, model=True, categories=words)
     if isinstance(what, (str, os.PathLike)):
         return open_file(what, options, kind=kind)
-    from lgmml_torch.data import table  # which is built on this module
+    from lgmml_torch.data.arrow import ArrowSource  # which are built on this module
+    from lgmml_torch.data.table import ArraySource
 
     if isinstance(what, RankingData):
-        return table.from_data(what, options)
-    if as_frame(what) is not None and qid is None and group is None:
-        return table.open_frame(what, options)
-    return table.ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
+        return ArraySource.of_data(what, options)
+    if (frame := as_frame(what)) is not None and qid is None and group is None:
+        if frame.implementation.is_pyarrow():  # which may have a row per query
+            return ArrowSource.of_table(what, options)
+        return ArraySource.of_frame(frame, options)
+    return ArraySource("arrays", options, what, y, qid=qid, group=group, doc_ids=doc_ids)
 
 
 def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) -> DataSource:
@@ -425,7 +404,12 @@ def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) 
         raise DataError(f"{path}: only Parquet is read from folders, patterns and stores, got {kind!r}")
     if str(path) != "-" and not is_folder(path) and not Path(path).is_file():
         raise DataError(f"{path}: no such file")
-    return FORMATS[kind].open(path, options)
+    opener: Any = FORMATS[kind].opener
+    if isinstance(opener, str):
+        module, _, name = opener.partition(":")
+        opener = getattr(importlib.import_module(module), name)
+    source: DataSource = opener(path, options)
+    return source
 
 
 def is_folder(path: PathLike) -> bool:

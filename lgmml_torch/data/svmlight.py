@@ -1,7 +1,7 @@
 """Text files, and parsing SVMlight/LETOR lines: thousands of numbers at a time, or one by one to say what is wrong.
 
-A line reads ``label qid:7 1:0.5 2:0 … #docid = x``. `parse_block` handles every well-formed block with numpy and
-answers None for anything else; `parse_lines` then goes through that block line by line and names the culprit.
+A line reads ``label qid:7 1:0.5 2:0 … #docid = x``. `_parse_block` handles every well-formed block with numpy and
+answers None for anything else; `_parse_lines` then goes through that block line by line and names the culprit.
 
 A decimal of at most 15 digits is a whole number below 2⁵³ over a power of ten up to 10¹⁵; both are exact in float64,
 so their quotient is the correctly rounded one, the same bits as ``float(text)``. Longer numbers and those with
@@ -106,22 +106,6 @@ def query_ids(words: Sequence[bytes]) -> list[Hashable]:
     return [word.decode("utf-8", "backslashreplace") for word in words]
 
 
-def read_sizes(path: Path) -> NDArray[np.int64]:
-    """The number of documents of each query, one per line."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; it must give the number of documents of each query")
-    sizes = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        word = line.strip()
-        if not word:
-            continue
-        if not re.fullmatch(rb"[0-9]{1,18}", word) or int(word) == 0:
-            got = repr(word[:40].decode("ascii", "backslashreplace"))
-            raise DataError(f"{path}:{number}: the size of a query must be a positive whole number, got {got}")
-        sizes.append(int(word))
-    return np.array(sizes, dtype=np.int64)
-
-
 def _opened(path: PathLike) -> tuple[str, IO[bytes]]:
     """The name of a file for messages, and its bytes; ``-`` is standard input."""
     if str(path) == "-":
@@ -138,25 +122,15 @@ def _opened(path: PathLike) -> tuple[str, IO[bytes]]:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a file may hold.
+    """What a file may hold."""
 
-    Attributes:
-        qid: whether every line names its query.
-        first_index: the smallest feature index allowed.
-        num_features: the largest number of features allowed, None for up to `_MAX_FEATURES`.
-        missing: whether ``NULL`` and ``nan`` are allowed as values.
-        kind: the type of the values; a number too large for it is an error.
-        labels: whether every line starts with a label; it is 0 where not.
-        because: why there may be no more features, for messages.
-    """
-
-    qid: bool = True
-    first_index: int = 1
-    num_features: int | None = None
-    missing: bool = False
-    kind: type[np.float32] | type[np.float64] = np.float32
-    labels: bool = True
-    because: str = "`num_features` says so"
+    qid: bool = True  # whether every line names its query
+    first_index: int = 1  # the smallest feature index allowed
+    num_features: int | None = None  # the largest number of features allowed, None for up to `_MAX_FEATURES`
+    missing: bool = False  # whether ``NULL`` and ``nan`` are allowed as values
+    kind: type[np.float32] | type[np.float64] = np.float32  # of the values; a number too large for it is an error
+    labels: bool = True  # whether every line starts with a label; it is 0 where not
+    because: str = "`num_features` says so"  # why there may be no more features, for messages
 
     @property
     def last_index(self) -> int:
@@ -180,14 +154,15 @@ class Block:
 
 
 def parse(block: bytes, rules: Rules, *, path: object, line: int = 1) -> Block:
-    """Parse whole lines, fast if they are as they should be; arguments and errors are those of `parse_lines`."""
-    found = parse_block(block, rules)
-    if found is None:
-        return parse_lines(block, rules, path=path, line=line)
-    return found
+    """Parse whole lines, the first of them number ``line`` of the file ``path``.
+
+    Raises:
+        DataError: ``file:line: what is wrong`` for the first line that is not as it should be.
+    """
+    return _parse_block(block, rules) or _parse_lines(block, rules, path=path, line=line)
 
 
-def parse_block(block: bytes, rules: Rules) -> Block | None:
+def _parse_block(block: bytes, rules: Rules) -> Block | None:
     """Parse whole lines (the last one with or without its newline), or answer None when that needs a closer look."""
     if not rules.labels:
         block = _BEFORE_TEXT.sub(b"0 ", block)
@@ -342,12 +317,8 @@ _FOREIGN = re.compile(rb"[^\t\x20-\x7e]")
 _SHOWN = 40
 
 
-def parse_lines(block: bytes, rules: Rules, *, path: object, line: int = 1) -> Block:
-    """Parse whole lines, the first of them number ``line`` of the file ``path``.
-
-    Raises:
-        DataError: ``file:line: what is wrong`` for the first line that is not as it should be.
-    """
+def _parse_lines(block: bytes, rules: Rules, *, path: object, line: int = 1) -> Block:
+    """As `parse`, line by line."""
     labels: list[float] = []
     qids: list[bytes] = []
     counts: list[int] = []

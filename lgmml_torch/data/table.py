@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Categories, WordColumns, coded_features, frame_values, with_words
+from lgmml_torch.categories import Categories, WordColumns, coded_features
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.arrow import ArrowSource, open_arrow_table
-from lgmml_torch.data.columns import check_same_names, lay_out, read_batches, require_arrow
+from lgmml_torch.data.arrow import ArrowSource
+from lgmml_torch.data.columns import check_same_names, lay_out, require_arrow
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.data.svmlight import TextFile, query_ids, shown
 from lgmml_torch.files import check_unpacked
 from lgmml_torch.inputs import (
-    as_frame,
     check_distinct,
     check_length,
     feature_names,
@@ -41,6 +40,7 @@ from lgmml_torch.inputs import (
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
+    import narwhals as nw
     import pyarrow as pa
 
 _BLOCK_BYTES = 1 << 20  # of text that is converted at a time
@@ -52,32 +52,20 @@ _BAD_ROW = re.compile(r"CSV parse error: Row #(\d+): Expected \d+ columns, got (
 
 
 class ArraySource(DataSource):
-    """A matrix of features with the label, query and id of each row.
-
-    Args:
-        name: what messages call it.
-        options: how to read it.
-        X: ``(N, D)`` features, as `RankingData.from_arrays` takes them.
-        y: ``(N,)`` labels, or None.
-        qid: the query of each row, or None with ``group``.
-        group: sizes of consecutive queries.
-        doc_ids: the id of each row, or None.
-        names: the name of each feature; by default those of a frame.
-        categories: the words behind the codes of each feature, where ``X`` holds codes.
-    """
+    """A matrix of features with the label, query and id of each row."""
 
     def __init__(
         self,
         name: str,
         options: ReadOptions,
-        X: Any,
-        y: Any | None,
+        X: Any,  # (N, D), as `RankingData.from_arrays` takes them
+        y: Any | None,  # (N,)
         *,
-        qid: Any = None,
-        group: Any = None,
+        qid: Any = None,  # (N,) or None with ``group``
+        group: Any = None,  # sizes of consecutive queries
         doc_ids: Sequence[str] | None = None,
-        names: tuple[str, ...] | None = None,
-        categories: Categories | None = None,
+        names: tuple[str, ...] | None = None,  # by default those of a frame
+        categories: Categories | None = None,  # the words behind the codes of each feature, where ``X`` holds codes
     ) -> None:
         super().__init__(name, options)
         self.has_labels = y is not None
@@ -117,6 +105,45 @@ class ArraySource(DataSource):
         self.options.check_width(self._features.shape[1], self.name, "`X` has")
         self.feature_names = names if wanted is None else wanted
 
+    @classmethod
+    def of_data(cls, data: RankingData, options: ReadOptions) -> ArraySource:
+        """The lists of a data set that was loaded."""
+        features, words = options.categories.applied(data.features, data.categories, data.feature_names)
+        doc_ids = None
+        if data.doc_ids is not None:
+            doc_ids = [data.doc_ids[row] for row in data.order.argsort().tolist()]
+        source = cls(
+            "data",
+            replace(options, dtype=data.features.dtype, categories=WordColumns()),
+            data.in_caller_order(features),
+            data.in_caller_order(data.labels),
+            qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()],
+            doc_ids=doc_ids,
+            names=data.feature_names,
+            categories=words,
+        )
+        source.table, source._closed = data.table, options.categories.closed
+        return source
+
+    @classmethod
+    def of_frame(cls, frame: nw.DataFrame[Any], options: ReadOptions) -> ArraySource:
+        """A frame with a column for the query."""
+        name, header = "frame", list(map(str, frame.columns))
+        plan = lay_out(header, options, name, what="the frame")
+        labels = ids = None
+        if plan.label is not None:
+            try:
+                labels = numeric_column(frame[:, plan.label], header[plan.label])
+            except DataError as error:
+                raise DataError(f"{name}: {error}") from error
+        if plan.doc_id is not None:
+            ids = ["" if is_missing(value) else str(value) for value in frame[:, plan.doc_id].to_list()]
+        features = frame[:, list(plan.features)]
+        features = features.rename(dict(zip(features.columns, plan.names, strict=True)))
+        source = cls(name, options, features, labels, qid=frame[:, plan.qid], doc_ids=ids, names=plan.names)
+        source.table = options.table(named=True)
+        return source
+
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         return self._codes, self._ids
 
@@ -128,26 +155,6 @@ class ArraySource(DataSource):
         if self.options.missing != "error":  # gaps are filled in place, but not in the caller's array
             features = features.copy()
         return SourceRows(features, self._labels, self._doc_ids)
-
-
-def from_data(data: RankingData, options: ReadOptions) -> ArraySource:
-    """The lists of a data set that was loaded."""
-    features, words = with_words(data.features, data.categories, data.feature_names, options.categories)
-    doc_ids = None
-    if data.doc_ids is not None:
-        doc_ids = [data.doc_ids[row] for row in data.order.argsort().tolist()]
-    source = ArraySource(
-        "data",
-        replace(options, dtype=data.features.dtype, categories=WordColumns()),
-        data.in_caller_order(features),
-        data.in_caller_order(data.labels),
-        qid=[data.qids[query] for query in data.in_caller_order(data.query_index).tolist()],
-        doc_ids=doc_ids,
-        names=data.feature_names,
-        categories=words,
-    )
-    source.table, source._closed = data.table, options.categories.closed
-    return source
 
 
 def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
@@ -190,62 +197,21 @@ def _check_zip(name: str, content: BytesIO | Path) -> None:
         content.seek(0)
 
 
-def open_frame(frame: Any, options: ReadOptions) -> DataSource:
-    """A frame of any library with a column for the query; a table of pyarrow may also have a row per query."""
-    known = as_frame(frame)
-    assert known is not None
-    if known.implementation.is_pyarrow():
-        return open_arrow_table(frame, options)
-    name, header = "frame", list(map(str, known.columns))
-    plan = lay_out(header, options, name, what="the frame")
-    labels = ids = None
-    try:
-        features, words = frame_values(known, plan.features, plan.names, options.dtype, options.categories)
-        if plan.label is not None:
-            labels = numeric_column(known[:, plan.label], header[plan.label])
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
-    if plan.doc_id is not None:
-        ids = ["" if is_missing(value) else str(value) for value in known[:, plan.doc_id].to_list()]
-    coded = replace(options, categories=WordColumns())
-    qid = known[:, plan.qid]
-    source = ArraySource(name, coded, features, labels, qid=qid, doc_ids=ids, names=plan.names, categories=words)
-    source.table, source._closed = options.table(named=True), options.categories.closed
-    source._flat.update(flattened(features, lambda column: original_column(known, plan.features[column])))
-    return source
-
-
-def open_csv(path: PathLike, options: ReadOptions) -> _CsvSource:
-    """A header, then one document per line."""
-    return _CsvSource(path, options, ",")
-
-
-def open_tsv(path: PathLike, options: ReadOptions) -> _CsvSource:
-    """The same with tabs."""
-    return _CsvSource(path, options, "\t")
-
-
-class _CsvSource(ArrowSource):
-    """A text table. It is converted once, when it is opened; after that it is read like an Arrow file.
-
-    Args:
-        path: the file.
-        options: how to read it.
-        delimiter: between two cells.
-    """
+class CsvSource(ArrowSource):
+    """A text table. It is converted once, when it is opened; after that it is read like an Arrow file."""
 
     what = "the header"
+    delimiter = ","
 
-    def __init__(self, path: PathLike, options: ReadOptions, delimiter: str) -> None:
+    def __init__(self, path: PathLike, options: ReadOptions) -> None:
         require_arrow("for CSV files")
         self._text = TextFile(path)
-        self._delimiter = delimiter
         self.name, self.options = self._text.name, options
         try:
             self.header, self._header_line = self._read_header()
             lay_out(self.header, options, self._head, what=self.what)
             reader = self._convert()
-            sizes, pieces = read_batches(reader)
+            sizes, pieces = self.batches_of(reader)
             if not any(sizes):
                 raise DataError(f"{self.name}:1: the file holds no documents")
         except BaseException:
@@ -262,7 +228,7 @@ class _CsvSource(ArrowSource):
             if not text.strip():
                 continue
             try:
-                (cells,) = csv.reader([text.decode().rstrip("\r\n")], delimiter=self._delimiter, strict=True)
+                (cells,) = csv.reader([text.decode().rstrip("\r\n")], delimiter=self.delimiter, strict=True)
             except (csv.Error, UnicodeDecodeError) as error:
                 raise DataError(f"{self.name}:{line}: not a line of CSV: {error}") from error
             return list(map(str.strip, cells)), line
@@ -327,7 +293,7 @@ class _CsvSource(ArrowSource):
             pa.BufferReader(text),
             # Without threads, pyarrow names the row of an error.
             arrow_csv.ReadOptions(column_names=self.header, block_size=len(text) + 1, use_threads=False),
-            arrow_csv.ParseOptions(delimiter=self._delimiter),
+            arrow_csv.ParseOptions(delimiter=self.delimiter),
             arrow_csv.ConvertOptions(column_types=types, null_values=_MISSING, true_values=_TRUE, false_values=_FALSE),
         )
 
@@ -367,6 +333,12 @@ class _CsvSource(ArrowSource):
                 return f"{self.name}:{lines.number(row)}"
             row -= len(lines)
         return self.name
+
+
+class TsvSource(CsvSource):
+    """The same with tabs."""
+
+    delimiter = "\t"
 
 
 class _Lines:

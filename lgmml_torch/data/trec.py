@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -111,9 +112,8 @@ def word(value: object) -> str:
 
 
 def _read(path: PathLike, form: str, value: Callable[[list[str], str], _Value]) -> dict[str, dict[str, _Value]]:
-    file = TextFile(path)
     found: dict[str, dict[str, _Value]] = {}
-    try:
+    with closing(TextFile(path)) as file:
         for number, line in _lines(file):
             words, where = line.split(), f"{file.name}:{number}"
             if not words:
@@ -124,8 +124,6 @@ def _read(path: PathLike, form: str, value: Callable[[list[str], str], _Value]) 
             if words[2] in own:
                 raise DataError(f"{where}: query {words[0]} has document {words[2]} twice")
             own[words[2]] = value(words, where)
-    finally:
-        file.close()
     if not found:
         raise DataError(f"{file.name}:1: the file holds no documents")
     return found

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lgmml_torch.categories import Categories, Vocabulary
 from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.data.arrow import NAMES
 from lgmml_torch.data.columns import Columns, require_arrow
@@ -74,7 +73,14 @@ def save_table(data: RankingData, path: PathLike) -> None:
     elif suffix == ".tsv":
         _save_csv(data, path, "\t")
     elif suffix in (".parquet", ".arrow", ".feather") and Path(path).suffix != ".gz":
-        _save_arrow(data, path, parquet=suffix == ".parquet")
+        table = _nested_table(data)
+        if suffix == ".parquet":
+            save_parquet(table, path)
+            return
+        from pyarrow import feather
+
+        with replacing(path) as temporary:
+            feather.write_feather(table, str(temporary), compression="uncompressed")
     else:
         raise DataError(f"`path` must end in .parquet, .arrow, .feather, .csv or .tsv, got {str(path)!r}")
 
@@ -90,6 +96,10 @@ def _save_csv(data: RankingData, path: PathLike, delimiter: str) -> None:
             raise DataError(f"a feature must not be called {name!r} to be saved, that is another column")
     rows = data.in_caller_order(torch.arange(data.num_documents)).tolist()
     queries = data.query_index.tolist()
+    words: list[list[str] | None] = [None] * len(names)
+    for column, known in enumerate(data.categories or ()):
+        if known is not None:
+            words[column] = [*known, ""]  # the last is for −1, a word that is not known
     with _text(path) as text:
         writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
         writer.writerow([*head, *names])
@@ -97,40 +107,13 @@ def _save_csv(data: RankingData, path: PathLike, delimiter: str) -> None:
             own = []
             if data.doc_ids is not None:
                 own.append(data.doc_ids[row])
-            label = _number(data.labels[row].numpy()[()])
-            cells = [str(data.qids[queries[row]]), label, *own, *_cells(data.features[row].numpy(), data.categories)]
+            cells = [str(data.qids[queries[row]]), _number(data.labels[row].numpy()[()]), *own]
+            for value, entries in zip(data.features[row].numpy(), words, strict=True):
+                cells.append(_number(value) if entries is None else entries[int(value)])
             joined = "".join(cells)
             if "\n" in joined or "\r" in joined:
                 raise DataError(f"an id must stand on one line to be saved, got {cells[0]!r} or {own}")
             writer.writerow(cells)
-
-
-def _cells(values: NDArray[Any], categories: Categories | None) -> list[str]:
-    """The features of a row as text."""
-    if categories is None:
-        return list(map(_number, values))
-    cells = []
-    for value, words in zip(values, categories, strict=True):
-        if words is None:
-            cells.append(_number(value))
-        else:
-            cells.append(_word(words, int(value)) or "")
-    return cells
-
-
-def _word(words: Vocabulary, code: int) -> str | None:
-    return words[code] if code >= 0 else None
-
-
-def _save_arrow(data: RankingData, path: PathLike, *, parquet: bool) -> None:
-    table = _nested_table(data)
-    if parquet:
-        save_parquet(table, path)
-        return
-    from pyarrow import feather
-
-    with replacing(path) as temporary:
-        feather.write_feather(table, str(temporary), compression="uncompressed")
 
 
 @contextmanager
@@ -197,9 +180,7 @@ def save_parquet(table: pa.Table, path: PathLike) -> None:
 
 def _nested_table(data: RankingData) -> pa.Table:
     """A row per query, in the order in which the queries first appear, with lists in the other columns."""
-    require_arrow()
-    import pyarrow as pa
-
+    pa = require_arrow()
     rows = data.in_caller_order(torch.arange(data.num_documents))
     first = data.query_index[rows]  # queries in the caller's order, which may be scattered
     seen = list(dict.fromkeys(first.tolist()))
@@ -226,9 +207,8 @@ def _id_array(qids: Sequence[Hashable]) -> pa.Array:
     """Query ids as whole numbers if all of them are, otherwise as text."""
     import pyarrow as pa
 
-    for qid in qids:
-        if not isinstance(qid, int):
-            return pa.array(list(map(str, qids)), pa.string())
+    if _are_text(qids):
+        return pa.array(list(map(str, qids)), pa.string())
     return pa.array(qids, pa.int64())
 
 
@@ -247,7 +227,8 @@ def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]
         if words is None:
             out[name] = pa.array(np.ascontiguousarray(values))
         else:
-            found = [_word(words, code) for code in values.astype(int).tolist()]
+            entries = [*words, None]
+            found = [entries[code] for code in values.astype(int).tolist()]
             out[name] = pa.array(found, pa.string()).dictionary_encode()
     return out
 
@@ -267,10 +248,10 @@ def write_shards(
         progress: show a bar if it takes more than two seconds.
 
     Raises:
-        DataError: the folder holds something else, or what is wrong with the source.
+        DataError: the folder holds something else, there are weights or positions, or what is wrong with the source.
     """
     check_positive("documents", documents)
-    require_arrow()
+    pa = require_arrow()
     _check_plain(source)
     home = Path(folder)
     check_room(home)
@@ -279,7 +260,7 @@ def write_shards(
         raise DataError("there are no documents to write")
     text = _are_text(source.qids)
     labelled = isinstance(source, RankingData) or source.has_labels
-    shards, labels, doc_ids, written = list[Shard](), list[float](), False, 0
+    shards, labels, written = list[Shard](), list[float](), 0
     index: dict[str, list[Any]] = {"qid": [], "documents": [], "shard": []}
     clear_folder(home)
     with progress_bar("Writing shards", total, enabled=progress) as report:
@@ -290,9 +271,9 @@ def write_shards(
             index["documents"].extend(data.sizes.tolist())
             index["shard"].extend([len(shards)] * data.num_queries)
             labels.extend([float(data.labels.min()), float(data.labels.max())])
-            doc_ids = doc_ids or data.doc_ids is not None
             shards.append(_write_shard(home / SHARD.format(len(shards)), data, labelled=labelled))
             report(written := written + data.num_documents)
+    save_parquet(pa.table(index), home / INDEX)
     manifest = Manifest(
         queries=len(index["qid"]),
         documents=total,
@@ -300,8 +281,8 @@ def write_shards(
         dtype=str(data.features.dtype).removeprefix("torch."),
         feature_names=data.feature_names,
         labels=(min(labels), max(labels)) if labelled else None,
-        doc_ids=doc_ids,
-        index=_write_index(home / INDEX, index),
+        doc_ids=data.doc_ids is not None,
+        index=Shard.of(home / INDEX, len(index["qid"]), total),
         shards=tuple(shards),
         table=source.table,
         categories=data.categories,
@@ -310,15 +291,9 @@ def write_shards(
     return manifest
 
 
-def _check_plain(data: DataSource | RankingData) -> None:
-    """Refuse what shards cannot hold, rather than lose it.
-
-    Raises:
-        DataError: there are weights or positions.
-    """
+def _check_plain(source: DataSource | RankingData) -> None:
     extras = ("query_weights", "document_weights", "positions")
-    held = [name for name in extras if getattr(data, name, None) is not None]
-    if held:
+    if held := [name for name in extras if getattr(source, name, None) is not None]:
         raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
 
 
@@ -355,11 +330,3 @@ def _write_shard(file: Path, data: RankingData, *, labelled: bool) -> Shard:
         table = table.drop_columns(["label"])
     save_parquet(table, file)
     return Shard.of(file, data.num_queries, data.num_documents)
-
-
-def _write_index(file: Path, index: dict[str, list[Any]]) -> Shard:
-    """Write the query, the number of documents and the shard of every list."""
-    import pyarrow as pa
-
-    save_parquet(pa.table(index), file)
-    return Shard.of(file, len(index["qid"]), sum(index["documents"]))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lgmml_torch.app.commands import data as score_shards
-from lgmml_torch.data.shards import SHARD, open_shard_splits, open_shards, read_manifest
+from lgmml_torch.data.shards import SHARD, Manifest, open_shard_splits, open_shards
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.files import SUFFIX
 from lgmml_torch.models.ranker import LGMML
@@ -65,7 +65,7 @@ class TestConvert:
         data = small_data(shuffled=True)
         lgmml("convert", write(data, tmp_path, kind), tmp_path / "shards", "--documents", 20)
         out = capsys.readouterr().out
-        count = len(read_manifest(tmp_path / "shards").shards)
+        count = len(Manifest.read(tmp_path / "shards").shards)
         documents = f"12 queries, {data.num_documents} documents, 5 features (float32), labels 0–2, {count} shards"
         assert out == f"{tmp_path / 'shards'}: {documents}\n"
         found = open_shards(tmp_path / "shards", doc_ids=True)
@@ -131,7 +131,7 @@ class TestScore:
     def test_scores_are_those_of_the_file(
         self, tmp_path: Path, shards: Path, model_file: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        data, count = small_data(seed=7, shuffled=True), len(read_manifest(shards).shards)
+        data, count = small_data(seed=7, shuffled=True), len(Manifest.read(shards).shards)
         words = ["score", model_file, shards, "--output", tmp_path / "scores"]
         capsys.readouterr()
         lgmml(*words)
@@ -149,7 +149,7 @@ class TestScore:
     ) -> None:
         """What is there of this model, these settings and this shard is kept; everything else is made again."""
         words, scores = ["score", model_file, shards, "-o", tmp_path / "scores"], tmp_path / "scores"
-        count = len(read_manifest(shards).shards)
+        count = len(Manifest.read(shards).shards)
         before = {file.name: file.read_bytes() for file in scores.iterdir()}
         times = {file.name: file.stat().st_mtime_ns for file in scores.iterdir()}
 

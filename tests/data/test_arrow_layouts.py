@@ -15,7 +15,7 @@ import torch
 
 from lgmml_torch.checks import DataError
 from lgmml_torch.data import arrow
-from lgmml_torch.data.arrow import ArrowSource, open_arrow_table
+from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import ReadOptions, open_source
 from tests.data.test_source import in_order
@@ -245,7 +245,7 @@ def test_names_of_vectors(kind: str) -> None:
     columns = columns_of(kind)
 
     def read(names: list[str] | None, wanted: Any = None) -> tuple[Any, Any]:
-        source = open_arrow_table(named(names, columns), ReadOptions(feature_names=wanted))
+        source = ArrowSource.of_table(named(names, columns), ReadOptions(feature_names=wanted))
         return source.feature_names, in_order(source.read())[0][0].tolist()
 
     assert read(None) == (None, [0, 10])
@@ -261,7 +261,7 @@ def test_names_of_vectors(kind: str) -> None:
         read(None, ("a", "b", "c"))
     model = ReadOptions(feature_names=("p", "z"), model=True)
     with pytest.raises(DataError, match=r"and the model was trained on no column 'q'$"):
-        open_arrow_table(named(["p", "q"], columns), model)
+        ArrowSource.of_table(named(["p", "q"], columns), model)
 
 
 def test_the_first_vector_that_is_there_gives_the_width() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import CheckpointError, DataWarning
-from lgmml_torch.data.cache import Cache, cached, check_cache, resolve
+from lgmml_torch.data.cache import Cache, cached, check_cache
 from lgmml_torch.data.letor import load_letor
 from lgmml_torch.ragged import RankingData
 
@@ -210,8 +210,8 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LGMML_CACHE", str(tmp_path / "mine"))
     store = Cache()
     assert store.folder == tmp_path / "mine"
-    assert (resolve(False), resolve(store)) == (None, store)
-    assert resolve(True).folder == resolve(tmp_path / "mine").folder == store.folder  # type: ignore[union-attr]
+    assert (Cache.of(False), Cache.of(store)) == (None, store)
+    assert Cache.of(True).folder == Cache.of(tmp_path / "mine").folder == store.folder  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

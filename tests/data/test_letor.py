@@ -13,7 +13,7 @@ from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data import letor
 from lgmml_torch.data.catalog import load_letor_splits
 from lgmml_torch.data.letor import load_letor, load_lightgbm
-from lgmml_torch.data.svmlight import Rules, parse_block, parse_lines
+from lgmml_torch.data.svmlight import Rules, _parse_block, _parse_lines
 from lgmml_torch.data.write import save_letor
 from lgmml_torch.ragged import RankingData
 from tests.doors import save_lightgbm
@@ -133,7 +133,7 @@ def test_blocks_and_lines_and_the_oracle_agree(tmp_path: Path) -> None:
         path = tmp_path / "a.txt"
         save_letor(random_data(seed, doc_ids=bool(seed % 2)), path, sparse=bool(seed % 3))
         text = path.read_bytes()
-        fast, slow, want = parse_block(text, Rules()), parse_lines(text, Rules(), path=path), oracle.read(text)
+        fast, slow, want = _parse_block(text, Rules()), _parse_lines(text, Rules(), path=path), oracle.read(text)
         assert fast is not None
         for name in ("labels", "counts", "index", "values"):
             assert np.array_equal(getattr(fast, name), getattr(slow, name))

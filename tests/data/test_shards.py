@@ -24,7 +24,6 @@ from lgmml_torch.data.shards import (
     check_shards,
     open_shard_splits,
     open_shards,
-    read_manifest,
 )
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_parquet, write_shards
@@ -76,7 +75,7 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
             assert manifest.labels == (float(expected.labels.min()), float(expected.labels.max()))
             assert len(manifest.shards) > 3
             assert all(shard.documents <= 15 for shard in manifest.shards)
-            assert check_shards(tmp_path / "set") == manifest == read_manifest(tmp_path / "set")
+            assert check_shards(tmp_path / "set") == manifest == Manifest.read(tmp_path / "set")
             found = open_shards(tmp_path / "set", cache=tmp_path / "cache", doc_ids=True)
             assert_same_lists(found, expected)
             assert_same_lists(open_shards(tmp_path / "set", cache=False, doc_ids=True), expected)
@@ -162,7 +161,7 @@ def test_processes_read_their_own(folder: Path) -> None:
 
 def test_a_process_does_not_need_the_shards_of_others(folder: Path) -> None:
     first = open_shards(folder, rank=0, world_size=2)
-    last = read_manifest(folder).shards[-1].file
+    last = Manifest.read(folder).shards[-1].file
     (folder / last).unlink()
     assert open_shards(folder, rank=0, world_size=2).qids == first.qids
     with pytest.raises(DataError, match=rf"{last}: the manifest lists this file, but it is missing"):
@@ -334,7 +333,7 @@ def test_names_ids_and_labels_are_told(tmp_path: Path) -> None:
     data = small_data(ids=False).replace(feature_names=tuple("abcde"))
     manifest = write_shards(data, tmp_path / "set", documents=10)
     assert (manifest.feature_names, manifest.doc_ids, manifest.labels) == (tuple("abcde"), False, (0.0, 2.0))
-    assert read_manifest(tmp_path / "set") == manifest
+    assert Manifest.read(tmp_path / "set") == manifest
     assert open_shards(tmp_path / "set", doc_ids=True).doc_ids is None
     write_shards(small_data(), tmp_path / "set")
     assert open_shards(tmp_path / "set").doc_ids is None
@@ -346,16 +345,16 @@ def test_names_ids_and_labels_are_told(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"manifest.json: no such file; this is no folder of shards"):
-        read_manifest(tmp_path)
+        Manifest.read(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"manifest.json: no such file; this is no folder of shards"):
-        read_manifest(tmp_path / "file")
+        Manifest.read(tmp_path / "file")
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"manifest.json: not a manifest of shards: JSONDecodeError"):
-        read_manifest(tmp_path)
+        Manifest.read(tmp_path)
     (tmp_path / "manifest.json").write_text("[]")
     with pytest.raises(DataError, match=r"manifest.json: not a manifest of shards: TypeError"):
-        read_manifest(tmp_path)
+        Manifest.read(tmp_path)
 
 
 def test_ids_are_whole_numbers_or_text(tmp_path: Path) -> None:
@@ -401,12 +400,13 @@ def test_a_folder_of_shards_is_their_own(tmp_path: Path) -> None:
 def test_keys_of_documents(tmp_path: Path) -> None:
     data = RankingData.from_arrays(torch.eye(3), [1, 0, 2], qid=[7, 8, 7], doc_ids=["a", "b", "c"])
     write_shards(data, tmp_path / "set")
-    keys = shards.document_keys(tmp_path / "set" / SHARD.format(0))
-    assert list(keys) == ["qid", "place", "docid"]
-    rows = sorted(zip(*(keys[name].to_pylist() for name in keys), strict=True))
-    assert rows == [(7, 0, "a"), (7, 1, "c"), (8, 0, "b")]
+    with open_source(tmp_path / "set" / SHARD.format(0), columns=shards.SHARD_COLUMNS) as source:
+        qids = [source.qids[code] for code in source.codes]
+        rows = sorted(zip(qids, source.column("place"), source.column("docid"), strict=True))
+    assert rows == [(7, "0", "a"), (7, "1", "c"), (8, "0", "b")]
     write_shards(data.replace(doc_ids=None), tmp_path / "set")
-    assert list(shards.document_keys(tmp_path / "set" / SHARD.format(0))) == ["qid", "place"]
+    with open_source(tmp_path / "set" / SHARD.format(0), columns=shards.SHARD_COLUMNS) as source:
+        assert list(source.header) == ["qid", "label", "features", "place"]
 
 
 def test_places_in_the_set_are_those_of_the_process(folder: Path) -> None:
@@ -433,7 +433,7 @@ def test_the_cache_is_named_by_the_content(folder: Path, tmp_path: Path, monkeyp
     shutil.copytree(folder, tmp_path / "copy")
     open_shards(tmp_path / "copy", cache=cache)
     assert len(list(cache.folder.glob("*.lgc"))) == 2
-    content = [shard.sha256 for shard in read_manifest(folder).shards]
+    content = [shard.sha256 for shard in Manifest.read(folder).shards]
     assert cache.path({"shards": 2, "content": content}).is_dir()
     monkeypatch.setenv("LGMML_CACHE", str(tmp_path / "default"))
     open_shards(folder)
@@ -494,7 +494,7 @@ def test_categories_keep_their_words(tmp_path: Path) -> None:
     plain = RankingData.from_arrays(X, rng.integers(0, 3, 40), qid=np.arange(40) % 6, feature_names=["colour", "price"])
     data = plain.replace(categories=(colours, None))
     manifest = write_shards(data, tmp_path / "set", documents=15)
-    assert manifest.categories == read_manifest(tmp_path / "set").categories == (colours, None)
+    assert manifest.categories == Manifest.read(tmp_path / "set").categories == (colours, None)
     for cache in (False, tmp_path / "cache"):
         found = open_shards(tmp_path / "set", cache=cache)
         assert_same_lists(found, data)

@@ -26,7 +26,7 @@ from lgmml_torch.data.source import (
     open_source,
 )
 from lgmml_torch.data.svmlight import TextFile
-from lgmml_torch.data.table import ArraySource, from_data
+from lgmml_torch.data.table import ArraySource
 from lgmml_torch.files import check_memory, check_unpacked
 from lgmml_torch.ragged import RankingData
 from tests.data.test_source import in_order
@@ -162,14 +162,14 @@ def test_data_that_was_loaded_keeps_its_precision_names_and_ids() -> None:
     X, y, qid, ids = in_order(small_data(shuffled=True))
     names = tuple("abcde")
     data = RankingData.from_arrays(X / 3.0, y, qid=qid, doc_ids=ids, feature_names=names, dtype=torch.float64)
-    back = from_data(data, ReadOptions()).read(labelled=True)
+    back = ArraySource.of_data(data, ReadOptions()).read(labelled=True)
     assert back.features.dtype == torch.float64
     assert (back.feature_names, back.doc_ids, back.qids) == (data.feature_names, data.doc_ids, data.qids)
     assert torch.equal(back.order, data.order)
     assert torch.equal(back.features, data.features)
-    assert from_data(small_data(ids=False), ReadOptions()).read().doc_ids is None
-    assert from_data(data, ReadOptions()).name == "data"
-    turned = from_data(data, ReadOptions(feature_names=tuple("edcba"))).read()
+    assert ArraySource.of_data(small_data(ids=False), ReadOptions()).read().doc_ids is None
+    assert ArraySource.of_data(data, ReadOptions()).name == "data"
+    turned = ArraySource.of_data(data, ReadOptions(feature_names=tuple("edcba"))).read()
     assert torch.equal(turned.in_caller_order(turned.features), data.in_caller_order(data.features.flip(1)))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lgmml_torch.checks import DataError
-from lgmml_torch.data.svmlight import Block, Rules, parse, parse_block, parse_lines, shown
+from lgmml_torch.data.svmlight import Block, Rules, _parse_block, _parse_lines, parse, shown
 
 BARE = Rules(qid=False)
 NO_LABELS = Rules(labels=False)
@@ -81,7 +81,7 @@ def test_good_blocks() -> None:
         (b"", Rules(), [], [], [], None),
         (b" \n\t\n", Rules(kind=np.float64), [], [], [], None),
     ]:
-        slow = parse_lines(text, rules, path="f")
+        slow = _parse_lines(text, rules, path="f")
         assert slow.labels.tolist() == labels
         assert slow.qids == qids
         assert slow.counts.tolist() == [len(row) for row in rows]
@@ -92,7 +92,7 @@ def test_good_blocks() -> None:
         assert slow.comments == comments
         types = (np.float32, np.int64, np.int64, np.float64)
         assert tuple(a.dtype for a in (slow.labels, slow.counts, slow.index, slow.values)) == types
-        assert_same_block(parse_block(text, rules), slow)
+        assert_same_block(_parse_block(text, rules), slow)
         assert_same_block(parse(text, rules, path="f"), slow)
 
 
@@ -155,9 +155,9 @@ def test_bad_blocks() -> None:
         (b"1 2\n3:4 5:6\n1 1:2\n", BARE),
         (b"1 qid:7 1:1 a:1\n", Rules()),
     ]:
-        assert parse_block(text, rules) is None
+        assert _parse_block(text, rules) is None
         with pytest.raises(DataError, match=r"^f:\d+: "):
-            parse_lines(text, rules, path="f")
+            _parse_lines(text, rules, path="f")
         good = b"1 qid:7 1:1\n" if rules.qid else b"1 1:1\n"
         good = good if rules.labels else b"qid:7 1:1\n"
         with pytest.raises(DataError, match=r"^f:(9|10): "):
@@ -166,10 +166,10 @@ def test_bad_blocks() -> None:
 
 def test_the_line_is_counted_from_the_first_of_the_block() -> None:
     for line in (1, 5):
-        for look in (parse, parse_lines):
+        for look in (parse, _parse_lines):
             with pytest.raises(DataError, match=rf"^f:{line + 2}: "):
                 look(b"1 qid:1 1:1\n\nx\n", Rules(), path="f", line=line)
-    for look in (parse, parse_lines):
+    for look in (parse, _parse_lines):
         with pytest.raises(DataError, match=r"^f:1: "):
             look(b"x\n", Rules(), path="f")
 
@@ -210,7 +210,7 @@ def test_messages() -> None:
         (b"\x01", Rules(), "not plain text, found byte 0x01 at column 1"),
     ]:
         with pytest.raises(DataError, match=message):
-            parse_lines(text + b"\n", rules, path="f")
+            _parse_lines(text + b"\n", rules, path="f")
 
 
 def test_largest_indices() -> None:
@@ -220,8 +220,8 @@ def test_largest_indices() -> None:
     for digits in (9, 10, 18):
         found = parse(b"1 qid:1 " + b"1" * digits + b":1\n", wide, path="f")
         assert found.index.tolist() == [int("1" * digits)]
-    assert parse_block(b"1 qid:1 " + b"1" * 9 + b":1\n", wide) is not None
-    assert parse_block(b"1 qid:1 " + b"1" * 10 + b":1\n", wide) is None
+    assert _parse_block(b"1 qid:1 " + b"1" * 9 + b":1\n", wide) is not None
+    assert _parse_block(b"1 qid:1 " + b"1" * 10 + b":1\n", wide) is None
     assert Rules() == Rules(True, 1, None, False, np.float32, True, "`num_features` says so")
 
 
@@ -234,7 +234,7 @@ def test_long_numbers_are_rounded_once() -> None:
             point = rng.randint(0, digits)
             words.append(rng.choice(("", "-")) + word[:point] + "." * rng.randint(0, 1) + word[point:])
         text = " ".join(f"{place}:{word}" for place, word in enumerate(words, start=1))
-        found = parse_block(f"3 qid:1 {text}\n".encode(), Rules(kind=np.float64))
+        found = _parse_block(f"3 qid:1 {text}\n".encode(), Rules(kind=np.float64))
         assert found is not None
         assert found.values.tolist() == [float(word) for word in words]
 
@@ -243,7 +243,7 @@ def test_very_long_numbers() -> None:
     for length in [15, 16, 17, 253, 254, 255, 256, 257, 258, 510, 511, 512, 513, 600]:
         word = b"0" * (length - 1) + b"7"
         for sign in (b"", b"-"):
-            found = parse_block(b"1 qid:1 1:3 2:" + sign + word + b" 3:12\n", Rules())
+            found = _parse_block(b"1 qid:1 1:3 2:" + sign + word + b" 3:12\n", Rules())
             assert found is not None
             assert found.values.tolist() == [3, float(sign + b"7"), 12]
 
@@ -252,7 +252,7 @@ def test_words_for_numbers() -> None:
     rules = Rules(missing=True, kind=np.float64)
 
     def value(text: bytes) -> float:
-        return float(parse_lines(b"1 qid:1 1:" + text + b"\n", rules, path="f").values[0])
+        return float(_parse_lines(b"1 qid:1 1:" + text + b"\n", rules, path="f").values[0])
 
     for text in (b"1", b"+1", b"-1.5e-3", b".5", b"5.", b"1E5"):
         assert value(text) == float(text)
@@ -275,4 +275,4 @@ def test_random_blocks_agree() -> None:
             lines.append(f"{rng.randint(0, 4)} qid:{rng.randint(1, 999)}{features}{rng.choice(['', ' #d', ' '])}")
         text = ("\n".join(lines) + rng.choice(["", "\n"])).encode()
         for rules in (Rules(), replace(Rules(), kind=np.float64)):
-            assert_same_block(parse_block(text, rules), parse_lines(text, rules, path="f"))
+            assert_same_block(_parse_block(text, rules), _parse_lines(text, rules, path="f"))

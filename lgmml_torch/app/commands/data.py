@@ -37,17 +37,7 @@ from lgmml_torch.data.cache import Cache, digest
 from lgmml_torch.data.catalog import find_table, open_dataset, open_table
 from lgmml_torch.data.columns import vocabularies
 from lgmml_torch.data.letor import SPLITS
-from lgmml_torch.data.shards import (
-    SHARD_COLUMNS,
-    Manifest,
-    Shard,
-    check_content,
-    check_files,
-    check_room,
-    clear_folder,
-    document_keys,
-    read_manifest,
-)
+from lgmml_torch.data.shards import PLACE, SHARD_COLUMNS, Manifest, Shard, check_room, clear_folder
 from lgmml_torch.data.source import ReadOptions, is_folder, open_file, open_source
 from lgmml_torch.data.write import save_parquet, write_shards
 from lgmml_torch.files import SUFFIX, sweep
@@ -203,19 +193,12 @@ _model: list[LGMML] = []  # of a process that was started to score
 
 @dataclass(frozen=True)
 class _Work:
-    """What is scored, by what, and where the scores go.
+    """What is scored, by what, and where the scores go."""
 
-    Attributes:
-        args: the words on the command line.
-        source: the folder of shards.
-        target: the folder of scores.
-        model: digest of the model's file.
-    """
-
-    args: Namespace
-    source: Path
-    target: Path
-    model: str
+    args: Namespace  # the words on the command line
+    source: Path  # the folder of shards
+    target: Path  # the folder of scores
+    model: str  # digest of the model's file
 
     def mark(self, shard: Shard) -> bytes:
         """What the scores of a shard are made from."""
@@ -241,8 +224,8 @@ def score_folder(args: Namespace, folders: dict[str, Path]) -> str:
         raise LGMMLError("`output` must name a folder, without `format`: every shard gets a Parquet file there")
     check_positive("jobs", args.jobs)
     source = chosen_part(folders, args.split)
-    manifest = read_manifest(source)
-    check_files(source, manifest, manifest.shards)
+    manifest = Manifest.read(source)
+    manifest.check_files(source, manifest.shards)
     model = load_model(args)
     work = _Work(args, source, Path(args.output), digest(Path(args.model)))
     _check_target(work.target, manifest)
@@ -280,15 +263,19 @@ def _score_shard(work: _Work, shard: Shard, model: LGMML | None = None) -> int:
     import pyarrow as pa
 
     model = model or _model[0]
-    check_content(work.source, [shard], Cache(), progress=False)
+    shard.check_content(work.source, Cache())
     file = work.source / shard.file
     how = {**model.reading, "missing": "zero"}  # gaps were filled before; what is left is words without a meaning
     with open_source(file, kind="parquet", columns=SHARD_COLUMNS, dtype=model.dtype, **how) as lists:
+        columns: dict[str, Any] = {SHARD_COLUMNS.qid: pa.array(lists.qids).take(pa.array(lists.codes))}
+        columns[PLACE] = pa.array(map(int, lists.column(PLACE)), pa.int32())
+        if SHARD_COLUMNS.doc_id in lists.header:
+            columns[SHARD_COLUMNS.doc_id] = lists.column(SHARD_COLUMNS.doc_id)
         found = []
         for _, scores in score_batches(model, lists, work.args):
             found.append(scores)
-    table = pa.table({**document_keys(file), "score": np.concatenate(found)}, metadata={_MARK: work.mark(shard)})
-    save_parquet(table, work.target / shard.file)
+        columns["score"] = np.concatenate(found)
+    save_parquet(pa.table(columns, metadata={_MARK: work.mark(shard)}), work.target / shard.file)
     return shard.documents
 
 
