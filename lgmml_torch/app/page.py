@@ -11,7 +11,7 @@ from typing import Any
 from lgmml_torch.app.charts import Bar, Child, Markup, Point, bar_chart, figure, histogram, line_chart, table, tag
 from lgmml_torch.app.page_data import Document, PageData, Query
 from lgmml_torch.evaluation.evaluate import Paired
-from lgmml_torch.evaluation.tables import merge_definitions
+from lgmml_torch.evaluation.tables import results_table
 from lgmml_torch.models.importance import PermutationImportance
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -130,44 +130,24 @@ def _data_row(name: str, facts: Mapping[str, Any]) -> list[str]:
 
 def _results_section(report: _Report) -> tuple[str, str, Markup]:
     """The main table, with intervals, and what the figures mean."""
-    evaluations: Sequence[Mapping[str, Any]] = report["evaluations"]
-    names: dict[str, None] = {}  # a set in order
-    definitions: list[str] = []
-    for item in evaluations:
-        for name, entry in item["metrics"].items():
-            names[name] = None
-            definitions.append(entry["definition"])
+    header, found, definitions = results_table(report["evaluations"])
     rows: list[list[Child]] = []
-    for item in evaluations:
-        means = [_mean(item["metrics"].get(name)) for name in names]
-        rows.append([item["split"], item["policy"], *means, _counts(item, "counted"), _counts(item, "skipped")])
-    notes = ["In brackets: 95% bootstrap interval of the mean over queries."]
-    notes += merge_definitions(definitions)
+    for data, weights, *figures in found:
+        rows.append([data, weights, *map(_figure, figures)])
+    notes = ["In brackets: 95% bootstrap interval of the mean over queries.", *definitions]
     return _section(
         "Results",
-        table(["data", "weights", *names, "queries", "skipped"], rows, numbers=range(2, len(names) + 4)),
+        table(header, rows, numbers=range(2, len(header))),
         [tag("p", text, class_="note") for text in notes],
     )
 
 
-def _mean(entry: Mapping[str, Any] | None) -> Child:
-    if entry is None or entry["mean"] is None:
-        return _NONE
-    content: list[Child] = [f"{entry['mean']:.4f}"]
-    if entry.get("interval"):
-        content.append(tag("span", "[{:.4f}, {:.4f}]".format(*entry["interval"]), class_="span"))
-    return content
-
-
-def _counts(item: Mapping[str, Any], key: str) -> str:
-    """One number where all measures have the same, else one for each measure."""
-    counts, texts = list[int](), list[str]()
-    for name, entry in item["metrics"].items():
-        counts.append(entry[key])
-        texts.append(f"{entry[key]} ({name})")
-    if len(set(counts)) == 1:
-        return f"{counts[0]:,}"
-    return ", ".join(texts)
+def _figure(text: str) -> Child:
+    """The mean, and its interval where there is one in smaller letters."""
+    mean, bracket, interval = text.partition("[")
+    if not bracket:
+        return text
+    return [mean.rstrip(), tag("span", f"[{interval}", class_="span")]
 
 
 def _validation_section(report: _Report) -> tuple[str, str, Markup]:

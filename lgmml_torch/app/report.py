@@ -27,7 +27,7 @@ from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.rankers import Ranker
 from lgmml_torch.checks import DataError
 from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings, evaluate_scores
-from lgmml_torch.evaluation.tables import markdown_table, preprocessing_steps, print_evaluations, run_markdown
+from lgmml_torch.evaluation.tables import evaluation_markdown, markdown_table, preprocessing_steps, print_evaluations
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.phi import POLICIES
@@ -41,6 +41,7 @@ from lgmml_torch.training.stages import Prepared, Trained
 log = logging.getLogger(__name__)
 
 _LABELS = 20  # different ones that a report counts
+_MOST_POSITIONS, _MOST_PLACES = 30, 20  # positions, and epochs or rounds, that a report lists
 _OWN = "this model: "  # before the weights, in a table with other rankers
 _ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
 
@@ -93,13 +94,7 @@ class RunResult:
         sentences = [f"{each.first} against {each.second}, {split}: {each.sentence()}" for each in paired]
         for sentence in sentences:
             log.info("%s", sentence)
-        text = run_markdown(
-            self.evaluations, self.keeper.curve, self.best_epoch, settings["name"], settings["chosen"],
-            bank=self.bank_history, seconds=self.seconds, settings=_flat(settings, ""),
-            measure=settings.get("measure", "ndcg@10"),
-            comparisons=sentences,
-        )  # fmt: skip
-        write_text(self.folder / "report.md", text)
+        write_text(self.folder / "report.md", _run_markdown(content, sentences))
         write_text(self.folder / "report.json", json.dumps(content, indent=2, default=str))
         page = make_page(content, page_data(content, self.model, data, split), paired)
         write_text(self.folder / "report.html", page)
@@ -280,6 +275,56 @@ def compare_with(model: LGMML, other: Ranker, data: RankingData, split: str, set
     """This model beside another on the same lists, by NDCG@10."""
     rules = {"preset": settings["evaluation"]["preset"], "seed": settings["seed"], "split": split}
     return compare_rankings(("this model", model.score(data)), (other.name, other.score(data)), data, **rules)
+
+
+def _run_markdown(content: Mapping[str, Any], comparisons: Sequence[str]) -> str:
+    """The report of a run: what it reached, what was fitted and why, how validation went, how long it took."""
+    config, bank, kept, seconds = content["config"], content["bank"], content["best epoch"], content["seconds"]
+    parts = [f"# {config['name']}", evaluation_markdown(content["evaluations"]).rstrip()]
+    if comparisons:
+        parts.append("## Comparison\n\n" + "\n".join(f"- {each}." for each in comparisons))
+    if config["chosen"]:
+        parts.append(f"## What was fitted\n\n{config['chosen'][0].upper()}{config['chosen'][1:]}.")
+    validation = f"No validation queries: the weights of the last epoch ({kept}) were kept."
+    if content["validation curve"]:
+        curve = content["validation curve"]
+        validation = _curve_table("epoch", list(curve), list(curve.values()), kept, config.get("measure"))
+    parts.append(f"## Validation\n\n{validation}")
+    values = bank.get("valid_measure") or bank.get("valid_ndcg")
+    if bank.get("rounds") and values:
+        rounds = _curve_table("round", bank["rounds"], values, bank["best_round"], bank.get("measure"))
+        parts.append(f"### Rounds of boosting\n\n{rounds}")
+    if bank.get("position_bias"):
+        parts.append(_positions(bank["position_bias"]))
+    stages = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+    parts.append(f"## Time\n\n{sum(seconds.values()):.1f} s: {stages}.")
+    lines = "\n".join(f"{key}: {value}" for key, value in _flat(config, "").items())
+    parts.append(f"## Settings\n\n```yaml\n{lines}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _positions(biases: Mapping[int, float]) -> str:
+    """What being shown at a position added to the score of a document while training."""
+    rows = []
+    for position, bias in list(biases.items())[:_MOST_POSITIONS]:
+        rows.append((position, f"{bias:.3f}"))
+    text = f"### Positions\n\n{markdown_table(('position', 'added to the score'), rows)}"
+    if len(biases) > _MOST_POSITIONS:
+        text += f"\n\nand {len(biases) - _MOST_POSITIONS} more"
+    return text
+
+
+def _curve_table(what: str, places: Sequence[Any], values: Sequence[float], kept: int, measure: str | None) -> str:
+    """Validation by epoch or round; of many, evenly spaced ones and the one that was kept."""
+    step = max((len(places) - 1) / (_MOST_PLACES - 1), 1)
+    spaced = {round(number * step) for number in range(_MOST_PLACES)}
+    rows = []
+    for number, (place, value) in enumerate(zip(places, values, strict=True)):
+        if str(place) == str(kept):
+            rows.append((place, f"{value:.4f} (kept)"))
+        elif number in spaced:
+            rows.append((place, f"{value:.4f}"))
+    return markdown_table((what, f"validation {(measure or 'ndcg@10').replace('ndcg', 'NDCG')}"), rows)
 
 
 # Settings that say where and how a run runs, but not what it fits.

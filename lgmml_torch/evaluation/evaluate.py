@@ -61,7 +61,7 @@ class Evaluation:
 
     def markdown(self) -> str:
         """The table and the definitions as Markdown."""
-        return evaluation_markdown([self])
+        return evaluation_markdown([self.to_dict()])
 
     def interval(self, name: str) -> Interval | None:
         """95% bootstrap interval over queries of the mean of one metric; None where it counts no query."""
@@ -70,15 +70,29 @@ class Evaluation:
         generator = torch.Generator().manual_seed(0)
         return bootstrap_interval(self.per_query[name], generator=generator, resamples=2_000)
 
-    def to_dict(self, *, per_query: bool = False) -> dict[str, Any]:
+    def to_dict(self, *, per_query: bool = False, intervals: bool = True) -> dict[str, Any]:
         """Primitives only; NaN becomes None, because JSON has no such number."""
+        metrics = {}
+        for name, mean in self.means.items():
+            interval, ends = None, None
+            if intervals:
+                interval = self.interval(name)
+            if interval is not None:
+                ends = [interval.low, interval.high]
+            metrics[name] = {
+                "mean": _plain_number(mean),
+                "interval": ends,
+                "counted": self.counted[name],
+                "skipped": self.skipped[name],
+                "definition": self.definitions[name],
+            }
         content: dict[str, Any] = {
             "split": self.split,
             "policy": self.policy,
             "seed": self.seed,
             "queries": len(self.qids),
             "documents": self.documents,
-            "metrics": {name: self._metric(name) for name in self.means},
+            "metrics": metrics,
         }
         if per_query:
             content["qids"] = list(map(plain_qid, self.qids))
@@ -86,18 +100,6 @@ class Evaluation:
             for name, values in self.per_query.items():
                 content["per_query"][name] = list(map(_plain_number, values.tolist()))
         return content
-
-    def _metric(self, name: str) -> dict[str, Any]:
-        interval, ends = self.interval(name), None
-        if interval is not None:
-            ends = [interval.low, interval.high]
-        return {
-            "mean": _plain_number(self.means[name]),
-            "interval": ends,
-            "counted": self.counted[name],
-            "skipped": self.skipped[name],
-            "definition": self.definitions[name],
-        }
 
     def to_json(self, *, per_query: bool = True) -> str:
         """`to_dict` as text."""

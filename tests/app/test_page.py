@@ -19,11 +19,7 @@ from lgmml_torch.app.charts import Bar, Point, bar_chart, histogram, line_chart,
 from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import page_data
 from lgmml_torch.app.rankers import open_ranker
-from lgmml_torch.app.report import (
-    RunResult,
-    compare_with,
-    reported_part,
-)
+from lgmml_torch.app.report import RunResult, _run_markdown, compare_with, reported_part
 from lgmml_torch.data.catalog import generated_splits
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.functional.measures import rank_data
@@ -348,3 +344,29 @@ def test_labels_that_are_all_different_do_not_fill_the_report(tmp_path: Path) ->
     found = content["data"]["train"]["labels"]
     assert len(found) == 20
     assert found["0.5"] >= 5
+
+
+def test_the_report_in_words_says_how_it_went(run_folder: Path) -> None:
+    text = (run_folder / "report.md").read_text()
+    assert text.startswith("# run <script>")
+    for piece in (
+        "\n\n| data | weights |",
+        "| 1 | 0.6250 (kept) |",
+        "| 2 | 0.6100 |",
+        "2.6 s: data 0.1 s, training 2.5 s.",
+    ):
+        assert piece in text
+    assert "## What was fitted\n\nAs configured &" in text
+    assert "\nevaluation.preset: default\n" in text
+
+
+def test_of_many_rounds_a_report_lists_some(tmp_path: Path) -> None:
+    data, rounds = small_data(), list(range(5, 505, 5))
+    bank = {"rounds": rounds, "valid_ndcg": [0.5 + r / 1e4 for r in rounds], "best_round": 485}
+    text = _run_markdown(content_of(small_model(), data, tmp_path, bank=bank), ["a against b"])
+    assert "| 485 | 0.5485 (kept) |" in text
+    assert text.count("\n| ") < 40
+    assert "- a against b.\n" in text
+    nothing = _run_markdown(content_of(small_model(), data, tmp_path, bank={"best_round": 4}, curve={}), [])
+    assert "Rounds of boosting" not in nothing
+    assert "No validation queries: the weights of the last epoch (1) were kept." in nothing

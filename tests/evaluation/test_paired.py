@@ -10,7 +10,6 @@ import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.evaluation.evaluate import compare_rankings, evaluate, evaluate_scores, label_by_score
-from lgmml_torch.evaluation.tables import run_markdown
 from lgmml_torch.functional.significance import compare
 from tests.doors import small_data, small_model
 
@@ -75,18 +74,3 @@ def test_means_have_intervals() -> None:
     empty = evaluate(small_model(), data.replace(labels=torch.zeros_like(data.labels)), metrics=["map"])
     assert empty.interval("map") is None
     assert empty.to_dict()["metrics"]["map"]["interval"] is None
-
-
-def test_a_report_says_how_it_went() -> None:
-    found = evaluate(small_model(), small_data(), split="test")
-    rounds = list(range(5, 505, 5))
-    bank = {"rounds": rounds, "valid_ndcg": [0.5 + r / 1e4 for r in rounds], "best_round": 485}
-    text = run_markdown(
-        [found], {0: 0.5}, 0, "demo", "because", bank=bank, comparisons=["a against b"],
-        seconds={"data": 1.0, "Φ": 2.25}, settings={"seed": 0, "a.b": "x"},
-    )  # fmt: skip
-    assert "| 485 | 0.5485 (kept) |" in text
-    assert text.count("\n| ") < 40  # of many rounds, some
-    for piece in ("## What was fitted\n\nBecause.", "3.2 s: data 1.0 s, Φ 2.2 s.", "a.b: x", "a against b."):
-        assert piece in text
-    assert "Rounds of boosting" not in run_markdown([found], {}, 3, bank={"best_round": 4})
