@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lgmml_torch.app.charts import Bar, Child, Markup, Point, bar_chart, figure, histogram, line_chart, table, tag
-from lgmml_torch.app.page_data import Document, PageData, Query
+from lgmml_torch.app.charts import Bar, Chart, Child, Markup, Point, figure, table, tag
+from lgmml_torch.app.page_data import PageData, Query
 from lgmml_torch.evaluation.evaluate import Paired
 from lgmml_torch.evaluation.tables import results_table
 from lgmml_torch.models.importance import PermutationImportance
@@ -158,7 +158,7 @@ def _validation_section(report: _Report) -> tuple[str, str, Markup]:
         line = []
         for place, bias in biases.items():
             line.append(Point(int(place), bias))
-        chart = line_chart({"bias": line}, x="position", y="added to the score", title="Bias by position")
+        chart = Chart.lines({"bias": line}, x="position", y="added to the score", title="Bias by position")
         note = "What being shown there added to a score while training; scores of new lists do without it."
         charts.append(figure("Positions", chart, note))
     return _section("Validation", tag("div", charts, class_="charts"))
@@ -177,7 +177,7 @@ def _rounds_chart(bank: Mapping[str, Any]) -> Markup | None:
     if not isinstance(kept, int) or not lines:
         return None
     title = f"{measure} by boosting round"
-    chart = line_chart(lines, x="boosting round", y=measure, title=title, kept=(kept, f"kept: {kept}"))
+    chart = Chart.lines(lines, x="boosting round", y=measure, title=title, kept=(kept, f"kept: {kept}"))
     note = ""
     if "validation" in lines:
         note = "Kept where the mean of the last few validation values is highest: single ones are noise."
@@ -194,7 +194,7 @@ def _epochs_chart(report: _Report) -> Markup:
         return tag("p", f"No validation queries: the last epoch ({kept}) was kept.")
     measure = str(report["config"].get("measure", "ndcg@10")).replace("ndcg", "NDCG")
     axes = {"x": "epoch", "y": f"validation {measure}", "title": f"{measure} by epoch"}
-    chart = line_chart({"validation": points}, **axes, kept=(kept, f"kept: {kept}"))  # type: ignore[arg-type]
+    chart = Chart.lines({"validation": points}, **axes, kept=(kept, f"kept: {kept}"))  # type: ignore[arg-type]
     return figure("Training, epoch by epoch", chart, "Epoch 0 is the start, before any training of the weights.")
 
 
@@ -221,10 +221,8 @@ def _distribution(data: PageData) -> Markup:
     title = f"{data.measure} per query"
     if data.mean is None:
         return figure(title, tag("p", f"No query of {data.split} counts: none has a relevant document."))
-    chart = histogram(
-        data.values, low=0.0, high=max(1.0, *data.values), bins=20, x=data.measure, y="queries", title=title,
-        mean=data.mean.mean,
-    )  # fmt: skip
+    high, mean = max(1.0, *data.values), data.mean.mean
+    chart = Chart.histogram(data.values, high=high, mean=mean, x=data.measure, y="queries", title=title)
     ordered = sorted(data.values)
     last = len(ordered) - 1
     low, middle, high = ordered[round(0.1 * last)], ordered[round(0.5 * last)], ordered[round(0.9 * last)]
@@ -240,7 +238,7 @@ def _card(query: Query, top: float, measure: str) -> Markup:
         digits = min(max(2 - math.floor(math.log10(gap)), 0), 8)
     rows: list[list[Child]] = []
     for row in query.rows:
-        rows.append([row.rank, row.name, _grade(row.label, top), f"{row.score:.{digits}f}", _parts(row)])
+        rows.append([row.rank, row.name, _grade(row.label, top), f"{row.score:.{digits}f}", _parts(row.parts)])
     more, rest = query.size - len(query.rows), "The whole list."
     if more:
         rest = f"{more:,} more that are not shown."
@@ -261,9 +259,9 @@ def _grade(label: float, top: float) -> Markup:
     return tag("span", f"{label:g}", class_="grade", style=f"--grade:{share:.2f}")
 
 
-def _parts(row: Document) -> list[Child]:
+def _parts(leading: Iterable[tuple[str, float]]) -> list[Child]:
     parts = list[Child]()
-    for name, part in row.parts:
+    for name, part in leading:
         direction = "down"
         if part > 0:
             direction = "up"
@@ -297,7 +295,7 @@ def _importance_section(data: PageData) -> tuple[str, str, Markup]:
 
 
 def _shares(title: str, bars: Sequence[Bar], note: str = "") -> Markup:
-    chart = bar_chart(bars, x="share of the score differences", title=title, form="{:.0%}".format)
+    chart = Chart.bars(bars, x="share of the score differences", title=title, form="{:.0%}".format)
     return figure(title, chart, note)
 
 
@@ -314,7 +312,7 @@ def _shuffled(names: Sequence[str], shuffled: PermutationImportance | None) -> M
         "95% intervals, paired per query. Grey: the interval holds 0."
     )
     title = "Cost of shuffling a feature"
-    return figure(title, bar_chart(bars, x=f"drop in {shuffled.measure}", title=title, style=_certainty), note)
+    return figure(title, Chart.bars(bars, x=f"drop in {shuffled.measure}", title=title, style=_certainty), note)
 
 
 def _certainty(bar: Bar) -> str:
@@ -342,7 +340,7 @@ def _effects(data: PageData) -> list[Child]:
     )
     charts = []
     for name, line in lines.items():
-        chart = line_chart({name: line}, x="value", y="change of score", title=f"Effect of {name}", also=ends)
+        chart = Chart.lines({name: line}, x="value", y="change of score", title=f"Effect of {name}", also=ends)
         charts.append(figure(name, chart))
     return [
         tag("h3", "Which values are good"),
@@ -353,13 +351,13 @@ def _effects(data: PageData) -> list[Child]:
 
 def _calibration(data: PageData) -> Markup:
     title, points = "Mean label by score", list[Point]()
-    for place, mean in enumerate(data.calibration.labels, 1):
+    for place, mean in enumerate(data.calibration, 1):
         if mean:
-            points.append(Point(100 * place // len(data.calibration.labels), mean.mean, mean.low, mean.high))
+            points.append(Point(100 * place // len(data.calibration), mean.mean, mean.low, mean.high))
     if not points:
         return figure(title, tag("p", "No list has a label for each of its parts."))
     axes = {"x": "place of the score within its list, % (100: the top)", "y": "mean label", "title": title}
-    chart = line_chart({"mean label": points}, **axes, also=[0.0])  # type: ignore[arg-type]
+    chart = Chart.lines({"mean label": points}, **axes, also=[0.0])  # type: ignore[arg-type]
     note = "Each list is cut into ten parts by the rank of its scores; 95% intervals over queries. Good rankings rise."
     return figure(title, chart, note)
 
@@ -370,7 +368,7 @@ def _reliability(data: PageData) -> Markup | None:
         return None
     top = math.ceil(100 * max(*found.chances, *found.shares)) / 100  # a round number to read at the axis
     lines = {"documents": list(map(Point, found.chances, found.shares)), "exact": [Point(0, 0), Point(top, top)]}
-    chart = line_chart(lines, x="chance of a label of at least 1", y="share of documents with one", title=title)
+    chart = Chart.lines(lines, x="chance of a label of at least 1", y="share of documents with one", title=title)
     note = (
         f"A dot is a group of about {max(found.documents):,} documents; on the line, their chances are exact. "
         f"Expected calibration error {found.error:.4f}, Brier score {found.brier:.4f}. {data.sample}"
@@ -386,7 +384,7 @@ def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
     gaps = paired.gaps[~paired.gaps.isnan()].sort(descending=True).values.tolist()
     line = list(map(Point, range(1, len(gaps) + 1), gaps))
     axes = {"x": "queries, by difference", "y": f"difference in {paired.measure}", "title": title}
-    chart = line_chart({"query": line}, **axes, also=[0.0])  # type: ignore[arg-type]
+    chart = Chart.lines({"query": line}, **axes, also=[0.0])  # type: ignore[arg-type]
     rows = []
     for query in paired.most_different(8):
         first, second = paired.values[:, query].tolist()

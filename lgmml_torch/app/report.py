@@ -20,14 +20,15 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import __version__
-from lgmml_torch.app.compose import asked_measures
+from lgmml_torch.app.commands.common import print_evaluations
+from lgmml_torch.app.compose import measuring_rules
 from lgmml_torch.app.config import parse_overrides
 from lgmml_torch.app.page import make_page
-from lgmml_torch.app.page_data import page_data
+from lgmml_torch.app.page_data import PageData
 from lgmml_torch.app.rankers import Ranker
 from lgmml_torch.checks import DataError
-from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings, evaluate_scores
-from lgmml_torch.evaluation.tables import evaluation_markdown, markdown_table, preprocessing_steps, print_evaluations
+from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, evaluate_scores
+from lgmml_torch.evaluation.tables import evaluation_markdown, markdown_table, preprocessing_steps
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.phi import POLICIES
@@ -48,38 +49,21 @@ _ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """What a run found and leaves behind.
-
-    Attributes:
-        folder: of the run.
-        model: trained.
-        splits: what it was trained and measured on.
-        evaluations: how well it ranks them.
-        keeper: the validation curve, and the epoch kept.
-        bank_history: how building the metrics went.
-        seconds: of each stage.
-        settings: the whole configuration, as primitives.
-        others: what to compare the model with.
-    """
+    """What a run found and leaves behind."""
 
     folder: Path
     model: LGMML
-    splits: Mapping[str, RankingData]
-    evaluations: Sequence[Evaluation]
-    keeper: KeepCheckpoints
-    bank_history: dict[str, Any]
-    seconds: Mapping[str, float]
-    settings: Any
-    others: Sequence[Ranker] = ()
-
-    @property
-    def best_epoch(self) -> int:
-        """The epoch whose weights were kept."""
-        return self.keeper.best_epoch
+    splits: Mapping[str, RankingData]  # what it was trained and measured on
+    evaluations: Sequence[Evaluation]  # how well it ranks them
+    keeper: KeepCheckpoints  # the validation curve, and the epoch kept
+    bank_history: dict[str, Any]  # how building the metrics went
+    seconds: Mapping[str, float]  # of each stage
+    settings: Any  # the whole configuration, as primitives
+    others: Sequence[Ranker] = ()  # what to compare the model with
 
     @property
     def best_valid(self) -> float:
-        """What they are worth on validation queries."""
+        """What the weights that were kept are worth on validation queries."""
         return self.keeper.best
 
     def write(self) -> None:
@@ -89,14 +73,14 @@ class RunResult:
         self.model.save(self.folder / "model.safetensors")
         print_evaluations(self.evaluations)
         split, data = reported_part(self.splits)
-        paired = [compare_with(self.model, other, data, split, settings) for other in self.others]
+        paired = [other.beside(self.model, data, split, settings) for other in self.others]
         content["comparisons"] = [each.to_dict() for each in paired]
         sentences = [f"{each.first} against {each.second}, {split}: {each.sentence()}" for each in paired]
         for sentence in sentences:
             log.info("%s", sentence)
         write_text(self.folder / "report.md", _run_markdown(content, sentences))
         write_text(self.folder / "report.json", json.dumps(content, indent=2, default=str))
-        page = make_page(content, page_data(content, self.model, data, split), paired)
+        page = make_page(content, PageData.of(content, self.model, data, split), paired)
         write_text(self.folder / "report.html", page)
 
     def tell(self, loggers: Sequence[Logger]) -> None:
@@ -156,27 +140,17 @@ class RunResult:
         }
 
 
-def measuring_rules(cfg: DictConfig) -> dict[str, Any]:
-    """Measures, their definitions and the seed of an evaluation."""
-    return {"metrics": asked_measures(cfg), "preset": cfg.evaluation.preset, "seed": cfg.seed}
-
-
-def beside_references(own: list[Evaluation], others: Sequence[list[Evaluation]]) -> list[Evaluation]:
-    """The evaluations of one table; those of the run's own model say so if there are others."""
-    if not others:
-        return own
-    found = [replace(each, policy=f"{_OWN}{each.policy}") for each in own]
-    for each in others:
-        found += each
-    return found
-
-
 def evaluate_model(
-    cfg: DictConfig, trained: Trained, prepared: Prepared, base: TreeBase | None = None
+    cfg: DictConfig,
+    trained: Trained,
+    prepared: Prepared,
+    base: TreeBase | None = None,
+    others: Sequence[Evaluation] = (),
 ) -> list[Evaluation]:
     """Two kinds of number, kept apart: training queries, and unseen ones.
 
-    With trees added, unseen queries are also ranked by ours and by the trees alone.
+    With trees added, unseen queries are also ranked by ours and by the trees alone. ``others`` are those of references,
+    which stand below.
     """
     splits, model, options = prepared.splits, trained.model, measuring_rules(cfg)
     own = model.phi.mode == "per_query" or model.phi.deviations
@@ -197,7 +171,9 @@ def evaluate_model(
             alone = {"ours alone": model.score(data, alone=True), "base alone": base.predict(data.features)}
             for label, scores in alone.items():
                 found.append(evaluate_scores(scores, data, split=split, policy=label, **options))
-    return found
+    if others:
+        found = [replace(each, policy=f"{_OWN}{each.policy}") for each in found]
+    return [*found, *others]
 
 
 def _evaluate_split(
@@ -269,12 +245,6 @@ def reported_part(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:
         if name in splits and len(splits[name]):
             split = name
     return split, splits[split]
-
-
-def compare_with(model: LGMML, other: Ranker, data: RankingData, split: str, settings: Any) -> Paired:
-    """This model beside another on the same lists, by NDCG@10."""
-    rules = {"preset": settings["evaluation"]["preset"], "seed": settings["seed"], "split": split}
-    return compare_rankings(("this model", model.score(data)), (other.name, other.score(data)), data, **rules)
 
 
 def _run_markdown(content: Mapping[str, Any], comparisons: Sequence[str]) -> str:

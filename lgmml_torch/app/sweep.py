@@ -89,17 +89,11 @@ def _sweep(args: Namespace) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched.
+    """What is searched."""
 
-    Attributes:
-        fixed: overrides that every trial has.
-        space: a distribution for each setting that is searched, as on the command line.
-        seed: of the draws.
-    """
-
-    fixed: tuple[str, ...]
-    space: Mapping[str, str]
-    seed: int = 0
+    fixed: tuple[str, ...]  # overrides that every trial has
+    space: Mapping[str, str]  # a distribution for each setting that is searched, as on the command line
+    seed: int = 0  # of the draws
 
     @classmethod
     def read(cls, words: Sequence[str], file: str | None = None) -> Search:
@@ -212,7 +206,7 @@ class Search:
         words = [*self.fixed, *chosen, f"paths.output_dir={folder}", f"name={data}"]
         log.info("trial %d: %s", trial.number, ", ".join(chosen))
         try:
-            result = train(load_config(words), words, watchers=[Prune(trial)])
+            result = train(load_config(words), words, watchers=[_Prune(trial)])
         except TrialPruned as error:
             study.tell(trial, state=TrialState.PRUNED)
             log.info("trial %d: stopped %s", trial.number, error)
@@ -275,7 +269,7 @@ def _first(distribution: BaseDistribution) -> Any:
     return choices[0] if choices else distribution.low  # type: ignore[attr-defined]
 
 
-class Prune(Callback):
+class _Prune(Callback):
     """Tells a trial the best that validation has seen so far, and stops it when earlier trials were better by then."""
 
     def __init__(self, trial: Trial) -> None:

@@ -277,29 +277,17 @@ def evaluate_run(
 
 @dataclass(frozen=True, eq=False)
 class Paired:
-    """What the first ranking is better by, per query and on average.
+    """What the first ranking is better by, per query and on average."""
 
-    Attributes:
-        first: what the first ranking is called.
-        second: what the second is called.
-        split: what was ranked.
-        measure: such as ``"ndcg@10"``.
-        definition: its rules in one line.
-        comparison: means, their difference with its interval, wins, ties and losses of the first.
-        values: ``(2, Q)`` the measure of both per query, NaN where skipped.
-        qids: the queries.
-        seed: of the bootstrap.
-    """
-
-    first: str
+    first: str  # what the first ranking is called
     second: str
-    split: str
-    measure: str
-    definition: str
-    comparison: Comparison
-    values: Tensor = field(repr=False)
+    split: str  # what was ranked
+    measure: str  # such as "ndcg@10"
+    definition: str  # its rules in one line
+    comparison: Comparison  # means, their difference with its interval, wins, ties and losses of the first
+    values: Tensor = field(repr=False)  # (2, Q) the measure of both per query, NaN where skipped
     qids: tuple[Hashable, ...] = field(repr=False)
-    seed: int = 0
+    seed: int = 0  # of the bootstrap
 
     @property
     def gaps(self) -> Tensor:
@@ -369,20 +357,6 @@ def compare_rankings(
     return Paired(first[0], second[0], split, measure, definition, found, torch.stack(rows).cpu(), data.qids, seed)
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Mean label by place of the score within its list, lowest scores first.
-
-    Attributes:
-        labels: the mean label of each part of the lists with its bootstrap interval over queries; a query counts once,
-            and where it has no document in a part it is skipped. None where no query has one.
-        documents: how many fell into each part.
-    """
-
-    labels: tuple[Interval | None, ...]
-    documents: tuple[int, ...]
-
-
 def label_by_score(
     scores: Tensor,  # (N,) in the order of the rows of `data`
     data: RankingData,
@@ -390,18 +364,22 @@ def label_by_score(
     bins: int = 10,
     seed: int = 0,
     resamples: int = 2_000,
-) -> Calibration:
+) -> list[Interval | None]:
     """Cut each list into parts by the rank of its scores, and average the labels of each part.
 
     Scores of a ranker have no unit and mean nothing across lists, so their ranks within the list are looked at; equal
     scores share theirs. A good ranking rises from left to right.
+
+    Returns:
+        The mean label of each part with its bootstrap interval over queries, lowest scores first; a query counts once,
+        and where it has no document in a part it is skipped. None where no query has one.
 
     Raises:
         LGMMLError: ``bins`` below 1, scores of another number of documents.
         DataError: no documents.
 
     >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0], [4.0]], [0, 0, 1, 3], qid=[7] * 4)
-    >>> [interval.mean for interval in label_by_score(data.features[:, 0], data, bins=2).labels]
+    >>> [interval.mean for interval in label_by_score(data.features[:, 0], data, bins=2)]
     [0.0, 2.0]
     """
     check_positive("bins", bins)
@@ -414,14 +392,14 @@ def label_by_score(
     sums = torch.zeros(shape[0] * bins, dtype=torch.float64).index_add(0, cells, data.labels.double()).view(shape)
     counts = torch.bincount(cells, minlength=shape[0] * bins).view(shape)
     means = sums / counts  # NaN where a query has no document there
-    labels: list[Interval | None] = []
+    found: list[Interval | None] = []
     for column in means.unbind(1):
         interval = None
         if not bool(column.isnan().all()):
             generator = torch.Generator().manual_seed(seed)
             interval = bootstrap_interval(column, generator=generator, resamples=resamples)
-        labels.append(interval)
-    return Calibration(tuple(labels), tuple(counts.sum(0).tolist()))
+        found.append(interval)
+    return found
 
 
 def _plain_number(value: float) -> float | None:

@@ -1,9 +1,8 @@
-"""Tables and model cards in Markdown; tables of evaluations for terminals, too."""
+"""Tables and model cards in Markdown."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from lgmml_torch import __version__
 from lgmml_torch.checks import DataError
 
 if TYPE_CHECKING:
-    from lgmml_torch.evaluation.evaluate import Evaluation
     from lgmml_torch.models.preprocess.base import Preprocess
     from lgmml_torch.models.ranker import LGMML
 
@@ -41,28 +39,6 @@ def evaluation_markdown(evaluations: Iterable[Mapping[str, Any]]) -> str:
     for definition in definitions:
         text += f"- {definition}\n"
     return text
-
-
-def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
-    """The same table without intervals, and the definitions, to standard output."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    header, rows, definitions = results_table([each.to_dict(intervals=False) for each in evaluations])
-    for name in header:
-        table.add_column(name, justify="right", overflow="fold")
-    table.columns[0].justify = table.columns[1].justify = "left"
-    for row in rows:
-        table.add_row(*row)
-    # Cut to the width of a terminal, but never to that of a pipe: a program may read it.
-    width = None
-    if not sys.stdout.isatty():
-        width = 200
-    console = Console(file=sys.stdout, width=width, highlight=False)
-    console.print(table)
-    for text in definitions:
-        console.print(text, soft_wrap=True, markup=False)
 
 
 def results_table(

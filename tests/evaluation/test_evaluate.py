@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
+from lgmml_torch.app.commands.common import print_evaluations
 from lgmml_torch.checks import DataError, DegenerateScoresWarning, LGMMLError
 from lgmml_torch.evaluation.evaluate import evaluate, evaluate_scores
 from lgmml_torch.evaluation.metric import RankingMetrics
-from lgmml_torch.evaluation.tables import print_evaluations
 from lgmml_torch.functional.measures import rank_metrics
 from lgmml_torch.functional.presets import REPORTED, describe
 from lgmml_torch.ragged import RankingData

@@ -44,14 +44,13 @@ def test_labels_by_score_are_what_a_loop_finds() -> None:
         below, equal = int((own < scores[row]).sum()), int((own == scores[row]).sum())
         place = (below + (equal + 1) / 2 - 0.5) / len(own)
         cells[query][min(int(place * 4 + 1e-9), 3)].append(float(data.labels[row]))
-    for part, interval in enumerate(found.labels):
+    for part, interval in enumerate(found):
         means = [math.fsum(cell[part]) / len(cell[part]) for cell in cells if cell[part]]
         assert interval is not None
         assert interval.mean == pytest.approx(math.fsum(means) / len(means))
         assert interval.counted == len(means)
-        assert found.documents[part] == sum(len(cell[part]) for cell in cells)
     single = data.select((data.sizes == 1).nonzero()[:, 0])
-    assert [i is None for i in label_by_score(scores[: single.num_documents], single, bins=3).labels] == [
+    assert [i is None for i in label_by_score(scores[: single.num_documents], single, bins=3)] == [
         True, False, True,
     ]  # fmt: skip
     with pytest.raises(DataError, match="there are no documents"):
