@@ -180,9 +180,9 @@ class Chart:
         size = {"x": round(x, 1), "y": round(y, 1), "width": round(max(width, 0.5), 1), "height": round(height, 1)}
         self.drawn.append(tag("rect", tag("title", hint), class_=style, **size))
 
-    def _svg(self, title: str) -> Markup:
+    def _figure(self, title: str, note: str) -> Markup:
         box = f"0 0 {_WIDTH:g} {self.height:g}"
-        return tag("svg", self.drawn, viewBox=box, role="img", aria_label=title, class_="chart")
+        return figure(title, tag("svg", self.drawn, viewBox=box, role="img", aria_label=title, class_="chart"), note)
 
     @classmethod
     def lines(
@@ -192,7 +192,8 @@ class Chart:
         x: str,
         y: str,
         title: str,
-        kept: tuple[float, str] | None = None,
+        note: str = "",
+        kept: float | None = None,
         also: Sequence[float] = (),
     ) -> Markup:
         """Lines over a common axis, with bands where there are intervals; a long line is drawn by evenly spaced points.
@@ -218,12 +219,15 @@ class Chart:
         if min(values) < 0 < max(values):
             frame._line(frame.left, frame._y(0), _WIDTH - _RIGHT, frame._y(0), "zero")
         if kept is not None:
-            frame._mark(*kept)
+            frame._mark(kept, f"kept: {kept}")
         for number, (name, line) in enumerate(lines.items()):
-            frame._draw_line(name, _thinned(line), number + 1, x)
+            if len(line) > _POINTS:
+                step = (len(line) - 1) / (_POINTS - 1)
+                line = [line[round(place * step)] for place in range(_POINTS)]
+            frame._draw_line(name, line, number + 1, x)
         if len(lines) > 1:
             frame._legend(list(lines))
-        return frame._svg(title)
+        return frame._figure(title, note)
 
     def _draw_line(self, name: str, line: Sequence[Point], number: int, x: str) -> None:
         there, back = list[str](), list[str]()
@@ -259,7 +263,9 @@ class Chart:
             at += 26 + _LETTER * len(name) + 22
 
     @classmethod
-    def histogram(cls, values: Sequence[float], *, high: float, mean: float, x: str, y: str, title: str) -> Markup:
+    def histogram(
+        cls, values: Sequence[float], *, high: float, mean: float, x: str, y: str, title: str, note: str
+    ) -> Markup:
         """Counts of values in equal parts of the range from 0 to ``high``, with a line at their mean."""
         counts, step = [0] * _BINS, high / _BINS
         for value in values:
@@ -279,7 +285,7 @@ class Chart:
             if count:
                 frame._rect(left + 0.5, top, right - left - 1, frame._y(0) - top, "fill c1", hint)
         frame._mark(mean, f"mean {mean:.3f}")
-        return frame._svg(title)
+        return frame._figure(title, note)
 
     @classmethod
     def bars(
@@ -288,10 +294,13 @@ class Chart:
         *,
         x: str,
         title: str,
+        note: str = "",
         form: Callable[[float], str] = "{:.3g}".format,
-        style: Callable[[Bar], str] = lambda _: "c1",
     ) -> Markup:
-        """Horizontal bars, with whiskers where there are intervals; long names are cut, hovering shows all."""
+        """Horizontal bars; long names are cut, hovering shows all.
+
+        The colour goes by sign; where there are intervals, bars have whiskers, and are grey where 0 lies inside.
+        """
         room = min(max((len(bar.label) for bar in bars), default=1), 24)
         row, height = 22.0, 22.0 * len(bars) + _TOP + _BOTTOM
         ends = [0.0]
@@ -305,12 +314,16 @@ class Chart:
         for number, bar in enumerate(bars):
             top = _TOP + number * row
             left, right = sorted((frame._x(0), frame._x(bar.value)))
-            hint, middle, label = f"{bar.label}: {form(bar.value)}", top + row / 2, bar.label
+            hint, middle, label, colour = f"{bar.label}: {form(bar.value)}", top + row / 2, bar.label, "c1"
+            if bar.value < 0:
+                colour = "c2"
             if bar.low is not None and bar.high is not None:
                 hint += f" [{form(bar.low)}, {form(bar.high)}]"
+                if bar.low <= 0 <= bar.high:
+                    colour = "c0"
             if bar.note:
                 hint += f"; {bar.note}"
-            frame._rect(left, top + 3, right - left, row - 6, f"fill {style(bar)}", hint)
+            frame._rect(left, top + 3, right - left, row - 6, f"fill {colour}", hint)
             if bar.low is not None and bar.high is not None:
                 frame._line(frame._x(bar.low), middle, frame._x(bar.high), middle, "whisker")
             if len(label) > room:
@@ -318,7 +331,7 @@ class Chart:
             named = tag("text", tag("title", hint), label, x=frame.left - 8, y=middle + 4, text_anchor="end")
             frame.drawn.append(named)
         frame._line(frame._x(0), _TOP, frame._x(0), height - _BOTTOM, "zero")
-        return frame._svg(title)
+        return frame._figure(title, note)
 
 
 def _is_whole(value: float) -> bool:
@@ -329,16 +342,8 @@ def _given(*values: float | None) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _thinned(line: Sequence[Point]) -> Sequence[Point]:
-    """At most `_POINTS` of the points, the first and the last among them."""
-    if len(line) <= _POINTS:
-        return line
-    step = (len(line) - 1) / (_POINTS - 1)
-    return [line[round(number * step)] for number in range(_POINTS)]
-
-
 def figure(title: str, chart: Markup, note: str = "") -> Markup:
-    """A chart with its title above and a sentence below."""
+    """A chart or a table with its title above and a sentence below."""
     content = [tag("figcaption", title), chart]
     if note:
         content.append(tag("p", note, class_="note"))

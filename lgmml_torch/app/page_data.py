@@ -91,12 +91,7 @@ class PageData:
     ) -> Self:
         """Rank the lists, or a sample of them, and collect what the page shows.
 
-        Args:
-            report: what ``report.json`` of the run holds.
-            model: of the run.
-            data: the lists.
-            split: which part of the data they are.
-            importance: whether to shuffle and move features, too, which takes many times as long.
+        ``report`` is what ``report.json`` of the run holds; ``importance`` shuffles and moves features, too.
         """
         rules, seed = report["config"]["evaluation"], report["config"]["seed"]
         measure, preset = _measure_of(rules["metrics"]), rules["preset"]

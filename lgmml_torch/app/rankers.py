@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import CheckpointError, DataError, require
 from lgmml_torch.data.trec import read_run, word
-from lgmml_torch.evaluation.evaluate import Paired, compare_rankings
+from lgmml_torch.evaluation.evaluate import Paired
 from lgmml_torch.functional.measures import Measure, mean_measure
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase, file_kind
@@ -92,7 +92,7 @@ class Ranker:
     def beside(self, model: LGMML, data: RankingData, split: str, settings: Any) -> Paired:
         """A run's own model beside this on the same lists, by NDCG@10; ``settings`` are those of the run."""
         rules = {"preset": settings["evaluation"]["preset"], "seed": settings["seed"], "split": split}
-        return compare_rankings(("this model", model.score(data)), (self.name, self.score(data)), data, **rules)
+        return Paired.of(("this model", model.score(data)), (self.name, self.score(data)), data, **rules)
 
 
 def _by_name(model: LGMML) -> Callable[[RankingData], Tensor]:

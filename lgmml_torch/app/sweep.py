@@ -99,10 +99,8 @@ class Search:
     def read(cls, words: Sequence[str], file: str | None = None) -> Search:
         """What the words of the command line and a file ask for; a word with several values is searched.
 
-        Args:
-            words: overrides such as ``experiment=quick`` or ``loss.margin=choice(0.05,0.1)``.
-            file: further settings to search; by default those of ``conf/hparams_search/optuna.yaml`` for the metrics
-                that are fitted.
+        By default the file is ``conf/hparams_search/optuna.yaml``, of which the settings for the metrics that are
+        fitted are searched.
 
         Raises:
             ConfigError: words or distributions that cannot be read, or settings that do not exist.

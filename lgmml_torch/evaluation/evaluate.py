@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -289,6 +289,35 @@ class Paired:
     qids: tuple[Hashable, ...] = field(repr=False)
     seed: int = 0  # of the bootstrap
 
+    @classmethod
+    def of(
+        cls,
+        first: tuple[str, Tensor],  # a name, and (N,) scores in the order of the rows of `data`
+        second: tuple[str, Tensor],
+        data: RankingData,
+        *,
+        split: str = "data",
+        measure: str = "ndcg@10",
+        preset: str = "default",
+        seed: int = 0,
+    ) -> Self:
+        """Measure both per query, and their mean difference with a bootstrap interval over queries.
+
+        Raises:
+            LGMMLError: an unknown measure, scores of another number of documents, no query that counts.
+
+        >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0], [4.0]], [0, 1, 1, 0], qid=[7, 7, 8, 8])
+        >>> paired = Paired.of(("up", data.features[:, 0]), ("down", -data.features[:, 0]), data)
+        >>> float(paired.gaps.sum().abs()) < 1e-6, paired.comparison.wins, paired.comparison.losses
+        (True, 1, 1)
+        """
+        rows = []
+        for _, scores in (first, second):
+            rows.append(rank_data(scores, data, metrics=[measure], preset=preset)[measure])
+        found = compare(rows[0], rows[1], generator=torch.Generator().manual_seed(seed))
+        definition = describe(measure, preset)
+        return cls(first[0], second[0], split, measure, definition, found, torch.stack(rows).cpu(), data.qids, seed)
+
     @property
     def gaps(self) -> Tensor:
         """``(Q,)`` first minus second, NaN where either skips the query."""
@@ -297,6 +326,14 @@ class Paired:
     def most_different(self, count: int = 5) -> list[int]:
         """The queries with the largest differences of either sign, as indices; equal ones are left out."""
         return largest_parts(self.gaps.nan_to_num(0.0), count)
+
+    def rows(self, count: int) -> list[list[str]]:
+        """Of the `most_different` queries: the id, both values and the difference, as texts."""
+        rows = []
+        for query in self.most_different(count):
+            first, second = self.values[:, query].tolist()
+            rows.append([str(self.qids[query]), f"{first:.4f}", f"{second:.4f}", f"{first - second:+.4f}"])
+        return rows
 
     def sentence(self) -> str:
         """The comparison in words."""
@@ -326,44 +363,12 @@ class Paired:
         return content
 
 
-def compare_rankings(
-    first: tuple[str, Tensor],  # a name, and (N,) scores in the order of the rows of `data`
-    second: tuple[str, Tensor],
-    data: RankingData,
-    *,
-    split: str = "data",
-    measure: str = "ndcg@10",
-    preset: str = "default",
-    seed: int = 0,
-    resamples: int = 10_000,
-) -> Paired:
-    """Measure both per query, and their mean difference with a bootstrap interval over queries.
-
-    Raises:
-        LGMMLError: an unknown measure, scores of another number of documents, no query that counts.
-
-    >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0], [4.0]], [0, 1, 1, 0], qid=[7, 7, 8, 8])
-    >>> paired = compare_rankings(("up", data.features[:, 0]), ("down", -data.features[:, 0]), data)
-    >>> float(paired.gaps.sum().abs()) < 1e-6, paired.comparison.wins, paired.comparison.losses
-    (True, 1, 1)
-    """
-    check_positive("resamples", resamples)
-    rows = []
-    for _, scores in (first, second):
-        rows.append(rank_data(scores, data, metrics=[measure], preset=preset)[measure])
-    generator = torch.Generator().manual_seed(seed)
-    found = compare(rows[0], rows[1], generator=generator, resamples=resamples)
-    definition = describe(measure, preset)
-    return Paired(first[0], second[0], split, measure, definition, found, torch.stack(rows).cpu(), data.qids, seed)
-
-
 def label_by_score(
     scores: Tensor,  # (N,) in the order of the rows of `data`
     data: RankingData,
     *,
     bins: int = 10,
     seed: int = 0,
-    resamples: int = 2_000,
 ) -> list[Interval | None]:
     """Cut each list into parts by the rank of its scores, and average the labels of each part.
 
@@ -397,7 +402,7 @@ def label_by_score(
         interval = None
         if not bool(column.isnan().all()):
             generator = torch.Generator().manual_seed(seed)
-            interval = bootstrap_interval(column, generator=generator, resamples=resamples)
+            interval = bootstrap_interval(column, generator=generator, resamples=2_000)
         found.append(interval)
     return found
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.evaluation.evaluate import compare_rankings, evaluate, evaluate_scores, label_by_score
+from lgmml_torch.evaluation.evaluate import Paired, evaluate, evaluate_scores, label_by_score
 from lgmml_torch.functional.significance import compare
 from tests.doors import small_data, small_model
 
@@ -17,7 +17,7 @@ from tests.doors import small_data, small_model
 def test_paired_is_the_comparison_of_both() -> None:
     data = small_data(30, seed=4)
     scores = [small_model(seed=seed).score(data) for seed in (1, 2)]
-    found = compare_rankings(("a", scores[0]), ("b", scores[1]), data, split="test", measure="map", seed=3)
+    found = Paired.of(("a", scores[0]), ("b", scores[1]), data, split="test", measure="map", seed=3)
     rows = [evaluate_scores(s, data, metrics=["map"]).per_query["map"] for s in scores]
     assert found.comparison == compare(rows[0], rows[1], generator=torch.Generator().manual_seed(3))
     sizes = [abs(float(found.gaps[query])) for query in found.most_different(30)]
@@ -27,16 +27,16 @@ def test_paired_is_the_comparison_of_both() -> None:
     assert content["means"] == [found.comparison.mean_a, found.comparison.mean_b]
     assert content["qids"] == list(data.qids)
     assert f"{found.comparison.wins} won" in found.sentence()
-    same = compare_rankings(("a", scores[0]), ("a", scores[0]), data)
+    same = Paired.of(("a", scores[0]), ("a", scores[0]), data)
     assert same.most_different() == []
     with pytest.raises(LGMMLError, match="did you mean"):
-        compare_rankings(("a", scores[0]), ("b", scores[1]), data, measure="ndgc")
+        Paired.of(("a", scores[0]), ("b", scores[1]), data, measure="ndgc")
 
 
 def test_labels_by_score_are_what_a_loop_finds() -> None:
     data = small_data(25, seed=6)
     scores = (data.features[:, 0] * 2).round()  # with ties
-    found = label_by_score(scores, data, bins=4, resamples=100)
+    found = label_by_score(scores, data, bins=4)
     cells: list[list[list[float]]] = [[[] for _ in range(4)] for _ in range(data.num_queries)]
     for row in range(data.num_documents):
         query = int(data.query_index[row])

@@ -27,7 +27,7 @@ from lgmml_torch.app.rankers import MODEL, Ranker
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.source import DataSource
 from lgmml_torch.data.trec import qrels_lines, read_qrels, read_run
-from lgmml_torch.evaluation.evaluate import Evaluation, Paired, compare_rankings, evaluate, evaluate_run
+from lgmml_torch.evaluation.evaluate import Evaluation, Paired, evaluate, evaluate_run
 from lgmml_torch.evaluation.tables import read_report
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.presets import find_preset, parse_metric
@@ -187,7 +187,7 @@ def _compare_rankers(args: Namespace) -> Paired:
         names = args.model, args.other
     ours, theirs = first.score(data).cpu(), second.score(data).cpu()
     rules = {"split": lists.name, "measure": args.measure, "preset": args.preset, "seed": args.seed}
-    return compare_rankings((names[0], ours), (names[1], theirs), data, **rules)
+    return Paired.of((names[0], ours), (names[1], theirs), data, **rules)
 
 
 def _reading_of(first: Ranker, second: Ranker) -> dict[str, Any]:
@@ -231,12 +231,10 @@ def _draw(found: Paired, path: str) -> None:
 def _show(found: Paired, top: int) -> None:
     """For people: the sentence, the queries that differ most, the definition."""
     parts: list[object] = [f"{found.first} against {found.second} on {found.split}", f"{found.sentence()}."]
-    queries = found.most_different(top)
-    if queries:
-        table = Table("query", found.first, found.second, "difference")
-        for query in queries:
-            a, b = found.values[:, query].tolist()
-            table.add_row(str(found.qids[query]), f"{a:.4f}", f"{b:.4f}", f"{a - b:+.4f}")
+    table = Table("query", found.first, found.second, "difference")
+    for row in found.rows(top):
+        table.add_row(*row)
+    if table.rows:
         parts.append(table)
     print_tables(*parts, found.definition)
 
