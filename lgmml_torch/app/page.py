@@ -236,7 +236,9 @@ def _card(query: Query, top: float, measure: str) -> Markup:
         digits = min(max(2 - math.floor(math.log10(gap)), 0), 8)
     rows: list[list[Child]] = []
     for row in query.rows:
-        rows.append([row.rank, row.name, _grade(row.label, top), f"{row.score:.{digits}f}", _parts(row.parts)])
+        share = max(row.label, 0) / max(top, 1e-9)
+        grade = tag("span", f"{row.label:g}", class_="grade", style=f"--grade:{share:.2f}")
+        rows.append([row.rank, row.name, grade, f"{row.score:.{digits}f}", _parts(row.parts)])
     more, rest = query.size - len(query.rows), "The whole list."
     if more:
         rest = f"{more:,} more that are not shown."
@@ -248,13 +250,6 @@ def _card(query: Query, top: float, measure: str) -> Markup:
     if query.why:
         content.append(tag("p", query.why, class_="note"))
     return tag("article", content, class_="query")
-
-
-def _grade(label: float, top: float) -> Markup:
-    share = 0.0
-    if top > 0:
-        share = max(label, 0) / top
-    return tag("span", f"{label:g}", class_="grade", style=f"--grade:{share:.2f}")
 
 
 def _parts(leading: Iterable[tuple[str, float]]) -> list[Child]:

@@ -110,13 +110,16 @@ class PageData:
             metrics = _leading_metrics(model, pairs)
         if importance and pairs is not None:
             on_request = _importances(model, few, pairs, measure, preset, seed)
+        drawn = f"All {data.num_queries:,} queries of {split}, "
+        if lists.num_queries < data.num_queries:
+            drawn = f"{lists.num_queries:,} of the {data.num_queries:,} queries of {split}, drawn with seed {seed}; "
         best, worst = _extremes(values, lists)
         described = []
         for query in (*best, *worst):
             described.append(_describe_query(model, lists, scores, query, float(values[query]), names))
         return cls(
             split=split,
-            sample=_describe_sample(lists, data.num_queries, split, seed),
+            sample=f"{drawn}{lists.num_documents:,} documents.",
             measure=measure,
             values=tuple(known.tolist()),
             mean=mean,
@@ -169,14 +172,6 @@ def _sample(data: RankingData, documents: int, seed: int) -> RankingData:
     return sample_lists(data, max(1, min(LISTS, int(documents / mean))), seed=seed)
 
 
-def _describe_sample(lists: RankingData, queries: int, split: str, seed: int) -> str:
-    """Which lists were ranked."""
-    drawn = f"All {queries:,} queries of {split}, "
-    if lists.num_queries < queries:
-        drawn = f"{lists.num_queries:,} of the {queries:,} queries of {split}, drawn with seed {seed}; "
-    return f"{drawn}{lists.num_documents:,} documents."
-
-
 def _extremes(
     values: Tensor,  # (Q,)
     data: RankingData,
@@ -207,7 +202,9 @@ def _describe_query(
     if wrong is not None:
         pairs.append((order[wrong[0]], order[wrong[1]]))
     by_feature = explain_pairs(model, part, torch.tensor(pairs)).features @ model.preprocess.origins()
-    parts = [_leading_parts(row, names) for row in by_feature]
+    parts = list[_Parts]()
+    for row in by_feature:
+        parts.append(tuple((names[feature], float(row[feature])) for feature in largest_parts(row, _PARTS)))
     rows = []
     for rank, own_parts in zip(ranks, parts, strict=False):
         name = document_label(part, order[rank])
@@ -216,11 +213,6 @@ def _describe_query(
     if wrong is not None:
         why = _too_high(part, order, wrong, own, parts[-1])
     return Query(str(part.qids[0]), value, part.num_documents, tuple(rows), why)
-
-
-def _leading_parts(row: Tensor, names: tuple[str, ...]) -> _Parts:
-    """The features with the largest parts of a difference, with these."""
-    return tuple((names[feature], float(row[feature])) for feature in largest_parts(row, _PARTS))
 
 
 def _inversion(labels: list[float]) -> tuple[int, int] | None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ONCE = "A search looks at validation queries many times: read the test figures of the best trial only, and once."
 
 _EXAMPLES = """
 settings:
@@ -128,7 +129,7 @@ class Search:
         search = cls(tuple(fixed), searched, seed)
         firsts = {}
         for key, distribution in search.distributions().items():
-            firsts[key] = _first(distribution)
+            firsts[key] = vars(distribution).get("choices", [vars(distribution).get("low")])[0]
         load_config([*fixed, *_assignments(firsts)])
         return search
 
@@ -185,7 +186,9 @@ class Search:
             while len(_judged(study)) < trials:
                 trial = study.ask(self.distributions())
                 self._try(study, trial, folder / str(trial.number))
-                write_text(folder / "study.md", _study_markdown(study))
+                header, rows = _study_rows(study)
+                table = markdown_table(header, rows, text=len(header))
+                write_text(folder / "study.md", f"# Search\n\n{table}\n\n{_ONCE}\n")
             found = _judged(study)
             values, curves = list(map(_value, found)), [trial.intermediate_values for trial in found]
             save_figure(search_picture(values, curves, [trial.params for trial in found]), folder / "study.png")
@@ -262,11 +265,6 @@ def _distribution(item: Override) -> BaseDistribution:
     raise ConfigError(f"`{key}` must be interval(a,b), tag(log,interval(a,b)), range(a,b) or choice(x,y), got {value}")
 
 
-def _first(distribution: BaseDistribution) -> Any:
-    choices = getattr(distribution, "choices", None)
-    return choices[0] if choices else distribution.low  # type: ignore[attr-defined]
-
-
 class _Prune(Callback):
     """Tells a trial the best that validation has seen so far, and stops it when earlier trials were better by then."""
 
@@ -325,11 +323,3 @@ def _value(trial: FrozenTrial) -> float:
     if trial.value is None or trial.state.name != "COMPLETE":
         return math.nan
     return trial.value
-
-
-def _study_markdown(study: Study) -> str:
-    """The same as Markdown."""
-    header, rows = _study_rows(study)
-    table = markdown_table(header, rows, text=len(header))
-    note = "A search looks at validation queries many times: read the test figures of the best trial only, and once."
-    return f"# Search\n\n{table}\n\n{note}\n"

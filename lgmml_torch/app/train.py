@@ -116,8 +116,11 @@ def train(
         return None
     clock.lap("evaluation")
     cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
+    history = dict(prepared.bank.history)
+    if trained.position_bias is not None:
+        history["position_bias"] = trained.position_bias
     found = RunResult(
-        folder, trained.model, prepared.splits, evaluations, trained.keeper, _history_of(prepared, trained),
+        folder, trained.model, prepared.splits, evaluations, trained.keeper, history,
         clock.seconds, OmegaConf.to_container(cfg, resolve=True), [*references, *files],
     )  # fmt: skip
     found.write()
@@ -158,14 +161,6 @@ def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase |
 def _find_cache(cfg: DictConfig) -> Cache | None:
     """Where things that were expensive to make are kept; None where the configuration wants nothing kept."""
     return None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
-
-
-def _history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
-    """How building the metrics went, and what training has made of the biases of positions."""
-    history = dict(prepared.bank.history)
-    if trained.position_bias is not None:
-        history["position_bias"] = trained.position_bias
-    return history
 
 
 def _prepared_parts(

@@ -67,14 +67,10 @@ def add_source(parser: ArgumentParser, split: str | None) -> Callable[..., Any]:
 
 def add_data(parser: ArgumentParser, name: str = "data", *, nargs: str | None = None, own_weights: bool = False,
              batches: bool = True) -> None:  # fmt: skip
-    """The argument DATA, and how models read it.
+    """The argument DATA, or an option, and how models read it.
 
-    Args:
-        parser: of the command.
-        name: of the argument; with dashes it is an option.
-        nargs: with ``"?"`` the argument may be left out.
-        own_weights: every model is used with the weights it has: no --policy and no --known-queries.
-        batches: whether the data is read in batches.
+    With ``own_weights`` every model is used with the weights it has: there is no --policy and no --known-queries.
+    Without ``batches`` all data is read at once.
     """
     parser.add_argument(name, metavar="DATA", nargs=nargs, help="see below")
     add_source(parser, "test")

@@ -98,7 +98,12 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
     phi = model.phi.table.weight.detach()
     quality = model.metrics.quality[~model.metrics.quality.isnan()]
     sources = {source.feature for source in model.preprocess.sources()}
-    base = model.base
+    base, blocks = model.base, []
+    for block in model.metrics.iter_blocks():
+        size = "all"
+        if not block.is_full:
+            size = str(block.anchors.shape[1])
+        blocks.append(f"{block.num_metrics} on {size} features")
     mean_quality, weights = None, model.phi.mode
     if len(quality):
         mean_quality = round(float(quality.mean()), 4)
@@ -110,7 +115,7 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         "kind": kind,
         "format version": version,
         "local metrics (K)": model.metrics.num_metrics,
-        "of which": ", ".join(map(_describe_block, model.metrics.iter_blocks())),
+        "of which": ", ".join(blocks),
         "norm": model.metrics.norm,
         "kernel": model.kernel,
         "mean anchor NDCG": mean_quality,
@@ -134,12 +139,6 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         shares.append(f"{feature_label(model.feature_names, feature)} {share:.1%}")
     facts["features that count most"] = ", ".join(shares)
     return {**facts, **_provenance(model.about or {})}
-
-
-def _describe_block(block: Any) -> str:
-    if block.is_full:
-        return f"{block.num_metrics} on all features"
-    return f"{block.num_metrics} on {block.anchors.shape[1]} features"
 
 
 def _categories(model: LGMML) -> str | None:
@@ -346,7 +345,10 @@ def _as_dict(found: Explanation, top: int) -> dict[str, Any]:
     metrics = found.leading_metrics(top)
     features, parts = [], []
     for column, part in found.leading_features(top):
-        features.append(_feature(found, column, part))
+        raw, feature, values = None, found.columns[column].feature, found.values[:, column].tolist()
+        if feature >= 0:
+            raw = found.raw[:, feature].tolist()
+        features.append({"feature": found.called(column), "part": part, "values": values, "raw": raw})
         parts.append(part)
     return {
         "qid": found.qid,
@@ -377,13 +379,6 @@ def _metric(found: Explanation, metric: int) -> dict[str, Any]:
         "anchor_ndcg": quality,
         "features": features,
     }
-
-
-def _feature(found: Explanation, column: int, part: float) -> dict[str, Any]:
-    raw, feature = None, found.columns[column].feature
-    if feature >= 0:
-        raw = found.raw[:, feature].tolist()
-    return {"feature": found.called(column), "part": part, "values": found.values[:, column].tolist(), "raw": raw}
 
 
 def _metric_cells(row: dict[str, Any]) -> list[str]:
