@@ -27,7 +27,6 @@ from lgmml_torch.models.importance import (
     permutation_importance,
     sample_lists,
 )
-from lgmml_torch.models.local_metrics import MetricBlock
 from lgmml_torch.models.preprocess.base import feature_label
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
@@ -242,17 +241,13 @@ def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], score
 def _leading_metrics(model: LGMML, pairs: Importance) -> tuple[tuple[int, float, str], ...]:
     """The metrics with the largest shares, and the columns that count most in each."""
     sources = model.preprocess.sources()
-    places: list[tuple[MetricBlock, int]] = []
-    for block in model.metrics.iter_blocks():
-        for row in range(block.num_metrics):
-            places.append((block, row))
     leading = []
     for metric in largest_parts(pairs.metrics, _METRICS):
-        block, row = places[metric]
-        diagonal = block.zoomed_factors[row].detach().square().sum(-1).cpu()
+        (block,) = model.metrics.select(torch.tensor([metric])).iter_blocks()
+        diagonal = block.zoomed_factors[0].detach().square().sum(-1).cpu()
         columns = diagonal.argsort(descending=True, stable=True)[:3]
         if not block.is_full:
-            columns = block.support[row].cpu()[columns]
+            columns = block.support[0].cpu()[columns]
         labels = dict.fromkeys(sources[column].called(model.feature_names) for column in columns.tolist())
         leading.append((metric, float(pairs.metrics[metric]), "; ".join(labels)))
     return tuple(leading)

@@ -216,26 +216,18 @@ def _about(content: Mapping[str, Any]) -> dict[str, Any]:
     trained_on = {"name": config["name"]}
     for key in ("queries", "documents", "features"):
         trained_on[key] = train[key]
+    validation = dict[str, float | None]()
+    for item in content["evaluations"]:
+        for name, measured in item["metrics"].items():
+            if item["split"].startswith("valid") and name not in validation:  # the first of several
+                validation[name] = measured["mean"] and round(measured["mean"], 4)
     return {
         "version": 1,
         "written by": f"lgmml-torch {__version__}",
         "trained on": trained_on,
         "settings": {"seed": config["seed"], "budget": config["budget"], "chosen": config["chosen"]},
-        "validation": _validated(content["evaluations"]),
+        "validation": validation,
     }
-
-
-def _validated(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The rounded means of the first evaluation of validation queries; none where there is none."""
-    found: dict[str, float | None] = {}
-    for item in evaluations:
-        if item["split"].startswith("valid"):
-            for name, measured in item["metrics"].items():
-                found[name] = measured["mean"]
-                if measured["mean"] is not None:
-                    found[name] = round(measured["mean"], 4)
-            break
-    return found
 
 
 def reported_part(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:

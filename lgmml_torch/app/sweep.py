@@ -129,7 +129,8 @@ class Search:
         search = cls(tuple(fixed), searched, seed)
         firsts = {}
         for key, distribution in search.distributions().items():
-            firsts[key] = vars(distribution).get("choices", [vars(distribution).get("low")])[0]
+            options = vars(distribution).get("choices") or [vars(distribution)["low"]]
+            firsts[key] = options[0]
         load_config([*fixed, *_assignments(firsts)])
         return search
 
