@@ -159,7 +159,9 @@ def _validation_section(report: _Report) -> tuple[str, str, Markup]:
         for place, bias in biases.items():
             line.append(Point(int(place), bias))
         note = "What being shown there added to a score while training; scores of new lists do without it."
-        charts.append(Chart.lines({"bias": line}, x="position", y="added to the score", title="Positions", note=note))
+        charts.append(
+            Chart.lines({"bias": line}, x="position", y="added to the score", title="Bias by position", note=note)
+        )
     return _section("Validation", tag("div", charts, class_="charts"))
 
 
@@ -175,7 +177,7 @@ def _rounds_chart(bank: Mapping[str, Any]) -> Markup | None:
     kept = bank.get("best_round")
     if not isinstance(kept, int) or not lines:
         return None
-    note, title = "", "Local metrics, round by round"
+    note, title = "", f"Local metrics: {measure} by boosting round"
     if "validation" in lines:
         note = "Kept where the mean of the last few validation values is highest: single ones are noise."
     return Chart.lines(lines, x="boosting round", y=measure, title=title, note=note, kept=kept)
@@ -190,7 +192,7 @@ def _epochs_chart(report: _Report) -> Markup:
     if not points:
         return tag("p", f"No validation queries: the last epoch ({kept}) was kept.")
     measure = str(report["config"].get("measure", "ndcg@10")).replace("ndcg", "NDCG")
-    title, note = "Training, epoch by epoch", "Epoch 0 is the start, before any training of the weights."
+    title, note = f"Training: {measure} by epoch", "Epoch 0 is the start, before any training of the weights."
     lines = {"validation": points}
     return Chart.lines(lines, x="epoch", y=f"validation {measure}", title=title, note=note, kept=kept)
 
@@ -324,7 +326,7 @@ def _effects(data: PageData) -> list[Child]:
     )
     charts = []
     for name, line in lines.items():
-        charts.append(Chart.lines({name: line}, x="value", y="change of score", title=name, also=ends))
+        charts.append(Chart.lines({name: line}, x="value", y="change of score", title=f"Effect of {name}", also=ends))
     return [
         tag("h3", "Which values are good"),
         tag("p", note, class_="note"),

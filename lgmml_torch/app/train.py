@@ -116,16 +116,21 @@ def train(
         return None
     clock.lap("evaluation")
     cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
-    history = dict(prepared.bank.history)
-    if trained.position_bias is not None:
-        history["position_bias"] = trained.position_bias
     found = RunResult(
-        folder, trained.model, prepared.splits, evaluations, trained.keeper, history,
+        folder, trained.model, prepared.splits, evaluations, trained.keeper, _history_of(prepared, trained),
         clock.seconds, OmegaConf.to_container(cfg, resolve=True), [*references, *files],
     )  # fmt: skip
     found.write()
     found.tell(loggers)
     return found
+
+
+def _history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
+    """How building the metrics went, and what training has made of the biases of positions."""
+    history = dict(prepared.bank.history)
+    if trained.position_bias is not None:
+        history["position_bias"] = trained.position_bias
+    return history
 
 
 def _set_threads(asked: int | None) -> None:

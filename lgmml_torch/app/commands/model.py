@@ -98,12 +98,7 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
     phi = model.phi.table.weight.detach()
     quality = model.metrics.quality[~model.metrics.quality.isnan()]
     sources = {source.feature for source in model.preprocess.sources()}
-    base, blocks = model.base, []
-    for block in model.metrics.iter_blocks():
-        size = "all"
-        if not block.is_full:
-            size = str(block.anchors.shape[1])
-        blocks.append(f"{block.num_metrics} on {size} features")
+    base = model.base
     mean_quality, weights = None, model.phi.mode
     if len(quality):
         mean_quality = round(float(quality.mean()), 4)
@@ -115,7 +110,7 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         "kind": kind,
         "format version": version,
         "local metrics (K)": model.metrics.num_metrics,
-        "of which": ", ".join(blocks),
+        "of which": ", ".join(map(_describe_block, model.metrics.iter_blocks())),
         "norm": model.metrics.norm,
         "kernel": model.kernel,
         "mean anchor NDCG": mean_quality,
@@ -139,6 +134,12 @@ def _describe_model(model: LGMML, file: Path) -> dict[str, Any]:
         shares.append(f"{feature_label(model.feature_names, feature)} {share:.1%}")
     facts["features that count most"] = ", ".join(shares)
     return {**facts, **_provenance(model.about or {})}
+
+
+def _describe_block(block: Any) -> str:
+    if block.is_full:
+        return f"{block.num_metrics} on all features"
+    return f"{block.num_metrics} on {block.anchors.shape[1]} features"
 
 
 def _categories(model: LGMML) -> str | None:
