@@ -16,7 +16,7 @@ from torch import Tensor
 from lgmml_torch.files import replacing
 from lgmml_torch.functional.significance import Interval
 from lgmml_torch.models.importance import PartialEffect, feature_weight
-from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
+from lgmml_torch.models.local_metrics import LocalMetrics
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 130) -> None:
@@ -35,17 +35,18 @@ def metrics_picture(
     """The heaviest metrics as matrices, and how much each feature counts over the whole bank."""
     figure = Figure(figsize=(1.5 * panels, 6.4), layout="constrained")
     top, bottom = np.asarray(figure.subfigures(2, 1, height_ratios=[1.1, 1])).ravel()
-    shown = _heaviest(bank, phi, panels)
+    shown = phi.argsort(descending=True, stable=True)[:panels].tolist()
     axes = np.atleast_1d(top.subplots(1, max(1, len(shown))))
-    for axis, (column, block, row) in zip(axes, shown, strict=False):
-        factor = block.zoomed_factors[row].detach().cpu().double()
+    for axis, column in zip(axes, shown, strict=False):
+        (block,) = bank.select(torch.tensor([column])).iter_blocks()
+        factor = block.zoomed_factors[0].detach().cpu().double()
         matrix = (factor @ factor.T).numpy()
         limit = np.abs(matrix).max() or 1.0
         axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(f"metric {column}\nΦ = {float(phi[column]):.3g}", fontsize=9)
         labels = list[str]()
         if not block.is_full and len(matrix) <= 12:
-            labels = _names(names, block.support[row].tolist())
+            labels = _names(names, block.support[0].tolist())
         axis.set_xticks(range(len(labels)), labels, fontsize=7, rotation=90)
         axis.set_yticks(range(len(labels)), labels, fontsize=7)
     top.suptitle("heaviest local metrics M = F Fᵀ (blue −, red +)")
@@ -218,17 +219,6 @@ def metric_spectra(bank: LocalMetrics) -> tuple[Tensor, Tensor]:
         spectra.append(relative.reshape(-1))
         conditions.append(1 / relative.amin(-1).clamp_min(1e-16))
     return torch.cat(spectra), torch.cat(conditions)
-
-
-def _heaviest(bank: LocalMetrics, phi: Tensor, count: int) -> list[tuple[int, MetricBlock, int]]:
-    places = list[tuple[MetricBlock, int]]()
-    for block in bank.iter_blocks():
-        for row in range(block.num_metrics):
-            places.append((block, row))
-    heaviest = []
-    for column in phi.argsort(descending=True, stable=True)[:count].tolist():
-        heaviest.append((column, *places[column]))
-    return heaviest
 
 
 def _names(names: Sequence[str] | None, features: Sequence[int]) -> list[str]:

@@ -35,7 +35,13 @@ def progress_bar(
         if not shows or (bar is None and time.monotonic() - started < delay):
             return
         if bar is None:
-            bar = _start(title, total)
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+            bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            bar.add_task(title, total=total)
+            bar.start()
         bar.update(bar.task_ids[0], completed=done)
 
     try:
@@ -43,14 +49,3 @@ def progress_bar(
     finally:
         if bar is not None:
             bar.stop()
-
-
-def _start(title: str, total: float) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task(title, total=total)
-    bar.start()
-    return bar

@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 
 from lgmml_torch import LGMMLRanker, merge_models
 from lgmml_torch.app.page import make_page
-from lgmml_torch.app.page_data import page_data
+from lgmml_torch.app.page_data import PageData
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.functional.calibration import GradeMap, fit_grade_map, reliability
 from lgmml_torch.functional.measures import ndcg
@@ -215,7 +215,7 @@ class TestPage:
 
     def page(self, model: LGMML, data: RankingData, split: str, folder: Path) -> str:
         content = content_of(model, data, folder)
-        return make_page(content, page_data(content, model, data, split))
+        return make_page(content, PageData.of(content, model, data, split))
 
     def test_the_diagram_with_its_errors_and_counts(self, tmp_path: Path) -> None:
         model, data = calibrated_model(), small_data(60, seed=5)

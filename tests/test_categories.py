@@ -15,7 +15,7 @@ import torch
 
 from lgmml_torch.app import cli
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.page_data import page_data
+from lgmml_torch.app.page_data import PageData
 from lgmml_torch.app.train import train
 from lgmml_torch.categories import OTHER, WordColumns, _distinct, codes_of, word_of
 from lgmml_torch.checks import ConfigError, DataError, DataWarning, LGMMLError
@@ -351,7 +351,7 @@ def test_cards_and_pages_of_models_with_words(ranker: LGMMLRanker) -> None:
     assert "local metrics on 4 features" in card
     assert "# X: (documents, 4)" in card
     report = {"config": {"seed": 0, "evaluation": {"metrics": ["ndcg@10"], "preset": "default"}}}
-    page = page_data(report, model, data, "test", importance=True)
+    page = PageData.of(report, model, data, "test", importance=True)
     assert page.names == model.feature_names
     assert page.effects
 

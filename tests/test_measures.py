@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lgmml_torch.app.compose import asked_measures, find_measure
+from lgmml_torch.app.compose import find_measure, measuring_rules
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.estimator import LGMMLRanker
@@ -110,7 +110,7 @@ def test_dotted_names_are_under_the_rule_of_targets(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="`measure` must lie in one of"):
         find_measure("measure", "tests.own_measures.torch.load")
     cfg = load_config([f"measure={OWN}", f"evaluation.metrics=[map,{OWN}]"])
-    assert [measure.name for measure in asked_measures(cfg)] == ["map", OWN]
+    assert [measure.name for measure in measuring_rules(cfg)["metrics"]] == ["map", OWN]
     assert cfg.callbacks.early_stopping.monitor == f"val/{OWN}"
 
 

@@ -34,15 +34,10 @@ def tag(name: str, *children: Child, **attributes: object) -> Markup:
     for key, value in attributes.items():
         if value is not None:
             words += f' {key.rstrip("_").replace("_", "-")}="{escape(str(value), quote=True)}"'
-    inner = _join(children)
+    inner = _text(children)
     if name in _VOID and not inner:
         return Markup(f"<{name}{words}/>")
     return Markup(f"<{name}{words}>{inner}</{name}>")
-
-
-def _join(children: Iterable[Child]) -> Markup:
-    """Children one after the other."""
-    return Markup("".join(map(_text, children)))
 
 
 def _text(child: Child) -> str:
@@ -51,7 +46,7 @@ def _text(child: Child) -> str:
     if isinstance(child, Markup):
         return child
     if isinstance(child, (list, tuple)):
-        return _join(child)
+        return "".join(map(_text, child))
     return escape(str(child), quote=True)
 
 
@@ -77,6 +72,7 @@ _WIDTH = 440.0
 _RIGHT, _TOP, _BOTTOM = 14.0, 22.0, 42.0
 _LETTER = 6.0  # about the width of a letter
 _POINTS = 400  # of a line that are drawn, at most
+_BINS = 20  # of a histogram
 
 
 class Point(NamedTuple):
@@ -131,7 +127,7 @@ def _short(value: float) -> str:
     return f"{value:.5g}"
 
 
-class _Frame:
+class Chart:
     """The area between the axes, and what has been drawn; room for the labels of y is left, or ``left``."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], height: float, left: float | None = None) -> None:
@@ -142,102 +138,200 @@ class _Frame:
         self.left = left
         self.drawn: list[Markup] = []
 
-    def x(self, value: float) -> float:
+    def _x(self, value: float) -> float:
         low, high = self.x_ticks[0], self.x_ticks[-1]
         return round(self.left + (value - low) / (high - low) * (_WIDTH - _RIGHT - self.left), 1)
 
-    def y(self, value: float) -> float:
+    def _y(self, value: float) -> float:
         low, high = self.y_ticks[0], self.y_ticks[-1]
         return round(self.height - _BOTTOM - (value - low) / (high - low) * (self.height - _BOTTOM - _TOP), 1)
 
-    def axes(self, x: str, y: str, x_labels: Mapping[float, str]) -> None:
+    def _axes(self, x: str, y: str, x_labels: Mapping[float, str]) -> None:
         """Grid lines at the ticks of y, labels at both axes, and what the axes mean."""
         floor = self.height - _BOTTOM
         for value in self.y_ticks:
-            self.line(self.left, self.y(value), _WIDTH - _RIGHT, self.y(value), "grid")
-            self.text(self.left - 6, self.y(value) + 4, _short(value), "end")
+            self._line(self.left, self._y(value), _WIDTH - _RIGHT, self._y(value), "grid")
+            self._text(self.left - 6, self._y(value) + 4, _short(value), "end")
         for value, label in x_labels.items():
-            self.centred(self.x(value), floor + 16, label)
-        self.centred((self.left + _WIDTH - _RIGHT) / 2, self.height - 6, x, "axis")
+            self._centred(self._x(value), floor + 16, label)
+        self._centred((self.left + _WIDTH - _RIGHT) / 2, self.height - 6, x, "axis")
         middle = (_TOP + floor) / 2
         turned = {"transform": f"rotate(-90 11 {middle:.1f})"}
         self.drawn.append(tag("text", y, x=11, y=round(middle, 1), text_anchor="middle", class_="axis", **turned))
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, style: str) -> None:
+    def _line(self, x1: float, y1: float, x2: float, y2: float, style: str) -> None:
         self.drawn.append(tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=style))
 
-    def text(self, x: float, y: float, content: str, anchor: str = "start", style: str | None = None) -> None:
+    def _text(self, x: float, y: float, content: str, anchor: str = "start", style: str | None = None) -> None:
         place = {"x": round(x, 1), "y": round(y, 1), "text_anchor": anchor}
         self.drawn.append(tag("text", content, class_=style, **place))
 
-    def centred(self, x: float, y: float, content: str, style: str | None = None) -> None:
+    def _centred(self, x: float, y: float, content: str, style: str | None = None) -> None:
         """Text around a place, moved where the edge of the chart would cut it."""
         half = _LETTER * len(content) / 2
-        self.text(max(min(x, _WIDTH - half), half), y, content, "middle", style)
+        self._text(max(min(x, _WIDTH - half), half), y, content, "middle", style)
 
-    def mark(self, value: float, content: str) -> None:
+    def _mark(self, value: float, content: str) -> None:
         """A line across the chart, and over its upper end what it marks."""
-        self.line(self.x(value), _TOP, self.x(value), self.height - _BOTTOM, "kept")
-        self.centred(self.x(value), _TOP - 7, content)
+        self._line(self._x(value), _TOP, self._x(value), self.height - _BOTTOM, "kept")
+        self._centred(self._x(value), _TOP - 7, content)
 
-    def rect(self, x: float, y: float, width: float, height: float, style: str, hint: str) -> None:
+    def _rect(self, x: float, y: float, width: float, height: float, style: str, hint: str) -> None:
         size = {"x": round(x, 1), "y": round(y, 1), "width": round(max(width, 0.5), 1), "height": round(height, 1)}
         self.drawn.append(tag("rect", tag("title", hint), class_=style, **size))
 
-    def dot(self, x: float, y: float, style: str, hint: str, radius: float = 3.2) -> None:
-        self.drawn.append(tag("circle", tag("title", hint), cx=x, cy=y, r=radius, class_=style))
-
-    def svg(self, title: str) -> Markup:
+    def _figure(self, title: str, note: str) -> Markup:
         box = f"0 0 {_WIDTH:g} {self.height:g}"
-        return tag("svg", self.drawn, viewBox=box, role="img", aria_label=title, class_="chart")
+        return figure(title, tag("svg", self.drawn, viewBox=box, role="img", aria_label=title, class_="chart"), note)
 
+    @classmethod
+    def lines(
+        cls,
+        lines: Mapping[str, Sequence[Point]],
+        *,
+        x: str,
+        y: str,
+        title: str,
+        note: str = "",
+        kept: float | None = None,
+        also: Sequence[float] = (),
+    ) -> Markup:
+        """Lines over a common axis, with bands where there are intervals; a long line is drawn by evenly spaced points.
 
-def figure(title: str, chart: Markup, note: str = "") -> Markup:
-    """A chart with its title above and a sentence below."""
-    content = [tag("figcaption", title), chart]
-    if note:
-        content.append(tag("p", note, class_="note"))
-    return tag("figure", content)
+        ``kept`` marks a place on the axis; ``also`` are values that the other axis must hold.
+        """
+        points = list(chain.from_iterable(lines.values()))
+        values, places = list(also), [point.x for point in points]
+        for point in points:
+            values += _given(point.y, point.low, point.high)
+        last = max(places)
+        grid = [places[0] - 1, places[0], places[0] + 1]
+        if len(set(places)) > 1:
+            grid = _ticks(min(places), last)
+            grid = [max(grid[0], min(places)), *grid[1:-1], last]
+        frame = cls(grid, _ticks(min(values), max(values)), 250)
+        whole = all(map(_is_whole, places))
+        labels = {}
+        for value in grid[:-1]:
+            if (_is_whole(value) or not whole) and frame._x(last) - frame._x(value) > 34:
+                labels[value] = _short(value)
+        frame._axes(x, y, {**labels, last: _short(last)})
+        if min(values) < 0 < max(values):
+            frame._line(frame.left, frame._y(0), _WIDTH - _RIGHT, frame._y(0), "zero")
+        if kept is not None:
+            frame._mark(kept, f"kept: {kept}")
+        for number, (name, line) in enumerate(lines.items()):
+            if len(line) > _POINTS:
+                step = (len(line) - 1) / (_POINTS - 1)
+                line = [line[round(place * step)] for place in range(_POINTS)]
+            frame._draw_line(name, line, number + 1, x)
+        if len(lines) > 1:
+            frame._legend(list(lines))
+        return frame._figure(title, note)
 
+    def _draw_line(self, name: str, line: Sequence[Point], number: int, x: str) -> None:
+        there, back = list[str](), list[str]()
+        for p in line:
+            if p.low is not None and p.high is not None:
+                there.append(f"{self._x(p.x)},{self._y(p.high)}")
+                back.append(f"{self._x(p.x)},{self._y(p.low)}")
+        if len(there) > 1:
+            outline = " L".join(there + back[::-1])
+            self.drawn.append(tag("path", d=f"M{outline} Z", class_=f"band c{number}"))
+        path = " ".join(f"{self._x(p.x)},{self._y(p.y)}" for p in line)
+        self.drawn.append(tag("polyline", points=path, class_=f"line c{number}"))
+        if len(line) > 120:
+            return
+        radius = 1.8
+        if len(line) <= 30:
+            radius = 3.2
+        for p in line:
+            span = ""
+            if p.low is not None:
+                span = f" [{p.low:.4g}, {p.high:.4g}]"
+            hint = tag("title", f"{name}, {x} {p.x:g}: {p.y:.4g}{span}")
+            place = {"cx": self._x(p.x), "cy": self._y(p.y), "r": radius}
+            self.drawn.append(tag("circle", hint, **place, class_=f"dot c{number}"))
 
-def line_chart(
-    lines: Mapping[str, Sequence[Point]],
-    *,
-    x: str,
-    y: str,
-    title: str,
-    kept: tuple[float, str] | None = None,
-    also: Sequence[float] = (),
-) -> Markup:
-    """Lines over a common axis, with bands where there are intervals; a long line is drawn by evenly spaced points.
+    def _legend(self, names: Sequence[str]) -> None:
+        """Names of the lines, in a row of their own below the chart, where nothing can run through them."""
+        self.height += 20
+        at = self.left
+        for number, name in enumerate(names):
+            self._line(round(at, 1), self.height - 10, round(at + 20, 1), self.height - 10, f"line c{number + 1}")
+            self._text(at + 26, self.height - 6, name)
+            at += 26 + _LETTER * len(name) + 22
 
-    ``kept`` marks a place on the axis; ``also`` are values that the other axis must hold, for charts to be compared.
-    """
-    points = list(chain.from_iterable(lines.values()))
-    values, places = list(also), [point.x for point in points]
-    for point in points:
-        values += _given(point.y, point.low, point.high)
-    last = max(places)
-    grid = [places[0] - 1, places[0], places[0] + 1]
-    if len(set(places)) > 1:
-        grid = _ticks(min(places), last)
-        grid = [max(grid[0], min(places)), *grid[1:-1], last]
-    frame = _Frame(grid, _ticks(min(values), max(values)), 250)
-    whole = all(map(_is_whole, places))
-    labels = {}
-    for value in grid[:-1]:
-        if (_is_whole(value) or not whole) and frame.x(last) - frame.x(value) > 34:
-            labels[value] = _short(value)
-    frame.axes(x, y, {**labels, last: _short(last)})
-    if min(values) < 0 < max(values):
-        frame.line(frame.left, frame.y(0), _WIDTH - _RIGHT, frame.y(0), "zero")
-    if kept is not None:
-        frame.mark(*kept)
-    for number, (name, line) in enumerate(lines.items()):
-        _draw_line(frame, name, _thinned(line), number + 1, x)
-    if len(lines) > 1:
-        _legend(frame, list(lines))
-    return frame.svg(title)
+    @classmethod
+    def histogram(
+        cls, values: Sequence[float], *, high: float, mean: float, x: str, y: str, title: str, note: str
+    ) -> Markup:
+        """Counts of values in equal parts of the range from 0 to ``high``, with a line at their mean."""
+        counts, step = [0] * _BINS, high / _BINS
+        for value in values:
+            counts[min(int(value / high * _BINS), _BINS - 1)] += 1
+        grid = _ticks(0, max(counts))
+        if not grid[1].is_integer():  # halves of what is counted are no numbers to read
+            apart = max(1, math.ceil(grid[1]))
+            grid = list(map(float, range(0, max(counts) + apart, apart)))
+        frame = cls([0.0, high], grid, 250)
+        labels = {}
+        for fifth in range(6):
+            labels[high * fifth / 5] = _short(high * fifth / 5)
+        frame._axes(x, y, labels)
+        for number, count in enumerate(counts):
+            left, right, top = frame._x(number * step), frame._x((number + 1) * step), frame._y(count)
+            hint = f"{number * step:.2f}–{(number + 1) * step:.2f}: {count}"
+            if count:
+                frame._rect(left + 0.5, top, right - left - 1, frame._y(0) - top, "fill c1", hint)
+        frame._mark(mean, f"mean {mean:.3f}")
+        return frame._figure(title, note)
+
+    @classmethod
+    def bars(
+        cls,
+        bars: Sequence[Bar],
+        *,
+        x: str,
+        title: str,
+        note: str = "",
+        form: Callable[[float], str] = "{:.3g}".format,
+    ) -> Markup:
+        """Horizontal bars; long names are cut, hovering shows all.
+
+        The colour goes by sign; where there are intervals, bars have whiskers, and are grey where 0 lies inside.
+        """
+        room = min(max((len(bar.label) for bar in bars), default=1), 24)
+        row, height = 22.0, 22.0 * len(bars) + _TOP + _BOTTOM
+        ends = [0.0]
+        for bar in bars:
+            ends += _given(bar.value, bar.low, bar.high)
+        frame = cls(_ticks(min(ends), max(ends), 4), [0.0, 1.0], height, left=_LETTER * room + 16)
+        for value in frame.x_ticks:
+            frame._line(frame._x(value), _TOP, frame._x(value), height - _BOTTOM, "grid")
+            frame._centred(frame._x(value), height - _BOTTOM + 16, form(value))
+        frame._centred((frame.left + _WIDTH - _RIGHT) / 2, height - 6, x, "axis")
+        for number, bar in enumerate(bars):
+            top = _TOP + number * row
+            left, right = sorted((frame._x(0), frame._x(bar.value)))
+            hint, middle, label, colour = f"{bar.label}: {form(bar.value)}", top + row / 2, bar.label, "c1"
+            if bar.value < 0:
+                colour = "c2"
+            if bar.low is not None and bar.high is not None:
+                hint += f" [{form(bar.low)}, {form(bar.high)}]"
+                if bar.low <= 0 <= bar.high:
+                    colour = "c0"
+            if bar.note:
+                hint += f"; {bar.note}"
+            frame._rect(left, top + 3, right - left, row - 6, f"fill {colour}", hint)
+            if bar.low is not None and bar.high is not None:
+                frame._line(frame._x(bar.low), middle, frame._x(bar.high), middle, "whisker")
+            if len(label) > room:
+                label = label[: room - 1] + "…"
+            named = tag("text", tag("title", hint), label, x=frame.left - 8, y=middle + 4, text_anchor="end")
+            frame.drawn.append(named)
+        frame._line(frame._x(0), _TOP, frame._x(0), height - _BOTTOM, "zero")
+        return frame._figure(title, note)
 
 
 def _is_whole(value: float) -> bool:
@@ -248,109 +342,9 @@ def _given(*values: float | None) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _thinned(line: Sequence[Point]) -> Sequence[Point]:
-    """At most `_POINTS` of the points, the first and the last among them."""
-    if len(line) <= _POINTS:
-        return line
-    step = (len(line) - 1) / (_POINTS - 1)
-    return [line[round(number * step)] for number in range(_POINTS)]
-
-
-def _draw_line(frame: _Frame, name: str, line: Sequence[Point], number: int, x: str) -> None:
-    there, back = list[str](), list[str]()
-    for p in line:
-        if p.low is not None and p.high is not None:
-            there.append(f"{frame.x(p.x)},{frame.y(p.high)}")
-            back.append(f"{frame.x(p.x)},{frame.y(p.low)}")
-    if len(there) > 1:
-        outline = " L".join(there + back[::-1])
-        frame.drawn.append(tag("path", d=f"M{outline} Z", class_=f"band c{number}"))
-    path = " ".join(f"{frame.x(p.x)},{frame.y(p.y)}" for p in line)
-    frame.drawn.append(tag("polyline", points=path, class_=f"line c{number}"))
-    if len(line) > 120:
-        return
-    radius = 1.8
-    if len(line) <= 30:
-        radius = 3.2
-    for p in line:
-        span = ""
-        if p.low is not None:
-            span = f" [{p.low:.4g}, {p.high:.4g}]"
-        frame.dot(frame.x(p.x), frame.y(p.y), f"dot c{number}", f"{name}, {x} {p.x:g}: {p.y:.4g}{span}", radius)
-
-
-def _legend(frame: _Frame, names: Sequence[str]) -> None:
-    """Names of the lines, in a row of their own below the chart, where nothing can run through them."""
-    frame.height += 20
-    at = frame.left
-    for number, name in enumerate(names):
-        frame.line(round(at, 1), frame.height - 10, round(at + 20, 1), frame.height - 10, f"line c{number + 1}")
-        frame.text(at + 26, frame.height - 6, name)
-        at += 26 + _LETTER * len(name) + 22
-
-
-def histogram(
-    values: Sequence[float], *, low: float, high: float, bins: int, x: str, y: str, title: str,
-    mean: float | None = None,
-) -> Markup:  # fmt: skip
-    """Counts of values in equal bins of a range whose ends are known, with a line at their mean."""
-    counts = [0] * bins
-    for value in values:
-        counts[min(int((value - low) / (high - low) * bins), bins - 1)] += 1
-    grid = _ticks(0, max(counts))
-    if not grid[1].is_integer():  # halves of what is counted are no numbers to read
-        apart = max(1, math.ceil(grid[1]))
-        grid = list(map(float, range(0, max(counts) + apart, apart)))
-    frame = _Frame([low, high], grid, 250)
-    step = (high - low) / bins
-    labels = {}
-    for fifth in range(6):
-        place = low + (high - low) * fifth / 5
-        labels[place] = _short(place)
-    frame.axes(x, y, labels)
-    for number, count in enumerate(counts):
-        left, right = frame.x(low + number * step), frame.x(low + (number + 1) * step)
-        hint = f"{low + number * step:.2f}–{low + (number + 1) * step:.2f}: {count}"
-        if count:
-            frame.rect(left + 0.5, frame.y(count), right - left - 1, frame.y(0) - frame.y(count), "fill c1", hint)
-    if mean is not None:
-        frame.mark(mean, f"mean {mean:.3f}")
-    return frame.svg(title)
-
-
-def bar_chart(
-    bars: Sequence[Bar],
-    *,
-    x: str,
-    title: str,
-    form: Callable[[float], str] = "{:.3g}".format,
-    style: Callable[[Bar], str] = lambda _: "c1",
-) -> Markup:
-    """Horizontal bars, a row each, with whiskers where there are intervals; long names are cut, hovering shows all."""
-    room = min(max((len(bar.label) for bar in bars), default=1), 24)
-    row, height = 22.0, 22.0 * len(bars) + _TOP + _BOTTOM
-    ends = [0.0]
-    for bar in bars:
-        ends += _given(bar.value, bar.low, bar.high)
-    frame = _Frame(_ticks(min(ends), max(ends), 4), [0.0, 1.0], height, left=_LETTER * room + 16)
-    for value in frame.x_ticks:
-        frame.line(frame.x(value), _TOP, frame.x(value), height - _BOTTOM, "grid")
-        frame.centred(frame.x(value), height - _BOTTOM + 16, form(value))
-    frame.centred((frame.left + _WIDTH - _RIGHT) / 2, height - 6, x, "axis")
-    for number, bar in enumerate(bars):
-        top = _TOP + number * row
-        left, right = sorted((frame.x(0), frame.x(bar.value)))
-        hint, middle, label = f"{bar.label}: {form(bar.value)}", top + row / 2, bar.label
-        if bar.low is not None and bar.high is not None:
-            hint += f" [{form(bar.low)}, {form(bar.high)}]"
-        if bar.note:
-            hint += f"; {bar.note}"
-        frame.rect(left, top + 3, right - left, row - 6, f"fill {style(bar)}", hint)
-        if bar.low is not None and bar.high is not None:
-            frame.line(frame.x(bar.low), middle, frame.x(bar.high), middle, "whisker")
-        if len(label) > room:
-            label = label[: room - 1] + "…"
-        named = tag("text", tag("title", hint), label, x=frame.left - 8, y=middle + 4, text_anchor="end")
-        frame.drawn.append(named)
-    frame.line(frame.x(0), _TOP, frame.x(0), height - _BOTTOM, "zero")
-    return frame.svg(title)
+def figure(title: str, chart: Markup, note: str = "") -> Markup:
+    """A chart or a table with its title above and a sentence below."""
+    content = [tag("figcaption", title), chart]
+    if note:
+        content.append(tag("p", note, class_="note"))
+    return tag("figure", content)

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,16 +21,13 @@ from omegaconf.errors import MissingMandatoryValue
 from pytorch_lightning.callbacks import Callback, EarlyStopping, LearningRateMonitor, ProgressBar
 
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError, check_choice
-from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import BankBuilder, as_builder
 from lgmml_torch.functional.measures import Function, Measure, measures_of
 from lgmml_torch.functional.presets import PRESETS
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.storage import is_archive, load_checkpoint, read_model
-from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import quiet_lightning
 from lgmml_torch.training.defaults import (
@@ -45,7 +41,7 @@ from lgmml_torch.training.defaults import (
 )
 from lgmml_torch.training.losses import ListLoss, Loss
 from lgmml_torch.training.module import Dropout
-from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings, check_precision, rehearse
+from lgmml_torch.training.recipe import PhiSettings, Recipe, check_precision, rehearse
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +54,7 @@ def build(part: Any, **arguments: Any) -> Any:
     Raises:
         LGMMLError: what went wrong, without Hydra's wrapping.
     """
-    check_targets(part)
+    _check_targets(part)
     try:
         made = instantiate(part, **arguments)
         if isinstance(made, functools.partial):  # would fail only when it is called, perhaps minutes later
@@ -95,7 +91,7 @@ def named(cfg: DictConfig, *parts: str) -> Iterator[None]:
 TARGETS = ("lgmml_torch", "pytorch_lightning", "torch.optim")
 
 
-def check_targets(part: Any, allowed: Sequence[str] | None = None) -> None:
+def _check_targets(part: Any, allowed: Sequence[str] | None = None) -> None:
     """Refuse names of code that does not belong here, however they are spelt, before any of it runs.
 
     By default `TARGETS` are allowed; ``LGMML_TARGETS=mine,other.module`` in the environment allows more packages.
@@ -105,12 +101,12 @@ def check_targets(part: Any, allowed: Sequence[str] | None = None) -> None:
     """
     if OmegaConf.is_list(part):
         for item in part:
-            check_targets(item, allowed)
+            _check_targets(item, allowed)
     if not OmegaConf.is_dict(part):
         return
     for key in part:
         if not OmegaConf.is_missing(part, key):
-            check_targets(part[key], allowed)
+            _check_targets(part[key], allowed)
     if part.get("_target_") is not None:
         _check_name("_target_", str(part["_target_"]), allowed)
 
@@ -145,7 +141,7 @@ def find_measure(setting: str, name: str) -> Measure:
 
 
 def _find_function(setting: str, name: str, what: str) -> Function:
-    """A function ``(scores, labels, offsets) -> (Q,)`` by its dotted name, under the rule of `check_targets`."""
+    """A function ``(scores, labels, offsets) -> (Q,)`` by its dotted name, under the rule of `_check_targets`."""
     _check_name(setting, name)
     try:
         found: Function = get_object(name)
@@ -165,18 +161,23 @@ def _build_loss(cfg: DictConfig) -> Loss:
     return loss
 
 
-def asked_measures(cfg: DictConfig) -> tuple[Measure, ...]:
-    """What is reported of every split: the configured measures, and the one that decides."""
+def measuring_rules(cfg: DictConfig) -> dict[str, Any]:
+    """How every split is evaluated: by the configured measures and the one that decides, their rules, the seed."""
     found = [find_measure("evaluation.metrics", name) for name in cfg.evaluation.metrics]
-    return tuple(measures_of([*found, find_measure("measure", cfg.measure)]))
+    metrics = tuple(measures_of([*found, find_measure("measure", cfg.measure)]))
+    return {"metrics": metrics, "preset": cfg.evaluation.preset, "seed": cfg.seed}
 
 
 def _inside(name: str, packages: Sequence[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
-    """The configured data: ``train`` and, where there are any, ``valid`` and ``test``."""
+def load_splits(cfg: DictConfig, allowed: Sequence[str] | None = None) -> dict[str, RankingData]:
+    """The configured data: ``train`` and, where there are any, ``valid`` and ``test``.
+
+    ``allowed`` are the packages whose code may read it, see `_check_targets`.
+    """
+    _check_targets(cfg.data, allowed)
     with named(cfg, "data"):
         splits: dict[str, RankingData] = build(cfg.data)
     for name, data in splits.items():
@@ -186,28 +187,6 @@ def load_splits(cfg: DictConfig) -> dict[str, RankingData]:
     if "valid" not in splits:
         log.warning("there are no validation queries (vali.txt): nothing is stopped early, and the last epoch is kept")
     return splits
-
-
-def load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | None:
-    """The trees that ours shall be added to, where the configuration names any; tried before anything is fitted.
-
-    Raises:
-        LGMMLError: a file that is no such model, trees of other features, a missing library, nothing to weigh them by,
-            data with categories.
-    """
-    if cfg.base is None:
-        return None
-    if any(part.shared_lists is not None for part in splits.values()):
-        raise ConfigError("`base` needs data in memory, got data=shards or data=folder")
-    if "valid" not in splits:
-        raise ConfigError("`base` needs validation queries to choose the weights by, and the data has none")
-    if splits["train"].categories is not None:
-        raise ConfigError("`base` needs data of numbers only, and this data has categories")
-    if cfg.base == "auto":
-        return fit_lightgbm(splits, find_measure("measure", cfg.measure), seed=cfg.seed, threads=cfg.threads)
-    base = TreeBase.read(str(cfg.base))
-    base.check(splits["train"].num_features, splits["train"].feature_names)
-    return base
 
 
 def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> DictConfig:
@@ -311,7 +290,7 @@ def recipe_of(cfg: DictConfig) -> Recipe:
     """
     check_choice("distances", cfg.distances, _DISTANCES)
     budget_seconds(cfg.budget)
-    asked_measures(cfg)
+    measuring_rules(cfg)
     with named(cfg, "evaluation"):
         check_choice("preset", cfg.evaluation.preset, PRESETS)
     with named(cfg, "step_size"):
@@ -346,11 +325,6 @@ def recipe_of(cfg: DictConfig) -> Recipe:
     return recipe
 
 
-def find_cache(cfg: DictConfig) -> Cache | None:
-    """Where things that were expensive to make are kept; None where the configuration wants nothing kept."""
-    return None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
-
-
 def check_parts(cfg: DictConfig) -> None:
     """Make every part once for nothing, and look at the files to start from: a mistake should not cost a fit.
 
@@ -378,28 +352,11 @@ def _check_start_files(cfg: DictConfig) -> None:
         load_checkpoint(cfg.resume)
 
 
-def make_trainer_settings(
-    cfg: DictConfig, folder: Path, loggers: list[Any], *, validated: bool, watchers: Sequence[Callback] = ()
-) -> TrainerSettings:
-    """Output folder, Trainer, callbacks, loggers and cache for training Φ."""
-    resume = None
-    if cfg.resume is not None:
-        resume = Path(cfg.resume)
-    return TrainerSettings(
-        folder=folder,
-        trainer=build(cfg.trainer),
-        callbacks=[*_make_callbacks(cfg, validated=validated), *watchers],
-        loggers=loggers,
-        cache=find_cache(cfg),
-        resume=resume,
-    )
-
-
 def _check_trainer(cfg: DictConfig) -> None:
     """Refuse what Lightning refuses, such as a device that is not there, and a precision that cannot be computed in."""
     try:
         with quiet_lightning():
-            callbacks = _make_callbacks(cfg, validated=True)
+            callbacks = make_callbacks(cfg, validated=True)
             check_precision(build(cfg.trainer)(callbacks=callbacks, logger=False, enable_checkpointing=False))
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise ConfigError(f"`trainer`: {' '.join(str(error).split())}") from error
@@ -414,7 +371,7 @@ def make_loggers(cfg: DictConfig, **place: str) -> list[Any]:
     return made
 
 
-def _make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
+def make_callbacks(cfg: DictConfig, *, validated: bool) -> list[Any]:
     """The configured callbacks that have something to do.
 
     Watching the step needs a logger, stopping early needs validation, and a bar may be switched off.

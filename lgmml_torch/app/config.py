@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
 import textwrap
@@ -142,7 +141,7 @@ def check_command(words: Sequence[str]) -> list[str]:
         elif not item.is_sweep_override() and not item.key_or_group.startswith("hydra"):
             kept.append(typed)
     name = args.config_name or "train"
-    cfg = load_config([*search_path(places), *kept], name=name, folder=folder)
+    cfg = load_config([*_search_path(places), *kept], name=name, folder=folder)
     if args.cfg is None and name == "train" and not any(item.is_sweep_override() for item in parsed):
         check_settings(cfg)
     return words
@@ -160,7 +159,7 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
         raise ConfigError(str(error).splitlines()[0]) from error
 
 
-def search_path(places: Sequence[str]) -> list[str]:
+def _search_path(places: Sequence[str]) -> list[str]:
     """What makes Hydra look for parts in further places."""
     if not places:
         return []
@@ -176,7 +175,7 @@ def asked_for() -> list[str]:
     for source in run.runtime.config_sources:
         if source.provider not in own:
             places.append(f"{source.schema}://{source.path}")
-    return [*search_path(places), *run.overrides.task]
+    return [*_search_path(places), *run.overrides.task]
 
 
 def _one_sentence(error: Exception, overrides: Sequence[str], name: str, folder: Path) -> str:
@@ -334,8 +333,6 @@ def check_settings(cfg: DictConfig) -> None:
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     except LGMMLError as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(str(error)) from error
 
 
@@ -391,13 +388,11 @@ def _own_folder(config: DictConfig, place: DictConfig) -> None:
 def _create(folder: Path) -> Path:
     """Create a folder that does not exist yet: this name, or the name with -2, -3 … appended."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        free = folder
-        if number > 1:
-            free = folder.with_name(f"{folder.name}-{number}")
+    free, number = folder, 1
+    while True:
         try:
             free.mkdir()
+            return free
         except FileExistsError:
-            continue
-        return free
-    raise AssertionError
+            number += 1
+            free = folder.with_name(f"{folder.name}-{number}")

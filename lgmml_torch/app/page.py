@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lgmml_torch.app.charts import Bar, Child, Markup, Point, bar_chart, figure, histogram, line_chart, table, tag
-from lgmml_torch.app.page_data import Document, PageData, Query
+from lgmml_torch.app.charts import Bar, Chart, Child, Markup, Point, figure, table, tag
+from lgmml_torch.app.page_data import PageData, Query
 from lgmml_torch.evaluation.evaluate import Paired
-from lgmml_torch.evaluation.tables import merge_definitions
+from lgmml_torch.evaluation.tables import results_table
 from lgmml_torch.models.importance import PermutationImportance
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -130,44 +130,24 @@ def _data_row(name: str, facts: Mapping[str, Any]) -> list[str]:
 
 def _results_section(report: _Report) -> tuple[str, str, Markup]:
     """The main table, with intervals, and what the figures mean."""
-    evaluations: Sequence[Mapping[str, Any]] = report["evaluations"]
-    names: dict[str, None] = {}  # a set in order
-    definitions: list[str] = []
-    for item in evaluations:
-        for name, entry in item["metrics"].items():
-            names[name] = None
-            definitions.append(entry["definition"])
+    header, found, definitions = results_table(report["evaluations"])
     rows: list[list[Child]] = []
-    for item in evaluations:
-        means = [_mean(item["metrics"].get(name)) for name in names]
-        rows.append([item["split"], item["policy"], *means, _counts(item, "counted"), _counts(item, "skipped")])
-    notes = ["In brackets: 95% bootstrap interval of the mean over queries."]
-    notes += merge_definitions(definitions)
+    for data, weights, *figures in found:
+        rows.append([data, weights, *map(_figure, figures)])
+    notes = ["In brackets: 95% bootstrap interval of the mean over queries.", *definitions]
     return _section(
         "Results",
-        table(["data", "weights", *names, "queries", "skipped"], rows, numbers=range(2, len(names) + 4)),
+        table(header, rows, numbers=range(2, len(header))),
         [tag("p", text, class_="note") for text in notes],
     )
 
 
-def _mean(entry: Mapping[str, Any] | None) -> Child:
-    if entry is None or entry["mean"] is None:
-        return _NONE
-    content: list[Child] = [f"{entry['mean']:.4f}"]
-    if entry.get("interval"):
-        content.append(tag("span", "[{:.4f}, {:.4f}]".format(*entry["interval"]), class_="span"))
-    return content
-
-
-def _counts(item: Mapping[str, Any], key: str) -> str:
-    """One number where all measures have the same, else one for each measure."""
-    counts, texts = list[int](), list[str]()
-    for name, entry in item["metrics"].items():
-        counts.append(entry[key])
-        texts.append(f"{entry[key]} ({name})")
-    if len(set(counts)) == 1:
-        return f"{counts[0]:,}"
-    return ", ".join(texts)
+def _figure(text: str) -> Child:
+    """The mean, and its interval where there is one in smaller letters."""
+    mean, bracket, interval = text.partition("[")
+    if not bracket:
+        return text
+    return [mean.rstrip(), tag("span", f"[{interval}", class_="span")]
 
 
 def _validation_section(report: _Report) -> tuple[str, str, Markup]:
@@ -178,9 +158,10 @@ def _validation_section(report: _Report) -> tuple[str, str, Markup]:
         line = []
         for place, bias in biases.items():
             line.append(Point(int(place), bias))
-        chart = line_chart({"bias": line}, x="position", y="added to the score", title="Bias by position")
         note = "What being shown there added to a score while training; scores of new lists do without it."
-        charts.append(figure("Positions", chart, note))
+        charts.append(
+            Chart.lines({"bias": line}, x="position", y="added to the score", title="Bias by position", note=note)
+        )
     return _section("Validation", tag("div", charts, class_="charts"))
 
 
@@ -196,12 +177,10 @@ def _rounds_chart(bank: Mapping[str, Any]) -> Markup | None:
     kept = bank.get("best_round")
     if not isinstance(kept, int) or not lines:
         return None
-    title = f"{measure} by boosting round"
-    chart = line_chart(lines, x="boosting round", y=measure, title=title, kept=(kept, f"kept: {kept}"))
-    note = ""
+    note, title = "", f"Local metrics: {measure} by boosting round"
     if "validation" in lines:
         note = "Kept where the mean of the last few validation values is highest: single ones are noise."
-    return figure("Local metrics, round by round", chart, note)
+    return Chart.lines(lines, x="boosting round", y=measure, title=title, note=note, kept=kept)
 
 
 def _epochs_chart(report: _Report) -> Markup:
@@ -213,9 +192,9 @@ def _epochs_chart(report: _Report) -> Markup:
     if not points:
         return tag("p", f"No validation queries: the last epoch ({kept}) was kept.")
     measure = str(report["config"].get("measure", "ndcg@10")).replace("ndcg", "NDCG")
-    axes = {"x": "epoch", "y": f"validation {measure}", "title": f"{measure} by epoch"}
-    chart = line_chart({"validation": points}, **axes, kept=(kept, f"kept: {kept}"))  # type: ignore[arg-type]
-    return figure("Training, epoch by epoch", chart, "Epoch 0 is the start, before any training of the weights.")
+    title, note = f"Training: {measure} by epoch", "Epoch 0 is the start, before any training of the weights."
+    lines = {"validation": points}
+    return Chart.lines(lines, x="epoch", y=f"validation {measure}", title=title, note=note, kept=kept)
 
 
 def _queries_section(data: PageData) -> tuple[str, str, Markup]:
@@ -241,16 +220,15 @@ def _distribution(data: PageData) -> Markup:
     title = f"{data.measure} per query"
     if data.mean is None:
         return figure(title, tag("p", f"No query of {data.split} counts: none has a relevant document."))
-    chart = histogram(
-        data.values, low=0.0, high=max(1.0, *data.values), bins=20, x=data.measure, y="queries", title=title,
-        mean=data.mean.mean,
-    )  # fmt: skip
     ordered = sorted(data.values)
     last = len(ordered) - 1
     low, middle, high = ordered[round(0.1 * last)], ordered[round(0.5 * last)], ordered[round(0.9 * last)]
     counts = f"{data.mean.counted:,} queries count, {data.mean.skipped:,} are skipped."
     spread = f"Median {middle:.3f}; a tenth are at most {low:.3f}, a tenth at least {high:.3f}."
-    return figure(title, chart, f"{counts} {spread}")
+    return Chart.histogram(
+        data.values, high=max(1.0, ordered[-1]), mean=data.mean.mean, x=data.measure, y="queries", title=title,
+        note=f"{counts} {spread}",
+    )  # fmt: skip
 
 
 def _card(query: Query, top: float, measure: str) -> Markup:
@@ -260,7 +238,9 @@ def _card(query: Query, top: float, measure: str) -> Markup:
         digits = min(max(2 - math.floor(math.log10(gap)), 0), 8)
     rows: list[list[Child]] = []
     for row in query.rows:
-        rows.append([row.rank, row.name, _grade(row.label, top), f"{row.score:.{digits}f}", _parts(row)])
+        share = max(row.label, 0) / max(top, 1e-9)
+        grade = tag("span", f"{row.label:g}", class_="grade", style=f"--grade:{share:.2f}")
+        rows.append([row.rank, row.name, grade, f"{row.score:.{digits}f}", _parts(row.parts)])
     more, rest = query.size - len(query.rows), "The whole list."
     if more:
         rest = f"{more:,} more that are not shown."
@@ -274,16 +254,9 @@ def _card(query: Query, top: float, measure: str) -> Markup:
     return tag("article", content, class_="query")
 
 
-def _grade(label: float, top: float) -> Markup:
-    share = 0.0
-    if top > 0:
-        share = max(label, 0) / top
-    return tag("span", f"{label:g}", class_="grade", style=f"--grade:{share:.2f}")
-
-
-def _parts(row: Document) -> list[Child]:
+def _parts(leading: Iterable[tuple[str, float]]) -> list[Child]:
     parts = list[Child]()
-    for name, part in row.parts:
+    for name, part in leading:
         direction = "down"
         if part > 0:
             direction = "up"
@@ -317,8 +290,7 @@ def _importance_section(data: PageData) -> tuple[str, str, Markup]:
 
 
 def _shares(title: str, bars: Sequence[Bar], note: str = "") -> Markup:
-    chart = bar_chart(bars, x="share of the score differences", title=title, form="{:.0%}".format)
-    return figure(title, chart, note)
+    return Chart.bars(bars, x="share of the score differences", title=title, note=note, form="{:.0%}".format)
 
 
 def _shuffled(names: Sequence[str], shuffled: PermutationImportance | None) -> Markup | None:
@@ -333,15 +305,7 @@ def _shuffled(names: Sequence[str], shuffled: PermutationImportance | None) -> M
         f"{shuffled.n_repeats} shuffles (seed {shuffled.seed}) over {shuffled.intervals[0].counted:,} queries, with "
         "95% intervals, paired per query. Grey: the interval holds 0."
     )
-    title = "Cost of shuffling a feature"
-    return figure(title, bar_chart(bars, x=f"drop in {shuffled.measure}", title=title, style=_certainty), note)
-
-
-def _certainty(bar: Bar) -> str:
-    """The colour: grey where the interval holds 0, else by sign."""
-    if (bar.low or 0) <= 0 <= (bar.high or 0):
-        return "c0"
-    return "c1" if bar.value > 0 else "c2"
+    return Chart.bars(bars, x=f"drop in {shuffled.measure}", title="Cost of shuffling a feature", note=note)
 
 
 def _effects(data: PageData) -> list[Child]:
@@ -362,8 +326,7 @@ def _effects(data: PageData) -> list[Child]:
     )
     charts = []
     for name, line in lines.items():
-        chart = line_chart({name: line}, x="value", y="change of score", title=f"Effect of {name}", also=ends)
-        charts.append(figure(name, chart))
+        charts.append(Chart.lines({name: line}, x="value", y="change of score", title=f"Effect of {name}", also=ends))
     return [
         tag("h3", "Which values are good"),
         tag("p", note, class_="note"),
@@ -373,15 +336,15 @@ def _effects(data: PageData) -> list[Child]:
 
 def _calibration(data: PageData) -> Markup:
     title, points = "Mean label by score", list[Point]()
-    for place, mean in enumerate(data.calibration.labels, 1):
+    for place, mean in enumerate(data.calibration, 1):
         if mean:
-            points.append(Point(100 * place // len(data.calibration.labels), mean.mean, mean.low, mean.high))
+            points.append(Point(100 * place // len(data.calibration), mean.mean, mean.low, mean.high))
     if not points:
         return figure(title, tag("p", "No list has a label for each of its parts."))
-    axes = {"x": "place of the score within its list, % (100: the top)", "y": "mean label", "title": title}
-    chart = line_chart({"mean label": points}, **axes, also=[0.0])  # type: ignore[arg-type]
+    x = "place of the score within its list, % (100: the top)"
     note = "Each list is cut into ten parts by the rank of its scores; 95% intervals over queries. Good rankings rise."
-    return figure(title, chart, note)
+    lines = {"mean label": points}
+    return Chart.lines(lines, x=x, y="mean label", title=title, note=note, also=[0.0])
 
 
 def _reliability(data: PageData) -> Markup | None:
@@ -390,31 +353,25 @@ def _reliability(data: PageData) -> Markup | None:
         return None
     top = math.ceil(100 * max(*found.chances, *found.shares)) / 100  # a round number to read at the axis
     lines = {"documents": list(map(Point, found.chances, found.shares)), "exact": [Point(0, 0), Point(top, top)]}
-    chart = line_chart(lines, x="chance of a label of at least 1", y="share of documents with one", title=title)
+    x, y = "chance of a label of at least 1", "share of documents with one"
     note = (
         f"A dot is a group of about {max(found.documents):,} documents; on the line, their chances are exact. "
         f"Expected calibration error {found.error:.4f}, Brier score {found.brier:.4f}. {data.sample}"
     )
     if data.split == "valid":
         note += " The chances were fitted to these very queries."
-    return figure(title, chart, note)
+    return Chart.lines(lines, x=x, y=y, title=title, note=note)
 
 
 def _comparison_section(paired: Paired) -> tuple[str, str, Markup]:
     """Beside another model, query by query."""
-    title = "Differences per query"
     gaps = paired.gaps[~paired.gaps.isnan()].sort(descending=True).values.tolist()
     line = list(map(Point, range(1, len(gaps) + 1), gaps))
-    axes = {"x": "queries, by difference", "y": f"difference in {paired.measure}", "title": title}
-    chart = line_chart({"query": line}, **axes, also=[0.0])  # type: ignore[arg-type]
-    rows = []
-    for query in paired.most_different(8):
-        first, second = paired.values[:, query].tolist()
-        gap = float(paired.gaps[query])
-        rows.append([str(paired.qids[query]), f"{first:.4f}", f"{second:.4f}", f"{gap:+.4f}"])
-    differing = table(["query", paired.first, paired.second, "difference"], rows, numbers=(1, 2, 3))
+    title, y = "Differences per query", f"difference in {paired.measure}"
+    differing = table(["query", paired.first, paired.second, "difference"], paired.rows(8), numbers=(1, 2, 3))
     note = f"Above 0, {paired.first} is better; below, {paired.second} is."
-    charts = [figure(title, chart, note), figure("Queries that differ most", differing)]
+    chart = Chart.lines({"query": line}, x="queries, by difference", y=y, title=title, note=note, also=[0.0])
+    charts = [chart, figure("Queries that differ most", differing)]
     return _section(
         f"Against {paired.second}",
         tag("p", _sentence(f"{paired.first} against {paired.second} on {paired.split}: {paired.sentence()}")),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.evaluation.evaluate import Calibration, label_by_score
+from lgmml_torch.evaluation.evaluate import label_by_score
 from lgmml_torch.functional.calibration import Reliability, reliability
 from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
@@ -27,7 +27,6 @@ from lgmml_torch.models.importance import (
     permutation_importance,
     sample_lists,
 )
-from lgmml_torch.models.local_metrics import MetricBlock
 from lgmml_torch.models.preprocess.base import feature_label
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
@@ -43,7 +42,7 @@ _Parts = tuple[tuple[str, float], ...]  # names of features, and what each adds 
 
 
 @dataclass(frozen=True)
-class Document:
+class _Document:
     """A row in the list of a query; ``parts`` are what features add over the document in the middle of the ranking."""
 
     rank: int
@@ -60,100 +59,79 @@ class Query:
     qid: str
     value: float
     size: int
-    rows: tuple[Document, ...]
+    rows: tuple[_Document, ...]
     why: str
 
 
 @dataclass(frozen=True, eq=False)
 class PageData:
-    """What the page shows of a model and of the lists it ranks.
+    """What the page shows of a model and of the lists it ranks."""
 
-    Attributes:
-        split: which part of the data.
-        sample: a sentence on the lists that were ranked.
-        measure: of the ranking, per query.
-        values: of the queries that count.
-        mean: of these values; None where no query counts.
-        best: the queries that are ranked best.
-        worst: the queries that are ranked worst.
-        top: the highest label of all.
-        names: a name for each raw feature.
-        pairs: shares of features and metrics in score differences; None where no list has two documents.
-        metrics: of the metrics with the largest shares: number from 0, share, columns that count most.
-        calibration: mean label by score.
-        reliability: chances to be relevant beside what the labels say; None for a model without chances.
-        shuffled: what shuffling a feature costs; None where it was not asked for, or no query counts.
-        effects: how scores change with some features; empty where it was not asked for.
-        effect_queries: number of lists behind the effects.
-    """
-
-    split: str
-    sample: str
-    measure: str
-    values: tuple[float, ...]
-    mean: Interval | None
+    split: str  # which part of the data
+    sample: str  # a sentence on the lists that were ranked
+    measure: str  # of the ranking, per query
+    values: tuple[float, ...]  # of the queries that count
+    mean: Interval | None  # of these values; None where no query counts
     best: tuple[Query, ...]
     worst: tuple[Query, ...]
-    top: float
-    names: tuple[str, ...]
-    pairs: Importance | None
-    metrics: tuple[tuple[int, float, str], ...]
-    calibration: Calibration
-    reliability: Reliability | None = None
-    shuffled: PermutationImportance | None = None
-    effects: tuple[PartialEffect, ...] = ()
-    effect_queries: int = 0
+    top: float  # the highest label of all
+    names: tuple[str, ...]  # one for each raw feature
+    pairs: Importance | None  # shares in score differences; None where no list has two documents
+    metrics: tuple[tuple[int, float, str], ...]  # with the largest shares: number from 0, share, leading columns
+    calibration: list[Interval | None]  # mean label by place of the score, see `label_by_score`
+    reliability: Reliability | None  # chances to be relevant beside what the labels say; None without chances
+    shuffled: PermutationImportance | None = None  # where it was asked for, and queries count
+    effects: tuple[PartialEffect, ...] = ()  # of some features, where it was asked for
+    effect_queries: int = 0  # lists behind the effects
 
+    @classmethod
+    def of(
+        cls, report: Mapping[str, Any], model: LGMML, data: RankingData, split: str, *, importance: bool = False
+    ) -> Self:
+        """Rank the lists, or a sample of them, and collect what the page shows.
 
-def page_data(
-    report: Mapping[str, Any], model: LGMML, data: RankingData, split: str, *, importance: bool = False
-) -> PageData:
-    """Rank the lists, or a sample of them, and collect what the page shows.
-
-    Args:
-        report: what ``report.json`` of the run holds.
-        model: of the run.
-        data: the lists.
-        split: which part of the data they are.
-        importance: whether to shuffle and move features, too, which takes many times as long.
-    """
-    rules, seed = report["config"]["evaluation"], report["config"]["seed"]
-    measure, preset = _measure_of(rules["metrics"]), rules["preset"]
-    lists = model.encoded(_sample(data, DOCUMENTS, seed))
-    few = _sample(lists, _PAIR_DOCUMENTS, seed)
-    scores = model.score(lists)
-    values = rank_data(scores, lists, metrics=[measure], preset=preset)[measure].cpu()
-    known = values[~values.isnan()]
-    names = tuple(feature_label(model.feature_names, feature) for feature in range(model.num_features))
-    mean, pairs, on_request = None, None, dict[str, Any]()
-    metrics: tuple[tuple[int, float, str], ...] = ()
-    if len(known):
-        mean = bootstrap_interval(values, generator=torch.Generator().manual_seed(seed))
-    if bool((few.sizes > 1).any()):
-        pairs = pair_importance(model, few, seed=seed)
-        metrics = _leading_metrics(model, pairs)
-    if importance and pairs is not None:
-        on_request = _importances(model, few, pairs, measure, preset, seed)
-    best, worst = _extremes(values, lists)
-    described = []
-    for query in (*best, *worst):
-        described.append(_describe_query(model, lists, scores, query, float(values[query]), names))
-    return PageData(
-        split=split,
-        sample=_describe_sample(lists, data.num_queries, split, seed),
-        measure=measure,
-        values=tuple(known.tolist()),
-        mean=mean,
-        best=tuple(described[: len(best)]),
-        worst=tuple(described[len(best) :]),
-        top=float(lists.labels.max()),
-        names=names,
-        pairs=pairs,
-        metrics=metrics,
-        calibration=label_by_score(scores, lists, seed=seed),
-        reliability=_reliability(model, scores, lists.labels),
-        **on_request,
-    )
+        ``report`` is what ``report.json`` of the run holds; ``importance`` shuffles and moves features, too.
+        """
+        rules, seed = report["config"]["evaluation"], report["config"]["seed"]
+        measure, preset = _measure_of(rules["metrics"]), rules["preset"]
+        lists = model.encoded(_sample(data, DOCUMENTS, seed))
+        few = _sample(lists, _PAIR_DOCUMENTS, seed)
+        scores = model.score(lists)
+        values = rank_data(scores, lists, metrics=[measure], preset=preset)[measure].cpu()
+        known = values[~values.isnan()]
+        names = tuple(feature_label(model.feature_names, feature) for feature in range(model.num_features))
+        mean, pairs, on_request = None, None, dict[str, Any]()
+        metrics: tuple[tuple[int, float, str], ...] = ()
+        if len(known):
+            mean = bootstrap_interval(values, generator=torch.Generator().manual_seed(seed))
+        if bool((few.sizes > 1).any()):
+            pairs = pair_importance(model, few, seed=seed)
+            metrics = _leading_metrics(model, pairs)
+        if importance and pairs is not None:
+            on_request = _importances(model, few, pairs, measure, preset, seed)
+        drawn = f"All {data.num_queries:,} queries of {split}, "
+        if lists.num_queries < data.num_queries:
+            drawn = f"{lists.num_queries:,} of the {data.num_queries:,} queries of {split}, drawn with seed {seed}; "
+        best, worst = _extremes(values, lists)
+        described = []
+        for query in (*best, *worst):
+            described.append(_describe_query(model, lists, scores, query, float(values[query]), names))
+        return cls(
+            split=split,
+            sample=f"{drawn}{lists.num_documents:,} documents.",
+            measure=measure,
+            values=tuple(known.tolist()),
+            mean=mean,
+            best=tuple(described[: len(best)]),
+            worst=tuple(described[len(best) :]),
+            top=float(lists.labels.max()),
+            names=names,
+            pairs=pairs,
+            metrics=metrics,
+            calibration=label_by_score(scores, lists, seed=seed),
+            reliability=_reliability(model, scores, lists.labels),
+            **on_request,
+        )
 
 
 def _reliability(model: LGMML, scores: Tensor, labels: Tensor) -> Reliability | None:
@@ -193,14 +171,6 @@ def _sample(data: RankingData, documents: int, seed: int) -> RankingData:
     return sample_lists(data, max(1, min(LISTS, int(documents / mean))), seed=seed)
 
 
-def _describe_sample(lists: RankingData, queries: int, split: str, seed: int) -> str:
-    """Which lists were ranked."""
-    drawn = f"All {queries:,} queries of {split}, "
-    if lists.num_queries < queries:
-        drawn = f"{lists.num_queries:,} of the {queries:,} queries of {split}, drawn with seed {seed}; "
-    return f"{drawn}{lists.num_documents:,} documents."
-
-
 def _extremes(
     values: Tensor,  # (Q,)
     data: RankingData,
@@ -231,20 +201,17 @@ def _describe_query(
     if wrong is not None:
         pairs.append((order[wrong[0]], order[wrong[1]]))
     by_feature = explain_pairs(model, part, torch.tensor(pairs)).features @ model.preprocess.origins()
-    parts = [_leading_parts(row, names) for row in by_feature]
+    parts = list[_Parts]()
+    for row in by_feature:
+        parts.append(tuple((names[feature], float(row[feature])) for feature in largest_parts(row, _PARTS)))
     rows = []
     for rank, own_parts in zip(ranks, parts, strict=False):
         name = document_label(part, order[rank])
-        rows.append(Document(rank + 1, labels[rank], float(own[order[rank]]), name, own_parts))
+        rows.append(_Document(rank + 1, labels[rank], float(own[order[rank]]), name, own_parts))
     why = ""
     if wrong is not None:
         why = _too_high(part, order, wrong, own, parts[-1])
     return Query(str(part.qids[0]), value, part.num_documents, tuple(rows), why)
-
-
-def _leading_parts(row: Tensor, names: tuple[str, ...]) -> _Parts:
-    """The features with the largest parts of a difference, with these."""
-    return tuple((names[feature], float(row[feature])) for feature in largest_parts(row, _PARTS))
 
 
 def _inversion(labels: list[float]) -> tuple[int, int] | None:
@@ -274,17 +241,13 @@ def _too_high(part: RankingData, order: list[int], wrong: tuple[int, int], score
 def _leading_metrics(model: LGMML, pairs: Importance) -> tuple[tuple[int, float, str], ...]:
     """The metrics with the largest shares, and the columns that count most in each."""
     sources = model.preprocess.sources()
-    places: list[tuple[MetricBlock, int]] = []
-    for block in model.metrics.iter_blocks():
-        for row in range(block.num_metrics):
-            places.append((block, row))
     leading = []
     for metric in largest_parts(pairs.metrics, _METRICS):
-        block, row = places[metric]
-        diagonal = block.zoomed_factors[row].detach().square().sum(-1).cpu()
+        (block,) = model.metrics.select(torch.tensor([metric])).iter_blocks()
+        diagonal = block.zoomed_factors[0].detach().square().sum(-1).cpu()
         columns = diagonal.argsort(descending=True, stable=True)[:3]
         if not block.is_full:
-            columns = block.support[row].cpu()[columns]
+            columns = block.support[0].cpu()[columns]
         labels = dict.fromkeys(sources[column].called(model.feature_names) for column in columns.tolist())
         leading.append((metric, float(pairs.metrics[metric]), "; ".join(labels)))
     return tuple(leading)

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import CheckpointError, DataError, require
 from lgmml_torch.data.trec import read_run, word
+from lgmml_torch.evaluation.evaluate import Paired
 from lgmml_torch.functional.measures import Measure, mean_measure
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase, file_kind
@@ -31,45 +32,67 @@ _LARGEST_LABEL, _LONGEST_LIST = 30, 10_000  # that its objective takes
 
 @dataclass(frozen=True, eq=False)
 class Ranker:
-    """Something that scores lists.
+    """Something that scores lists."""
 
-    Attributes:
-        name: what it is called: the folder of a run, or its file.
-        kind: ``"lgmml"``, ``"LightGBM"``, ``"XGBoost"`` or ``"run"``.
-        score: gives ``(N,)`` scores in the order of the rows.
-        num_features: that documents must have; None where it does not matter.
-        model: ours, where it is one.
-    """
+    name: str  # the folder of a run, or its file
+    kind: str  # "lgmml", "LightGBM", "XGBoost" or "run"
+    score: Callable[[RankingData], Tensor]  # (N,) in the order of the rows
+    num_features: int | None = None  # that documents must have; None where it does not matter
+    model: LGMML | None = None  # ours, where it is one
 
-    name: str
-    kind: str
-    score: Callable[[RankingData], Tensor]
-    num_features: int | None = None
-    model: LGMML | None = None
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open a model file, checkpoint, folder of a run, tree model or TREC run.
 
+        Raises:
+            CheckpointError: there is no such file, or it is none of these.
+            DataError: a TREC run with a line that is not one.
+        """
+        file = Path(path)
+        name = file.name
+        if name == MODEL:
+            name = file.parent.name or name
+        if file.is_dir():
+            name, file = file.resolve().name, file / MODEL
+        if not file.is_file():
+            raise CheckpointError(f"no model file at {file}")
+        if file.suffix == ".safetensors" or zipfile.is_zipfile(file):
+            model = LGMML.load(file)
+            return cls(name, "lgmml", _by_name(model), model.reading["num_features"], model)
+        if file_kind(file.read_bytes()) is not None:
+            return cls.of_trees(name, TreeBase.read(file))
+        if file.suffix in (".gz", ".run", ".trec", ".txt"):
+            scores = read_run(file)
+            return cls(name, "run", lambda data: _run_scores(scores, data, name))
+        raise CheckpointError(
+            f"{file} is neither a model of this package, LightGBM's or XGBoost's, nor a TREC run (.run)"
+        )
 
-def open_ranker(path: str | Path) -> Ranker:
-    """Open a model file, checkpoint, folder of a run, tree model or TREC run.
+    @classmethod
+    def of_trees(cls, name: str, trees: TreeBase) -> Self:
+        """Trees as something that scores lists."""
 
-    Raises:
-        CheckpointError: there is no such file, or it is none of these.
-        DataError: a TREC run with a line that is not one.
-    """
-    file = Path(path)
-    name = file.parent.name if file.name == MODEL and file.parent.name else file.name
-    if file.is_dir():
-        name, file = file.resolve().name, file / MODEL
-    if not file.is_file():
-        raise CheckpointError(f"no model file at {file}")
-    if file.suffix == ".safetensors" or zipfile.is_zipfile(file):
-        model = LGMML.load(file)
-        return Ranker(name, "lgmml", _by_name(model), model.reading["num_features"], model)
-    if file_kind(file.read_bytes()) is not None:
-        return tree_ranker(name, TreeBase.read(file))
-    if file.suffix in (".gz", ".run", ".trec", ".txt"):
-        scores = read_run(file)
-        return Ranker(name, "run", lambda data: _run_scores(scores, data, name))
-    raise CheckpointError(f"{file} is neither a model of this package, LightGBM's or XGBoost's, nor a TREC run (.run)")
+        def score(data: RankingData) -> Tensor:
+            trees.check(data.num_features, data.feature_names)
+            return trees.predict(data.features)
+
+        return cls(name, trees.title, score, trees.num_features)
+
+    @classmethod
+    def of_run(cls, folder: Path, setting: str | Sequence[str] | None) -> list[Self]:
+        """The references of a run that has ended; those that it fitted lie in its folder."""
+        found = []
+        for name in reference_names(setting):
+            if name not in FITTED:
+                found.append(cls.open(name))
+            elif (folder / FITTED[name]).is_file():  # LightGBM may have been missing
+                found.append(replace(cls.open(folder / FITTED[name]), name=TITLES[name]))
+        return found
+
+    def beside(self, model: LGMML, data: RankingData, split: str, settings: Any) -> Paired:
+        """A run's own model beside this on the same lists, by NDCG@10; ``settings`` are those of the run."""
+        rules = {"preset": settings["evaluation"]["preset"], "seed": settings["seed"], "split": split}
+        return Paired.of(("this model", model.score(data)), (self.name, self.score(data)), data, **rules)
 
 
 def _by_name(model: LGMML) -> Callable[[RankingData], Tensor]:
@@ -101,27 +124,6 @@ def reference_names(setting: str | Sequence[str] | None) -> list[str]:
     if isinstance(setting, str):
         return [setting]
     return list(map(str, setting))
-
-
-def references_of_run(folder: Path, setting: str | Sequence[str] | None) -> list[Ranker]:
-    """The references of a run that has ended; those that it fitted lie in its folder."""
-    found = []
-    for name in reference_names(setting):
-        if name not in FITTED:
-            found.append(open_ranker(name))
-        elif (folder / FITTED[name]).is_file():  # LightGBM may have been missing
-            found.append(replace(open_ranker(folder / FITTED[name]), name=TITLES[name]))
-    return found
-
-
-def tree_ranker(name: str, trees: TreeBase) -> Ranker:
-    """Trees as something that scores lists."""
-
-    def score(data: RankingData) -> Tensor:
-        trees.check(data.num_features, data.feature_names)
-        return trees.predict(data.features)
-
-    return Ranker(name, trees.title, score, trees.num_features)
 
 
 def fit_lightgbm(

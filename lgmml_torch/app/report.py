@@ -20,14 +20,15 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import __version__
-from lgmml_torch.app.compose import asked_measures
+from lgmml_torch.app.commands.common import print_evaluations
+from lgmml_torch.app.compose import measuring_rules
 from lgmml_torch.app.config import parse_overrides
 from lgmml_torch.app.page import make_page
-from lgmml_torch.app.page_data import page_data
+from lgmml_torch.app.page_data import PageData
 from lgmml_torch.app.rankers import Ranker
 from lgmml_torch.checks import DataError
-from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, Paired, compare_rankings, evaluate_scores
-from lgmml_torch.evaluation.tables import markdown_table, preprocessing_steps, print_evaluations, run_markdown
+from lgmml_torch.evaluation.evaluate import OWN_PHI, Evaluation, evaluate_scores
+from lgmml_torch.evaluation.tables import evaluation_markdown, markdown_table, preprocessing_steps
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.models.phi import POLICIES
@@ -41,44 +42,28 @@ from lgmml_torch.training.stages import Prepared, Trained
 log = logging.getLogger(__name__)
 
 _LABELS = 20  # different ones that a report counts
+_MOST_POSITIONS, _MOST_PLACES = 30, 20  # positions, and epochs or rounds, that a report lists
 _OWN = "this model: "  # before the weights, in a table with other rankers
 _ATTACHED = ("model.safetensors", "report.md", "report.json", "report.html")
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """What a run found and leaves behind.
-
-    Attributes:
-        folder: of the run.
-        model: trained.
-        splits: what it was trained and measured on.
-        evaluations: how well it ranks them.
-        keeper: the validation curve, and the epoch kept.
-        bank_history: how building the metrics went.
-        seconds: of each stage.
-        settings: the whole configuration, as primitives.
-        others: what to compare the model with.
-    """
+    """What a run found and leaves behind."""
 
     folder: Path
     model: LGMML
-    splits: Mapping[str, RankingData]
-    evaluations: Sequence[Evaluation]
-    keeper: KeepCheckpoints
-    bank_history: dict[str, Any]
-    seconds: Mapping[str, float]
-    settings: Any
-    others: Sequence[Ranker] = ()
-
-    @property
-    def best_epoch(self) -> int:
-        """The epoch whose weights were kept."""
-        return self.keeper.best_epoch
+    splits: Mapping[str, RankingData]  # what it was trained and measured on
+    evaluations: Sequence[Evaluation]  # how well it ranks them
+    keeper: KeepCheckpoints  # the validation curve, and the epoch kept
+    bank_history: dict[str, Any]  # how building the metrics went
+    seconds: Mapping[str, float]  # of each stage
+    settings: Any  # the whole configuration, as primitives
+    others: Sequence[Ranker] = ()  # what to compare the model with
 
     @property
     def best_valid(self) -> float:
-        """What they are worth on validation queries."""
+        """What the weights that were kept are worth on validation queries."""
         return self.keeper.best
 
     def write(self) -> None:
@@ -88,20 +73,14 @@ class RunResult:
         self.model.save(self.folder / "model.safetensors")
         print_evaluations(self.evaluations)
         split, data = reported_part(self.splits)
-        paired = [compare_with(self.model, other, data, split, settings) for other in self.others]
+        paired = [other.beside(self.model, data, split, settings) for other in self.others]
         content["comparisons"] = [each.to_dict() for each in paired]
         sentences = [f"{each.first} against {each.second}, {split}: {each.sentence()}" for each in paired]
         for sentence in sentences:
             log.info("%s", sentence)
-        text = run_markdown(
-            self.evaluations, self.keeper.curve, self.best_epoch, settings["name"], settings["chosen"],
-            bank=self.bank_history, seconds=self.seconds, settings=_flat(settings, ""),
-            measure=settings.get("measure", "ndcg@10"),
-            comparisons=sentences,
-        )  # fmt: skip
-        write_text(self.folder / "report.md", text)
+        write_text(self.folder / "report.md", _run_markdown(content, sentences))
         write_text(self.folder / "report.json", json.dumps(content, indent=2, default=str))
-        page = make_page(content, page_data(content, self.model, data, split), paired)
+        page = make_page(content, PageData.of(content, self.model, data, split), paired)
         write_text(self.folder / "report.html", page)
 
     def tell(self, loggers: Sequence[Logger]) -> None:
@@ -161,27 +140,17 @@ class RunResult:
         }
 
 
-def measuring_rules(cfg: DictConfig) -> dict[str, Any]:
-    """Measures, their definitions and the seed of an evaluation."""
-    return {"metrics": asked_measures(cfg), "preset": cfg.evaluation.preset, "seed": cfg.seed}
-
-
-def beside_references(own: list[Evaluation], others: Sequence[list[Evaluation]]) -> list[Evaluation]:
-    """The evaluations of one table; those of the run's own model say so if there are others."""
-    if not others:
-        return own
-    found = [replace(each, policy=f"{_OWN}{each.policy}") for each in own]
-    for each in others:
-        found += each
-    return found
-
-
 def evaluate_model(
-    cfg: DictConfig, trained: Trained, prepared: Prepared, base: TreeBase | None = None
+    cfg: DictConfig,
+    trained: Trained,
+    prepared: Prepared,
+    base: TreeBase | None = None,
+    others: Sequence[Evaluation] = (),
 ) -> list[Evaluation]:
     """Two kinds of number, kept apart: training queries, and unseen ones.
 
-    With trees added, unseen queries are also ranked by ours and by the trees alone.
+    With trees added, unseen queries are also ranked by ours and by the trees alone. ``others`` are those of references,
+    which stand below.
     """
     splits, model, options = prepared.splits, trained.model, measuring_rules(cfg)
     own = model.phi.mode == "per_query" or model.phi.deviations
@@ -202,7 +171,9 @@ def evaluate_model(
             alone = {"ours alone": model.score(data, alone=True), "base alone": base.predict(data.features)}
             for label, scores in alone.items():
                 found.append(evaluate_scores(scores, data, split=split, policy=label, **options))
-    return found
+    if others:
+        found = [replace(each, policy=f"{_OWN}{each.policy}") for each in found]
+    return [*found, *others]
 
 
 def _evaluate_split(
@@ -245,26 +216,18 @@ def _about(content: Mapping[str, Any]) -> dict[str, Any]:
     trained_on = {"name": config["name"]}
     for key in ("queries", "documents", "features"):
         trained_on[key] = train[key]
+    validation = dict[str, float | None]()
+    for item in content["evaluations"]:
+        for name, measured in item["metrics"].items():
+            if item["split"].startswith("valid") and name not in validation:  # the first of several
+                validation[name] = measured["mean"] and round(measured["mean"], 4)
     return {
         "version": 1,
         "written by": f"lgmml-torch {__version__}",
         "trained on": trained_on,
         "settings": {"seed": config["seed"], "budget": config["budget"], "chosen": config["chosen"]},
-        "validation": _validated(content["evaluations"]),
+        "validation": validation,
     }
-
-
-def _validated(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The rounded means of the first evaluation of validation queries; none where there is none."""
-    found: dict[str, float | None] = {}
-    for item in evaluations:
-        if item["split"].startswith("valid"):
-            for name, measured in item["metrics"].items():
-                found[name] = measured["mean"]
-                if measured["mean"] is not None:
-                    found[name] = round(measured["mean"], 4)
-            break
-    return found
 
 
 def reported_part(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:
@@ -276,10 +239,54 @@ def reported_part(splits: Mapping[str, RankingData]) -> tuple[str, RankingData]:
     return split, splits[split]
 
 
-def compare_with(model: LGMML, other: Ranker, data: RankingData, split: str, settings: Any) -> Paired:
-    """This model beside another on the same lists, by NDCG@10."""
-    rules = {"preset": settings["evaluation"]["preset"], "seed": settings["seed"], "split": split}
-    return compare_rankings(("this model", model.score(data)), (other.name, other.score(data)), data, **rules)
+def _run_markdown(content: Mapping[str, Any], comparisons: Sequence[str]) -> str:
+    """The report of a run: what it reached, what was fitted and why, how validation went, how long it took."""
+    config, bank, kept, seconds = content["config"], content["bank"], content["best epoch"], content["seconds"]
+    parts = [f"# {config['name']}", evaluation_markdown(content["evaluations"]).rstrip()]
+    if comparisons:
+        parts.append("## Comparison\n\n" + "\n".join(f"- {each}." for each in comparisons))
+    if config["chosen"]:
+        parts.append(f"## What was fitted\n\n{config['chosen'][0].upper()}{config['chosen'][1:]}.")
+    validation = f"No validation queries: the weights of the last epoch ({kept}) were kept."
+    if content["validation curve"]:
+        curve = content["validation curve"]
+        validation = _curve_table("epoch", list(curve), list(curve.values()), kept, config.get("measure"))
+    parts.append(f"## Validation\n\n{validation}")
+    values = bank.get("valid_measure") or bank.get("valid_ndcg")
+    if bank.get("rounds") and values:
+        rounds = _curve_table("round", bank["rounds"], values, bank["best_round"], bank.get("measure"))
+        parts.append(f"### Rounds of boosting\n\n{rounds}")
+    if bank.get("position_bias"):
+        parts.append(_positions(bank["position_bias"]))
+    stages = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+    parts.append(f"## Time\n\n{sum(seconds.values()):.1f} s: {stages}.")
+    lines = "\n".join(f"{key}: {value}" for key, value in _flat(config, "").items())
+    parts.append(f"## Settings\n\n```yaml\n{lines}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _positions(biases: Mapping[int, float]) -> str:
+    """What being shown at a position added to the score of a document while training."""
+    rows = []
+    for position, bias in list(biases.items())[:_MOST_POSITIONS]:
+        rows.append((position, f"{bias:.3f}"))
+    text = f"### Positions\n\n{markdown_table(('position', 'added to the score'), rows)}"
+    if len(biases) > _MOST_POSITIONS:
+        text += f"\n\nand {len(biases) - _MOST_POSITIONS} more"
+    return text
+
+
+def _curve_table(what: str, places: Sequence[Any], values: Sequence[float], kept: int, measure: str | None) -> str:
+    """Validation by epoch or round; of many, evenly spaced ones and the one that was kept."""
+    step = max((len(places) - 1) / (_MOST_PLACES - 1), 1)
+    spaced = {round(number * step) for number in range(_MOST_PLACES)}
+    rows = []
+    for number, (place, value) in enumerate(zip(places, values, strict=True)):
+        if str(place) == str(kept):
+            rows.append((place, f"{value:.4f} (kept)"))
+        elif number in spaced:
+            rows.append((place, f"{value:.4f}"))
+    return markdown_table((what, f"validation {(measure or 'ndcg@10').replace('ndcg', 'NDCG')}"), rows)
 
 
 # Settings that say where and how a run runs, but not what it fits.

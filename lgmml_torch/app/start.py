@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from lgmml_torch.checks import ConfigError, check_whole, require, sentence
+from lgmml_torch.checks import ConfigError, LGMMLError, check_whole, require, sentence
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -42,18 +42,6 @@ def wait_quietly() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def set_threads(asked: int | None) -> None:
-    """Set the number of threads; the default is ``OMP_NUM_THREADS``, or the cores that this process may use."""
-    import torch
-
-    if asked is not None:
-        torch.set_num_threads(asked)
-    elif "OMP_NUM_THREADS" not in os.environ:
-        import joblib
-
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), joblib.cpu_count())))
-
-
 def main(command: Sequence[str] | None = None) -> None:
     """The command line: ``python train.py`` and ``lgmml train``.
 
@@ -65,7 +53,7 @@ def main(command: Sequence[str] | None = None) -> None:
         try:
             _train(watch, list(command or sys.argv))
         except Interrupted as stop:
-            sys.exit(say_goodbye(stop))
+            sys.exit(_say_goodbye(stop))
 
 
 def _train(watch: Watch, command: list[str]) -> None:
@@ -84,18 +72,27 @@ def _train(watch: Watch, command: list[str]) -> None:
             if distributed.rank():  # only the first one reports
                 logging.getLogger("lgmml_torch").setLevel(logging.WARNING)
     except ConfigError as error:
-        fail(error)
+        _fail(error)
 
     def run(cfg: DictConfig) -> float | None:
-        from lgmml_torch.app.train import run_and_tell
+        from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+        from lgmml_torch.app.train import run_as_asked
 
         sys.argv = command
-        return run_and_tell(cfg, watch)
+        try:
+            return run_as_asked(cfg, watch)
+        except (LGMMLError, MisconfigurationException) as error:
+            _fail(error)
+        except OSError as error:
+            _fail(sentence(error))
+        except Interrupted as stop:
+            sys.exit(_say_goodbye(stop, Path(cfg.paths.output_dir) / "checkpoints" / "last.ckpt"))
 
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(run)()
 
 
-def fail(error: object) -> None:
+def _fail(error: object) -> NoReturn:
     """Say what is wrong, and end."""
     sys.stderr.write(f"error: {error}\n")
     sys.exit(2)
@@ -119,15 +116,11 @@ class Watch:
     """While entered, SIGINT and SIGTERM raise `Interrupted`: at once, or, while it ``waits``, where work is ready.
 
     A second signal is impatient and raises at once.
-
-    Attributes:
-        asked: the signal that has come, None so far.
-        waits: whether somebody looks at ``asked`` often enough, so that nothing has to be torn apart.
     """
 
     def __init__(self) -> None:
-        self.asked: int | None = None
-        self.waits = False
+        self.asked: int | None = None  # the signal that has come
+        self.waits = False  # whether somebody looks at it often enough, so that nothing has to be torn apart
         self._owner = os.getpid()
         self._before: dict[int, Any] = {}
 
@@ -207,7 +200,7 @@ def _command_to_go_on(program: str, words: Sequence[str], checkpoint: Path | Non
     return " ".join([start, *map(shlex.quote, words)])
 
 
-def say_goodbye(stop: Interrupted, checkpoint: Path | None = None) -> int:
+def _say_goodbye(stop: Interrupted, checkpoint: Path | None = None) -> int:
     """Tell how to go on, ignore further signals while the process ends, and give the exit code."""
     for number in _WATCHED:
         signal.signal(number, signal.SIG_IGN)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ONCE = "A search looks at validation queries many times: read the test figures of the best trial only, and once."
 
 _EXAMPLES = """
 settings:
@@ -89,26 +90,18 @@ def _sweep(args: Namespace) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched.
+    """What is searched."""
 
-    Attributes:
-        fixed: overrides that every trial has.
-        space: a distribution for each setting that is searched, as on the command line.
-        seed: of the draws.
-    """
-
-    fixed: tuple[str, ...]
-    space: Mapping[str, str]
-    seed: int = 0
+    fixed: tuple[str, ...]  # overrides that every trial has
+    space: Mapping[str, str]  # a distribution for each setting that is searched, as on the command line
+    seed: int = 0  # of the draws
 
     @classmethod
     def read(cls, words: Sequence[str], file: str | None = None) -> Search:
         """What the words of the command line and a file ask for; a word with several values is searched.
 
-        Args:
-            words: overrides such as ``experiment=quick`` or ``loss.margin=choice(0.05,0.1)``.
-            file: further settings to search; by default those of ``conf/hparams_search/optuna.yaml`` for the metrics
-                that are fitted.
+        By default the file is ``conf/hparams_search/optuna.yaml``, of which the settings for the metrics that are
+        fitted are searched.
 
         Raises:
             ConfigError: words or distributions that cannot be read, or settings that do not exist.
@@ -136,7 +129,8 @@ class Search:
         search = cls(tuple(fixed), searched, seed)
         firsts = {}
         for key, distribution in search.distributions().items():
-            firsts[key] = _first(distribution)
+            options = vars(distribution).get("choices") or [vars(distribution)["low"]]
+            firsts[key] = options[0]
         load_config([*fixed, *_assignments(firsts)])
         return search
 
@@ -193,7 +187,9 @@ class Search:
             while len(_judged(study)) < trials:
                 trial = study.ask(self.distributions())
                 self._try(study, trial, folder / str(trial.number))
-                write_text(folder / "study.md", _study_markdown(study))
+                header, rows = _study_rows(study)
+                table = markdown_table(header, rows, text=len(header))
+                write_text(folder / "study.md", f"# Search\n\n{table}\n\n{_ONCE}\n")
             found = _judged(study)
             values, curves = list(map(_value, found)), [trial.intermediate_values for trial in found]
             save_figure(search_picture(values, curves, [trial.params for trial in found]), folder / "study.png")
@@ -212,7 +208,7 @@ class Search:
         words = [*self.fixed, *chosen, f"paths.output_dir={folder}", f"name={data}"]
         log.info("trial %d: %s", trial.number, ", ".join(chosen))
         try:
-            result = train(load_config(words), words, watchers=[Prune(trial)])
+            result = train(load_config(words), words, watchers=[_Prune(trial)])
         except TrialPruned as error:
             study.tell(trial, state=TrialState.PRUNED)
             log.info("trial %d: stopped %s", trial.number, error)
@@ -270,12 +266,7 @@ def _distribution(item: Override) -> BaseDistribution:
     raise ConfigError(f"`{key}` must be interval(a,b), tag(log,interval(a,b)), range(a,b) or choice(x,y), got {value}")
 
 
-def _first(distribution: BaseDistribution) -> Any:
-    choices = getattr(distribution, "choices", None)
-    return choices[0] if choices else distribution.low  # type: ignore[attr-defined]
-
-
-class Prune(Callback):
+class _Prune(Callback):
     """Tells a trial the best that validation has seen so far, and stops it when earlier trials were better by then."""
 
     def __init__(self, trial: Trial) -> None:
@@ -333,11 +324,3 @@ def _value(trial: FrozenTrial) -> float:
     if trial.value is None or trial.state.name != "COMPLETE":
         return math.nan
     return trial.value
-
-
-def _study_markdown(study: Study) -> str:
-    """The same as Markdown."""
-    header, rows = _study_rows(study)
-    table = markdown_table(header, rows, text=len(header))
-    note = "A search looks at validation queries many times: read the test figures of the best trial only, and once."
-    return f"# Search\n\n{table}\n\n{note}\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,36 +12,30 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import joblib
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
 from lgmml_torch import distributed
 from lgmml_torch.app.compose import (
     build,
     check_parts,
-    find_cache,
     find_measure,
-    load_base,
     load_splits,
+    make_callbacks,
     make_loggers,
-    make_trainer_settings,
+    measuring_rules,
     named,
     recipe_of,
     settle,
 )
 from lgmml_torch.app.config import asked_for, check_settings, load_config
-from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, open_ranker, reference_names, tree_ranker
-from lgmml_torch.app.report import (
-    RunResult,
-    beside_references,
-    evaluate_model,
-    measuring_rules,
-    reported_part,
-)
-from lgmml_torch.app.start import Interrupted, Watch, fail, say_goodbye, set_threads
-from lgmml_torch.checks import ConfigError, DataError, LGMMLError, MissingDependencyError, sentence
+from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, reference_names
+from lgmml_torch.app.report import RunResult, evaluate_model, reported_part
+from lgmml_torch.app.start import Watch
+from lgmml_torch.checks import ConfigError, DataError, MissingDependencyError
+from lgmml_torch.data.cache import Cache
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate_scores
 from lgmml_torch.files import write_bytes
 from lgmml_torch.functional.measures import mean_measure
@@ -52,7 +46,7 @@ from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import StopAtStep, bank_curve
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.recipe import Recipe
+from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import Prepared, Trained, prepare, train_phi
 
@@ -89,19 +83,21 @@ def train(
     Returns:
         None on ranks other than 0.
     """
-    cfg = _checked(cfg)
+    check_settings(cfg)  # whatever is wrong is told before data is read
+    cfg = _resolve_resume(cfg)
+    check_parts(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    set_threads(cfg.threads)
+    _set_threads(cfg.threads)
     clock = _Stopwatch()
     splits = load_splits(cfg)
-    base = load_base(cfg, splits)
+    base = _load_base(cfg, splits)
     files = _open_references(cfg, splits)
     clock.lap("data")
     cfg = settle(cfg, asked, splits["train"])
     recipe, folder = recipe_of(cfg), Path(cfg.paths.output_dir)
     if watch is not None:
         watchers = [*watchers, StopAtStep(watch)]
-    references = _fit_references(cfg, splits, folder, watchers)
+    references, measured = _fit_references(cfg, splits, folder, watchers)
     clock.lap("references")
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
     loggers = make_loggers(cfg)
@@ -113,29 +109,20 @@ def train(
     if not (first or shared):
         return None
     if base is not None:
-        add_base(trained.model, base, prepared.splits["valid"])
+        _add_base(trained.model, base, prepared.splits["valid"])
         trained.calibrate(prepared.splits["valid"])  # scores are others now
-    evaluations = evaluate_model(cfg, trained, prepared, base)
+    evaluations = evaluate_model(cfg, trained, prepared, base, measured)
     if not first:
         return None
     clock.lap("evaluation")
-    evaluations = beside_references(evaluations, [measured for _, measured in references])
     cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
     found = RunResult(
         folder, trained.model, prepared.splits, evaluations, trained.keeper, _history_of(prepared, trained),
-        clock.seconds, OmegaConf.to_container(cfg, resolve=True), [*(ranker for ranker, _ in references), *files],
+        clock.seconds, OmegaConf.to_container(cfg, resolve=True), [*references, *files],
     )  # fmt: skip
     found.write()
     found.tell(loggers)
     return found
-
-
-def _checked(cfg: DictConfig) -> DictConfig:
-    """The configuration with ``resume=auto`` resolved; errors in it are raised before data is read."""
-    check_settings(cfg)
-    cfg = resolve_resume(cfg)
-    check_parts(cfg)
-    return cfg
 
 
 def _history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
@@ -146,16 +133,50 @@ def _history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
     return history
 
 
+def _set_threads(asked: int | None) -> None:
+    """Set the number of threads; the default is ``OMP_NUM_THREADS``, or the cores that this process may use."""
+    if asked is not None:
+        torch.set_num_threads(asked)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), joblib.cpu_count())))
+
+
+def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | None:
+    """The trees that ours shall be added to, where the configuration names any; tried before anything is fitted.
+
+    Raises:
+        LGMMLError: a file that is no such model, trees of other features, a missing library, nothing to weigh them by,
+            data with categories.
+    """
+    if cfg.base is None:
+        return None
+    if any(part.shared_lists is not None for part in splits.values()):
+        raise ConfigError("`base` needs data in memory, got data=shards or data=folder")
+    if "valid" not in splits:
+        raise ConfigError("`base` needs validation queries to choose the weights by, and the data has none")
+    if splits["train"].categories is not None:
+        raise ConfigError("`base` needs data of numbers only, and this data has categories")
+    if cfg.base == "auto":
+        return fit_lightgbm(splits, find_measure("measure", cfg.measure), seed=cfg.seed, threads=cfg.threads)
+    base = TreeBase.read(str(cfg.base))
+    base.check(splits["train"].num_features, splits["train"].feature_names)
+    return base
+
+
+def _find_cache(cfg: DictConfig) -> Cache | None:
+    """Where things that were expensive to make are kept; None where the configuration wants nothing kept."""
+    return None if cfg.paths.cache_dir is False else Cache(cfg.paths.cache_dir)
+
+
 def _prepared_parts(
     cfg: DictConfig, splits: Mapping[str, RankingData], recipe: Recipe, loggers: Sequence[Any]
 ) -> Prepared:
     """Preprocessing and metrics: those of an earlier run, or fitted now."""
-    start, folder = None, None
+    start, folder, cache = None, None, _find_cache(cfg)
     if cfg.resume:
         _check_resumed(cfg.resume, trains=recipe.builder.trains_metrics)
     if cfg.resume or cfg.warm_start:
         start = Start.of(LGMML.load(cfg.resume or cfg.warm_start))
-    cache = find_cache(cfg)
     if cache is not None:
         folder = cache.folder / "unfinished"
     with named(cfg, "local_metrics"):
@@ -171,7 +192,7 @@ def _check_resumed(checkpoint: str, *, trains: bool) -> None:
         raise ConfigError(f"`resume`: the metrics of {checkpoint} were {was}; go on with the same settings, e.g. {way}")
 
 
-def resolve_resume(cfg: DictConfig) -> DictConfig:
+def _resolve_resume(cfg: DictConfig) -> DictConfig:
     """The configuration with the checkpoint that ``resume=auto`` means, the same for all processes, or none.
 
     It is that of the run's own folder, or of the newest run before it that was asked for alike and did not finish.
@@ -210,9 +231,6 @@ def _words_of(run: Path) -> list[str]:
     return [line for line in lines if not line.startswith(("- resume=", "- launcher"))]
 
 
-_Reference = tuple[Ranker, list[Evaluation]]  # fitted to compare with, and how well it ranks the same lists
-
-
 def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list[Ranker]:
     """The files among the references; each is tried before anything is fitted."""
     found = []
@@ -222,7 +240,7 @@ def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list
     for name in names:
         if name in FITTED:
             continue
-        ranker = open_ranker(name)
+        ranker = Ranker.open(name)
         lists = reported_part(splits)[1]
         if ranker.kind != "run":  # a run may lack any one list
             lists = lists.select([0])
@@ -233,22 +251,27 @@ def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list
 
 def _fit_references(
     cfg: DictConfig, splits: Mapping[str, RankingData], folder: Path, watchers: Sequence[pl.Callback]
-) -> list[_Reference]:
-    """The paper's own system and LightGBM, fitted on the same lists where `reference` names them."""
-    found = []
+) -> tuple[list[Ranker], list[Evaluation]]:
+    """The paper's own system and LightGBM where `reference` names them, and how well they rank the same lists."""
+    rankers, measured = list[Ranker](), list[Evaluation]()
     names = reference_names(cfg.reference)
     if "lgmml" in names:
-        found.append(_fit_lgmml(cfg, splits, folder, watchers))
+        ranker, measured = _fit_lgmml(cfg, splits, folder, watchers)
+        rankers.append(ranker)
     if "lightgbm" in names:
         try:
             trees = fit_lightgbm(splits, find_measure("measure", cfg.measure), seed=cfg.seed, threads=cfg.threads)
         except (MissingDependencyError, DataError) as error:
             log.warning("no LightGBM to compare with: %s", error)
-            return found
+            return rankers, measured
         write_bytes(folder / FITTED["lightgbm"], trees.content.numpy().tobytes())
-        ranker = tree_ranker(TITLES["lightgbm"], trees)
-        found.append((ranker, _evaluate_ranker(cfg, ranker, splits)))
-    return found
+        ranker = Ranker.of_trees(TITLES["lightgbm"], trees)
+        rankers.append(ranker)
+        for name in ("valid", "test"):
+            if name in splits:
+                rules = {"split": f"{name}: unseen queries", "policy": ranker.name, **measuring_rules(cfg)}
+                measured.append(evaluate_scores(ranker.score(splits[name]), splits[name], **rules))
+    return rankers, measured
 
 
 # Parts of a run that its references share.
@@ -259,7 +282,7 @@ _SHARED = (
 
 def _fit_lgmml(
     cfg: DictConfig, splits: Mapping[str, RankingData], folder: Path, watchers: Sequence[pl.Callback]
-) -> _Reference:
+) -> tuple[Ranker, list[Evaluation]]:
     """The paper's system (`experiment=lgmml`): on its own training queries, and on new ones."""
     own = load_config(["experiment=lgmml"])
     for key in _SHARED:
@@ -276,17 +299,6 @@ def _fit_lgmml(
     for evaluation in evaluate_model(own, trained, prepared):
         evaluations.append(replace(evaluation, policy=f"L-GMML: {evaluation.policy}"))
     return Ranker(TITLES["lgmml"], "lgmml", trained.model.score, model=trained.model), evaluations
-
-
-def _evaluate_ranker(cfg: DictConfig, ranker: Ranker, splits: Mapping[str, RankingData]) -> list[Evaluation]:
-    """Unseen queries by another ranker."""
-    found = []
-    for name in ("valid", "test"):
-        if name in splits:
-            scores = ranker.score(splits[name])
-            split = f"{name}: unseen queries"
-            found.append(evaluate_scores(scores, splits[name], split=split, policy=ranker.name, **measuring_rules(cfg)))
-    return found
 
 
 def search_recipes(cfg: DictConfig, recipe: Recipe, *, validated: bool) -> list[Recipe]:
@@ -323,13 +335,22 @@ def train_best_phi(
     reused = bool(cfg.resume or cfg.warm_start)  # whose weights one candidate is meant to start from
     if list(cfg.search.init) and prepared.bank.phi is not None and not (only and reused):
         raise ConfigError("`search.init` needs metrics without weights of their own; these come with a starting Φ")
-    found = []
+    found, resume = [], None
+    if cfg.resume is not None:
+        resume = Path(cfg.resume)
     for number, recipe in enumerate(candidates):
         place, watching = folder / "checkpoints", loggers
         if not only:
             place = place / f"candidate-{number}"
             watching = make_loggers(cfg, version=f"candidate-{number}")
-        around = make_trainer_settings(cfg, place, watching, validated="valid" in prepared.splits, watchers=watchers)
+        around = TrainerSettings(
+            folder=place,
+            trainer=build(cfg.trainer),
+            callbacks=[*make_callbacks(cfg, validated="valid" in prepared.splits), *watchers],
+            loggers=watching,
+            cache=_find_cache(cfg),
+            resume=resume,
+        )
         trained = train_phi(prepared, recipe, around)
         if only:
             return trained
@@ -340,7 +361,7 @@ def train_best_phi(
     return max(found, key=lambda item: item[:2])[2]
 
 
-def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
+def _add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
     """Put the trees beside ours, with the weights by which the validation queries are ranked best."""
     scores = torch.stack([model.score(valid, alone=True).double(), base.predict(valid.features)])
     own, theirs = combination_weights(scores, valid.labels, valid.offsets, tie_order=valid.order).tolist()
@@ -352,22 +373,15 @@ def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
     model.base = base
 
 
-def run_and_tell(cfg: DictConfig, watch: Watch) -> float | None:
-    """A run of the command line: what is wrong is told in a sentence, and so is how to go on after an interruption.
+def run_as_asked(cfg: DictConfig, watch: Watch) -> float | None:
+    """A run of the command line, here or where a launcher starts it.
 
     Returns:
         What the weights that were kept are worth on validation, by the measure that decides, for a sweep to compare.
     """
-    try:
-        words = asked_for()
-        if cfg.get("launcher"):
-            build(cfg.launcher)(words, Path(cfg.paths.output_dir))
-            return None
-        result = train(cfg, words, watch)
-    except (LGMMLError, MisconfigurationException) as error:
-        fail(error)
-    except OSError as error:
-        fail(sentence(error))
-    except Interrupted as stop:
-        sys.exit(say_goodbye(stop, Path(cfg.paths.output_dir) / "checkpoints" / "last.ckpt"))
+    words = asked_for()
+    if cfg.get("launcher"):
+        build(cfg.launcher)(words, Path(cfg.paths.output_dir))
+        return None
+    result = train(cfg, words, watch)
     return None if result is None else result.best_valid

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ class Evaluation:
 
     def markdown(self) -> str:
         """The table and the definitions as Markdown."""
-        return evaluation_markdown([self])
+        return evaluation_markdown([self.to_dict()])
 
     def interval(self, name: str) -> Interval | None:
         """95% bootstrap interval over queries of the mean of one metric; None where it counts no query."""
@@ -70,15 +70,29 @@ class Evaluation:
         generator = torch.Generator().manual_seed(0)
         return bootstrap_interval(self.per_query[name], generator=generator, resamples=2_000)
 
-    def to_dict(self, *, per_query: bool = False) -> dict[str, Any]:
+    def to_dict(self, *, per_query: bool = False, intervals: bool = True) -> dict[str, Any]:
         """Primitives only; NaN becomes None, because JSON has no such number."""
+        metrics = {}
+        for name, mean in self.means.items():
+            interval, ends = None, None
+            if intervals:
+                interval = self.interval(name)
+            if interval is not None:
+                ends = [interval.low, interval.high]
+            metrics[name] = {
+                "mean": _plain_number(mean),
+                "interval": ends,
+                "counted": self.counted[name],
+                "skipped": self.skipped[name],
+                "definition": self.definitions[name],
+            }
         content: dict[str, Any] = {
             "split": self.split,
             "policy": self.policy,
             "seed": self.seed,
             "queries": len(self.qids),
             "documents": self.documents,
-            "metrics": {name: self._metric(name) for name in self.means},
+            "metrics": metrics,
         }
         if per_query:
             content["qids"] = list(map(plain_qid, self.qids))
@@ -86,18 +100,6 @@ class Evaluation:
             for name, values in self.per_query.items():
                 content["per_query"][name] = list(map(_plain_number, values.tolist()))
         return content
-
-    def _metric(self, name: str) -> dict[str, Any]:
-        interval, ends = self.interval(name), None
-        if interval is not None:
-            ends = [interval.low, interval.high]
-        return {
-            "mean": _plain_number(self.means[name]),
-            "interval": ends,
-            "counted": self.counted[name],
-            "skipped": self.skipped[name],
-            "definition": self.definitions[name],
-        }
 
     def to_json(self, *, per_query: bool = True) -> str:
         """`to_dict` as text."""
@@ -275,29 +277,46 @@ def evaluate_run(
 
 @dataclass(frozen=True, eq=False)
 class Paired:
-    """What the first ranking is better by, per query and on average.
+    """What the first ranking is better by, per query and on average."""
 
-    Attributes:
-        first: what the first ranking is called.
-        second: what the second is called.
-        split: what was ranked.
-        measure: such as ``"ndcg@10"``.
-        definition: its rules in one line.
-        comparison: means, their difference with its interval, wins, ties and losses of the first.
-        values: ``(2, Q)`` the measure of both per query, NaN where skipped.
-        qids: the queries.
-        seed: of the bootstrap.
-    """
-
-    first: str
+    first: str  # what the first ranking is called
     second: str
-    split: str
-    measure: str
-    definition: str
-    comparison: Comparison
-    values: Tensor = field(repr=False)
+    split: str  # what was ranked
+    measure: str  # such as "ndcg@10"
+    definition: str  # its rules in one line
+    comparison: Comparison  # means, their difference with its interval, wins, ties and losses of the first
+    values: Tensor = field(repr=False)  # (2, Q) the measure of both per query, NaN where skipped
     qids: tuple[Hashable, ...] = field(repr=False)
-    seed: int = 0
+    seed: int = 0  # of the bootstrap
+
+    @classmethod
+    def of(
+        cls,
+        first: tuple[str, Tensor],  # a name, and (N,) scores in the order of the rows of `data`
+        second: tuple[str, Tensor],
+        data: RankingData,
+        *,
+        split: str = "data",
+        measure: str = "ndcg@10",
+        preset: str = "default",
+        seed: int = 0,
+    ) -> Self:
+        """Measure both per query, and their mean difference with a bootstrap interval over queries.
+
+        Raises:
+            LGMMLError: an unknown measure, scores of another number of documents, no query that counts.
+
+        >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0], [4.0]], [0, 1, 1, 0], qid=[7, 7, 8, 8])
+        >>> paired = Paired.of(("up", data.features[:, 0]), ("down", -data.features[:, 0]), data)
+        >>> float(paired.gaps.sum().abs()) < 1e-6, paired.comparison.wins, paired.comparison.losses
+        (True, 1, 1)
+        """
+        rows = []
+        for _, scores in (first, second):
+            rows.append(rank_data(scores, data, metrics=[measure], preset=preset)[measure])
+        found = compare(rows[0], rows[1], generator=torch.Generator().manual_seed(seed))
+        definition = describe(measure, preset)
+        return cls(first[0], second[0], split, measure, definition, found, torch.stack(rows).cpu(), data.qids, seed)
 
     @property
     def gaps(self) -> Tensor:
@@ -307,6 +326,14 @@ class Paired:
     def most_different(self, count: int = 5) -> list[int]:
         """The queries with the largest differences of either sign, as indices; equal ones are left out."""
         return largest_parts(self.gaps.nan_to_num(0.0), count)
+
+    def rows(self, count: int) -> list[list[str]]:
+        """Of the `most_different` queries: the id, both values and the difference, as texts."""
+        rows = []
+        for query in self.most_different(count):
+            first, second = self.values[:, query].tolist()
+            rows.append([str(self.qids[query]), f"{first:.4f}", f"{second:.4f}", f"{first - second:+.4f}"])
+        return rows
 
     def sentence(self) -> str:
         """The comparison in words."""
@@ -336,70 +363,28 @@ class Paired:
         return content
 
 
-def compare_rankings(
-    first: tuple[str, Tensor],  # a name, and (N,) scores in the order of the rows of `data`
-    second: tuple[str, Tensor],
-    data: RankingData,
-    *,
-    split: str = "data",
-    measure: str = "ndcg@10",
-    preset: str = "default",
-    seed: int = 0,
-    resamples: int = 10_000,
-) -> Paired:
-    """Measure both per query, and their mean difference with a bootstrap interval over queries.
-
-    Raises:
-        LGMMLError: an unknown measure, scores of another number of documents, no query that counts.
-
-    >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0], [4.0]], [0, 1, 1, 0], qid=[7, 7, 8, 8])
-    >>> paired = compare_rankings(("up", data.features[:, 0]), ("down", -data.features[:, 0]), data)
-    >>> float(paired.gaps.sum().abs()) < 1e-6, paired.comparison.wins, paired.comparison.losses
-    (True, 1, 1)
-    """
-    check_positive("resamples", resamples)
-    rows = []
-    for _, scores in (first, second):
-        rows.append(rank_data(scores, data, metrics=[measure], preset=preset)[measure])
-    generator = torch.Generator().manual_seed(seed)
-    found = compare(rows[0], rows[1], generator=generator, resamples=resamples)
-    definition = describe(measure, preset)
-    return Paired(first[0], second[0], split, measure, definition, found, torch.stack(rows).cpu(), data.qids, seed)
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Mean label by place of the score within its list, lowest scores first.
-
-    Attributes:
-        labels: the mean label of each part of the lists with its bootstrap interval over queries; a query counts once,
-            and where it has no document in a part it is skipped. None where no query has one.
-        documents: how many fell into each part.
-    """
-
-    labels: tuple[Interval | None, ...]
-    documents: tuple[int, ...]
-
-
 def label_by_score(
     scores: Tensor,  # (N,) in the order of the rows of `data`
     data: RankingData,
     *,
     bins: int = 10,
     seed: int = 0,
-    resamples: int = 2_000,
-) -> Calibration:
+) -> list[Interval | None]:
     """Cut each list into parts by the rank of its scores, and average the labels of each part.
 
     Scores of a ranker have no unit and mean nothing across lists, so their ranks within the list are looked at; equal
     scores share theirs. A good ranking rises from left to right.
+
+    Returns:
+        The mean label of each part with its bootstrap interval over queries, lowest scores first; a query counts once,
+        and where it has no document in a part it is skipped. None where no query has one.
 
     Raises:
         LGMMLError: ``bins`` below 1, scores of another number of documents.
         DataError: no documents.
 
     >>> data = RankingData.from_arrays([[1.0], [2.0], [3.0], [4.0]], [0, 0, 1, 3], qid=[7] * 4)
-    >>> [interval.mean for interval in label_by_score(data.features[:, 0], data, bins=2).labels]
+    >>> [interval.mean for interval in label_by_score(data.features[:, 0], data, bins=2)]
     [0.0, 2.0]
     """
     check_positive("bins", bins)
@@ -412,14 +397,14 @@ def label_by_score(
     sums = torch.zeros(shape[0] * bins, dtype=torch.float64).index_add(0, cells, data.labels.double()).view(shape)
     counts = torch.bincount(cells, minlength=shape[0] * bins).view(shape)
     means = sums / counts  # NaN where a query has no document there
-    labels: list[Interval | None] = []
+    found: list[Interval | None] = []
     for column in means.unbind(1):
         interval = None
         if not bool(column.isnan().all()):
             generator = torch.Generator().manual_seed(seed)
-            interval = bootstrap_interval(column, generator=generator, resamples=resamples)
-        labels.append(interval)
-    return Calibration(tuple(labels), tuple(counts.sum(0).tolist()))
+            interval = bootstrap_interval(column, generator=generator, resamples=2_000)
+        found.append(interval)
+    return found
 
 
 def _plain_number(value: float) -> float | None:

@@ -1,9 +1,8 @@
-"""Tables, reports of runs and model cards, in Markdown; tables of evaluations for terminals, too."""
+"""Tables and model cards in Markdown."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from lgmml_torch import __version__
 from lgmml_torch.checks import DataError
 
 if TYPE_CHECKING:
-    from lgmml_torch.evaluation.evaluate import Evaluation
     from lgmml_torch.models.preprocess.base import Preprocess
     from lgmml_torch.models.ranker import LGMML
 
@@ -33,172 +31,60 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, t
     return "\n".join(lines)
 
 
-def evaluation_markdown(evaluations: Sequence[Evaluation]) -> str:
-    """One line for each evaluation, one column for each metric with its interval, and the definitions below."""
-    table = markdown_table(_header(evaluations), _rows(evaluations, intervals=True), text=2)
+def evaluation_markdown(evaluations: Iterable[Mapping[str, Any]]) -> str:
+    """The table with intervals, see `results_table`, and the definitions below."""
+    header, rows, definitions = results_table(evaluations)
+    table = markdown_table(header, rows, text=2)
     text = f"{table}\n\nIn brackets: 95% bootstrap interval of the mean over queries.\n\n"
-    for definition in _definitions(evaluations):
+    for definition in definitions:
         text += f"- {definition}\n"
     return text
 
 
-def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
-    """The same table without intervals, and the definitions, to standard output."""
-    from rich.console import Console
-    from rich.table import Table
+def results_table(
+    evaluations: Iterable[Mapping[str, Any]], *, intervals: bool = True
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Header, rows and definitions of a table: a row for each evaluation, a column for each measure.
 
-    table = Table()
-    data, weights, *figures = _header(evaluations)
-    for column in (data, weights):
-        table.add_column(column, overflow="fold")
-    for column in figures:
-        table.add_column(column, justify="right", overflow="fold")
-    for row in _rows(evaluations):
-        table.add_row(*row)
-    # Cut to the width of a terminal, but never to that of a pipe: a program may read it.
-    width = None
-    if not sys.stdout.isatty():
-        width = 200
-    console = Console(file=sys.stdout, width=width, highlight=False)
-    console.print(table)
-    for text in _definitions(evaluations):
-        console.print(text, soft_wrap=True, markup=False)
-
-
-_MOST_POSITIONS = 30  # that a report lists
-
-
-def run_markdown(
-    evaluations: Sequence[Evaluation],
-    curve: Mapping[int, float],
-    best_epoch: int,
-    name: str = "run",
-    chosen: str | None = None,
-    *,
-    bank: Mapping[str, Any] | None = None,
-    measure: str = "ndcg@10",
-    comparisons: Sequence[str] = (),
-    seconds: Mapping[str, float] | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> str:
-    """The report of a training run: what it reached, what was fitted and why, how validation went, how long it took.
-
-    ``curve`` is the validation ``measure`` of each epoch, ``bank`` the history of `lgmml_torch.fitting.bank.Bank`.
+    ``evaluations`` are as `Evaluation.to_dict` gives them and ``report.json`` holds them.
     """
-    validation = _curve_table("epoch", curve, best_epoch, measure)
-    if not curve:
-        validation = f"No validation queries: the weights of the last epoch ({best_epoch}) were kept."
-    bank = bank or {}
-    rounds = _bank_curve(bank)
-    parts = [f"# {name}", evaluation_markdown(evaluations).rstrip()]
-    if comparisons:
-        parts.append("## Comparison\n\n" + "\n".join(f"- {each}." for each in comparisons))
-    if chosen:
-        parts.append(f"## What was fitted\n\n{chosen[0].upper()}{chosen[1:]}.")
-    parts.append(f"## Validation\n\n{validation}")
-    if rounds:
-        parts.append(f"### Rounds of boosting\n\n{rounds}")
-    if bank.get("position_bias"):
-        parts.append(_positions(bank["position_bias"]))
-    if seconds:
-        parts.append(f"## Time\n\n{_times(seconds)}")
-    if settings:
-        lines = "\n".join(f"{key}: {value}" for key, value in settings.items())
-        parts.append(f"## Settings\n\n```yaml\n{lines}\n```")
-    return "\n\n".join(parts) + "\n"
-
-
-def _positions(biases: Mapping[int, float]) -> str:
-    """What being shown at a position added to the score of a document while training."""
+    evaluations = list(evaluations)
+    names, texts = dict[str, None](), list[str]()  # the first is a set in order
+    for each in evaluations:
+        for name, measured in each["metrics"].items():
+            names[name] = None
+            texts.append(measured["definition"])
     rows = []
-    for position, bias in list(biases.items())[:_MOST_POSITIONS]:
-        rows.append((position, f"{bias:.3f}"))
-    text = f"### Positions\n\n{markdown_table(('position', 'added to the score'), rows)}"
-    if len(biases) > _MOST_POSITIONS:
-        text += f"\n\nand {len(biases) - _MOST_POSITIONS} more"
+    for each in evaluations:
+        means = [_mean(each["metrics"].get(name), intervals) for name in names]
+        rows.append([each["split"], each["policy"], *means, _counts(each, "counted"), _counts(each, "skipped")])
+    return ["data", "weights", *names, "queries", "skipped"], rows, _merge_definitions(texts)
+
+
+def _mean(measured: Mapping[str, Any] | None, interval: bool) -> str:
+    if measured is None or measured["mean"] is None:
+        return "–"
+    text = f"{measured['mean']:.4f}"
+    if interval and measured.get("interval"):
+        text += " [{:.4f}, {:.4f}]".format(*measured["interval"])
     return text
 
 
-def _curve_table(what: str, curve: Mapping[int, float], kept: int, measure: str, most: int = 20) -> str:
-    """Validation by epoch or round; of many, evenly spaced ones and the one that was kept."""
-    places = list(curve)
-    if len(places) > most:
-        spaced = {places[round(i * (len(places) - 1) / (most - 1))] for i in range(most)}
-        places = [place for place in places if place in spaced or place == kept]
-    rows = []
-    for place in places:
-        mark = ""
-        if place == kept:
-            mark = " (kept)"
-        rows.append((place, f"{curve[place]:.4f}{mark}"))
-    return markdown_table((what, f"validation {measure.replace('ndcg', 'NDCG')}"), rows)
+def _counts(evaluation: Mapping[str, Any], key: str) -> str:
+    """One number where the measures agree, otherwise each measure's own."""
+    counts, texts = set[int](), list[str]()
+    for name, measured in evaluation["metrics"].items():
+        counts.add(measured[key])
+        texts.append(f"{measured[key]} ({name})")
+    if len(counts) == 1:
+        return str(counts.pop())
+    return ", ".join(texts)
 
 
-def _bank_curve(bank: Mapping[str, Any]) -> str:
-    rounds, values = bank.get("rounds"), bank.get("valid_measure") or bank.get("valid_ndcg")
-    if not rounds or not values:
-        return ""
-    measure = bank.get("measure", "ndcg@10")
-    return _curve_table("round", dict(zip(rounds, values, strict=True)), bank["best_round"], measure)
-
-
-def _times(seconds: Mapping[str, float]) -> str:
-    stages = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
-    return f"{sum(seconds.values()):.1f} s: {stages}."
-
-
-def _header(evaluations: Sequence[Evaluation]) -> list[str]:
-    return ["data", "weights", *_names(evaluations), "queries", "skipped"]
-
-
-def _mean(evaluation: Evaluation, name: str, interval: bool) -> str:
-    if name not in evaluation.means:
-        return ""
-    text = f"{evaluation.means[name]:.4f}"
-    found = None
-    if interval:
-        found = evaluation.interval(name)
-    if found is not None:
-        text += f" [{found.low:.4f}, {found.high:.4f}]"
-    return text
-
-
-def _rows(evaluations: Sequence[Evaluation], *, intervals: bool = False) -> list[list[str]]:
-    names = _names(evaluations)
-    rows = []
-    for e in evaluations:
-        row = [e.split, e.policy]
-        for name in names:
-            row.append(_mean(e, name, intervals))
-        rows.append([*row, _counts(e.counted), _counts(e.skipped)])
-    return rows
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    """One number where the metrics agree, otherwise each metric's own."""
-    if len(set(counts.values())) == 1:
-        return str(next(iter(counts.values())))
-    return ", ".join(f"{count} ({name})" for name, count in counts.items())
-
-
-def _names(evaluations: Sequence[Evaluation]) -> list[str]:
-    names: dict[str, Any] = {}  # in the order of the first evaluation that has them
-    for evaluation in evaluations:
-        names |= evaluation.means
-    return list(names)
-
-
-def _definitions(evaluations: Sequence[Evaluation]) -> list[str]:
-    texts: list[str] = []
-    for evaluation in evaluations:
-        texts += evaluation.definitions.values()
-    return merge_definitions(texts)
-
-
-def merge_definitions(texts: Iterable[str]) -> list[str]:
+def _merge_definitions(texts: Iterable[str]) -> list[str]:
     """Each definition once, with all measures that share it.
 
-    >>> merge_definitions(["ndcg@1 (mslr): gain y", "map (mslr): hits", "ndcg@5 (mslr): gain y", "map (mslr): hits"])
+    >>> _merge_definitions(["ndcg@1 (mslr): gain y", "map (mslr): hits", "ndcg@5 (mslr): gain y", "map (mslr): hits"])
     ['ndcg@1, ndcg@5 (mslr): gain y', 'map (mslr): hits']
     """
     names: dict[str, list[str]] = {}
@@ -324,14 +210,10 @@ def _figures(evaluations: list[dict[str, Any]]) -> str:
     """The evaluations of the run, with counts and definitions."""
     if not evaluations:
         return "None: there was no report of a training run beside the model. `lgmml evaluate` measures it."
-    measures = list(evaluations[0]["metrics"])
-    head = ["data", "weights", *measures, "queries counted", "skipped", "seed"]
-    rows = []
-    for one in evaluations:
-        values = [f"{one['metrics'][name]['mean']:.4f}" for name in measures]
-        counts = one["metrics"][measures[0]]
-        rows.append([one["split"], one["policy"], *values, counts["counted"], counts["skipped"], one["seed"]])
-    text = markdown_table(head, rows, text=2) + "\n"
+    header, rows, _ = results_table(evaluations, intervals=False)
+    for row, each in zip(rows, evaluations, strict=True):
+        row.append(str(each["seed"]))
+    text = markdown_table([*header, "seed"], rows, text=2) + "\n"
     for entry in evaluations[0]["metrics"].values():
         text += f"\n- {entry['definition']}"
     return text

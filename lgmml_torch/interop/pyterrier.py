@@ -58,12 +58,12 @@ class LGMMLTransformer(Estimator):  # type: ignore[misc]
         Raises:
             DataError: columns or rows that are missing, vectors of different lengths.
         """
-        X, qid = features_of(topics_or_res_tr)
-        y = labels_of(topics_or_res_tr, qrels_tr)
+        X, qid = _features_of(topics_or_res_tr)
+        y = _labels_of(topics_or_res_tr, qrels_tr)
         valid = None
         if topics_or_res_va is not None and qrels_va is not None:
-            X_valid, qid_valid = features_of(topics_or_res_va)
-            valid = (X_valid, labels_of(topics_or_res_va, qrels_va), qid_valid)
+            X_valid, qid_valid = _features_of(topics_or_res_va)
+            valid = (X_valid, _labels_of(topics_or_res_va, qrels_va), qid_valid)
         self.ranker.fit(X, y, qid=qid, eval_set=valid)
         return self
 
@@ -73,7 +73,7 @@ class LGMMLTransformer(Estimator):  # type: ignore[misc]
 
         found = inp.copy()
         if len(found):
-            X, qid = features_of(found)
+            X, qid = _features_of(found)
             found["score"] = self.ranker.predict(X, qid=qid).astype(float)
         else:
             found["score"] = np.empty(0)
@@ -85,7 +85,7 @@ class LGMMLTransformer(Estimator):  # type: ignore[misc]
         return [*kept, "score", "rank"]
 
 
-def features_of(rows: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
+def _features_of(rows: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
     """``(N, D)`` the vectors of a frame of results, and the query of each.
 
     Raises:
@@ -103,7 +103,7 @@ def features_of(rows: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.stack(vectors), rows["qid"].to_numpy()
 
 
-def labels_of(rows: pd.DataFrame, qrels: pd.DataFrame) -> NDArray[Any]:
+def _labels_of(rows: pd.DataFrame, qrels: pd.DataFrame) -> NDArray[Any]:
     """``(N,)`` the judgement of each result, 0 where there is none."""
     for name in ("qid", "docno", "label"):
         if name not in qrels.columns:

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.app import compose
 from lgmml_torch.app import train as app
 from lgmml_torch.app.cli import main
-from lgmml_torch.app.train import RunResult, add_base, load_splits, train
+from lgmml_torch.app.train import RunResult, _add_base, _load_base, load_splits, train
 from lgmml_torch.checks import CheckpointError, ConfigError, LGMMLError, MissingDependencyError
 from lgmml_torch.data.write import save_letor
 from lgmml_torch.functional.measures import mean_ndcg
@@ -169,7 +168,7 @@ def test_the_weights_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     data, model = small_data(60, seed=9), small_model()
     base = TreeBase.read(grow(data, tmp_path / "trees.txt"))
     with caplog.at_level(logging.INFO):
-        add_base(model, base, data)
+        _add_base(model, base, data)
     assert model.base is base
     assert f"by validation, the score is {base.own_weight:.4g} · ours + {base.weight:.4g} · the LightGBM" in caplog.text
 
@@ -208,7 +207,7 @@ class TestRefusals:
     def test_a_missing_library(self, trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "lightgbm", None)
         with pytest.raises(MissingDependencyError, match=r"`lightgbm` is needed.*pip install 'lgmml-torch\[trees\]'"):
-            compose.load_base(small(tmp_path, *QUICK, f"base={trees}"), load_splits(small(tmp_path, *QUICK)))
+            _load_base(small(tmp_path, *QUICK, f"base={trees}"), load_splits(small(tmp_path, *QUICK)))
 
 
 def test_trees_are_fitted_where_none_are_given(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lgmml_torch.app import cli
-from lgmml_torch.app.rankers import open_ranker
+from lgmml_torch.app.rankers import Ranker
 from lgmml_torch.checks import CheckpointError, DataError
 from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.models.ranker import LGMML
@@ -71,7 +71,7 @@ def test_trees(models: tuple[Path, Path], tmp_path: Path, capsys: pytest.Capture
     options = {"objective": "lambdarank", "num_leaves": 3, "verbosity": -1, "num_threads": 1, "min_data_in_leaf": 2}
     lightgbm.train(options, lists, 3).save_model(tmp_path / "trees.txt")
     file = write(data, tmp_path, "csv")
-    ranker = open_ranker(tmp_path / "trees.txt")
+    ranker = Ranker.open(tmp_path / "trees.txt")
     assert (ranker.kind, ranker.num_features, ranker.model) == ("LightGBM", FEATURES, None)
     lgmml("compare", tmp_path / "trees.txt", tmp_path / "trees.txt", file, "--top", 0)
     assert "+0.0000" in capsys.readouterr().out
@@ -99,10 +99,10 @@ def test_documents_that_a_run_lacks_come_last(tmp_path: Path) -> None:
     names, qids = list(data.doc_ids or ()), [str(qid) for qid in data.qids]
     others = f"{qids[0]} Q0 other 1 9.0 tag\nelsewhere Q0 d 1 1.0 tag\n"
     file.write_text(f"{others}{qids[0]} Q0 {names[0]} 2 2.5 tag\n")
-    assert open_ranker(file).score(data).tolist() == [2.5] + [-float("inf")] * (data.num_documents - 1)
+    assert Ranker.open(file).score(data).tolist() == [2.5] + [-float("inf")] * (data.num_documents - 1)
     file.write_text(others)
     with pytest.raises(DataError, match=r"x.run: none of the documents of the data is in this run"):
-        open_ranker(file).score(data)
+        Ranker.open(file).score(data)
 
 
 def test_errors(models: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,5 +121,5 @@ def test_errors(models: tuple[Path, Path], tmp_path: Path, capsys: pytest.Captur
     unlabelled.write_text("qid," + ",".join(f"f{i}" for i in range(FEATURES)) + "\n1,1,2,3,4,5\n")
     assert "no labels" in refused(capsys, "compare", *models, unlabelled)
     with pytest.raises(CheckpointError, match="no model file at"):
-        open_ranker(tmp_path)
+        Ranker.open(tmp_path)
     assert cli.main(["compare", str(models[0]), str(models[1]), str(file), "--top", "-1"]) == 2

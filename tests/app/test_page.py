@@ -15,15 +15,11 @@ import torch
 
 from lgmml_torch.app import cli
 from lgmml_torch.app import page_data as data_of_page
-from lgmml_torch.app.charts import Bar, Point, bar_chart, histogram, line_chart, tag
+from lgmml_torch.app.charts import Bar, Chart, Point, tag
 from lgmml_torch.app.page import make_page
-from lgmml_torch.app.page_data import page_data
-from lgmml_torch.app.rankers import open_ranker
-from lgmml_torch.app.report import (
-    RunResult,
-    compare_with,
-    reported_part,
-)
+from lgmml_torch.app.page_data import PageData
+from lgmml_torch.app.rankers import Ranker
+from lgmml_torch.app.report import RunResult, _run_markdown, reported_part
 from lgmml_torch.data.catalog import generated_splits
 from lgmml_torch.evaluation.evaluate import evaluate
 from lgmml_torch.functional.measures import rank_data
@@ -107,9 +103,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     content = content_of(model, data, folder)
     other = small_model(seed=5)
     other.save(folder / f"{EVIL.replace('/', '')}.safetensors")
-    ranker = open_ranker(folder / f"{EVIL.replace('/', '')}.safetensors")
-    paired = compare_with(model, ranker, data, "test", SETTINGS)
-    return make_page(content, page_data(content, model, data, "test", importance=True), [paired])
+    ranker = Ranker.open(folder / f"{EVIL.replace('/', '')}.safetensors")
+    paired = ranker.beside(model, data, "test", SETTINGS)
+    return make_page(content, PageData.of(content, model, data, "test", importance=True), [paired])
 
 
 def test_the_spread_of_the_measure_is_told_in_words_that_hold_at_its_bounds(page: str) -> None:
@@ -167,14 +163,14 @@ def test_headless_chromium_has_nothing_to_complain_of(page: str, tmp_path: Path)
 
 def test_counts_are_told_in_whole_numbers() -> None:
     for most, wanted in ((1, [0, 1]), (11, [0, 3, 6, 9, 12]), (40, [0, 10, 20, 30, 40])):
-        chart = histogram([0.55] * most, low=0.0, high=1.0, bins=10, x="value", y="queries", title="counts")
+        chart = Chart.histogram([0.55] * most, high=1.0, mean=0.55, x="value", y="queries", title="counts", note="")
         labels = re.findall(r'text-anchor="end">([^<]*)<', str(chart))
         assert [float(label) for label in labels] == wanted
 
 
 def test_the_figures_are_those_of_the_lists(tmp_path: Path) -> None:
     model, data = small_model(), small_data()
-    found = page_data(content_of(model, data, tmp_path), model, data, "test")
+    found = PageData.of(content_of(model, data, tmp_path), model, data, "test")
     values = rank_data(model.score(data), data, metrics=["ndcg@10"])["ndcg@10"]
     known = values[~values.isnan()]
     assert found.values == tuple(known.tolist())
@@ -203,7 +199,7 @@ def test_the_page_of_a_run_scores_the_lists_once(tmp_path: Path, monkeypatch: py
     model, data, scored = small_model(), small_data(), []
     content, score = content_of(model, data, tmp_path), model.score
     monkeypatch.setattr(model, "score", lambda part, **options: scored.append(part) or score(part, **options))
-    page = make_page(content, page_data(content, model, data, "test"))
+    page = make_page(content, PageData.of(content, model, data, "test"))
     assert len(scored) == 1
     assert "Cost of shuffling" not in page
     assert "lgmml report RUN --importance" in page
@@ -213,7 +209,7 @@ def test_large_sets_are_sampled_and_the_page_says_so(tmp_path: Path, monkeypatch
     monkeypatch.setattr(data_of_page, "LISTS", 20)
     model, data = small_model(), small_data(60)
     content = content_of(model, data, tmp_path)
-    pages = [make_page(content, page_data(content, model, data, "test")) for _ in range(2)]
+    pages = [make_page(content, PageData.of(content, model, data, "test")) for _ in range(2)]
     assert pages[0] == pages[1]
     text = Elements(pages[0]).text
     assert "20 of the 60 queries of test, drawn with seed 0" in text
@@ -239,7 +235,7 @@ def test_odd_runs_have_a_page_too(case: str, tmp_path: Path) -> None:
         for item in content["evaluations"]:
             for entry in item["metrics"].values():
                 del entry["interval"]
-    text = Elements(make_page(content, page_data(content, model, data, "test"))).text
+    text = Elements(make_page(content, PageData.of(content, model, data, "test"))).text
     expected = {
         "nothing relevant": "none has a relevant document",
         "single documents": "No list has two documents",
@@ -251,22 +247,22 @@ def test_odd_runs_have_a_page_too(case: str, tmp_path: Path) -> None:
 
 
 def test_charts_take_what_comes() -> None:
-    flat = line_chart({"a": [Point(1, 0.5)]}, x="x", y="y", title="one point")
+    flat = Chart.lines({"a": [Point(1, 0.5)]}, x="x", y="y", title="one point")
     assert flat.count("<circle") == 1
-    many = line_chart({"a": [Point(i, i) for i in range(500)]}, x="x", y="y", title="many")
+    many = Chart.lines({"a": [Point(i, i) for i in range(500)]}, x="x", y="y", title="many")
     assert "<circle" not in many
-    assert bar_chart([], x="x", title="none").startswith("<svg")
-    long = bar_chart([Bar("n" * 60, -1.0, -2.0, 0.5)], x="x", title="long")
+    assert Chart.bars([], x="x", title="none").startswith("<figure><figcaption>none</figcaption><svg")
+    long = Chart.bars([Bar("n" * 60, -1.0, -2.0, 0.5)], x="x", title="long")
     assert "n" * 23 + "…" in long
     assert "n" * 60 in long  # on hovering
-    assert len(line_chart({"a": [Point(i, i / 1e5) for i in range(100_000)]}, x="x", y="y", title="many")) < 30_000
+    assert len(Chart.lines({"a": [Point(i, i / 1e5) for i in range(100_000)]}, x="x", y="y", title="many")) < 30_000
     assert tag("p", None, [1, ["<", tag("i", "&")]], x_=None) == "<p>1&lt;<i>&amp;</i></p>"
 
 
 def test_no_label_of_an_axis_is_cut_at_an_edge() -> None:
     """A letter is about 6 units wide, and a chart 440."""
-    wide = line_chart({"a": [Point(0, 0.5), Point(123_456_789, 0.6)]}, x="x", y="y", title="wide", kept=(0, "kept: 0"))
-    bars = bar_chart([Bar("a", 123_456.0, 0.0, 123_456.0)], x="x", title="bars", form="{:.2f}".format)
+    wide = Chart.lines({"a": [Point(0, 0.5), Point(123_456_789, 0.6)]}, x="x", y="y", title="wide", kept=0)
+    bars = Chart.bars([Bar("a", 123_456.0, 0.0, 123_456.0)], x="x", title="bars", form="{:.2f}".format)
     for chart in (wide, bars):
         for place, label in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle">([^<]*)<', chart):
             assert 3 * len(label) <= float(place) <= 440 - 3 * len(label), label
@@ -348,3 +344,29 @@ def test_labels_that_are_all_different_do_not_fill_the_report(tmp_path: Path) ->
     found = content["data"]["train"]["labels"]
     assert len(found) == 20
     assert found["0.5"] >= 5
+
+
+def test_the_report_in_words_says_how_it_went(run_folder: Path) -> None:
+    text = (run_folder / "report.md").read_text()
+    assert text.startswith("# run <script>")
+    for piece in (
+        "\n\n| data | weights |",
+        "| 1 | 0.6250 (kept) |",
+        "| 2 | 0.6100 |",
+        "2.6 s: data 0.1 s, training 2.5 s.",
+    ):
+        assert piece in text
+    assert "## What was fitted\n\nAs configured &" in text
+    assert "\nevaluation.preset: default\n" in text
+
+
+def test_of_many_rounds_a_report_lists_some(tmp_path: Path) -> None:
+    data, rounds = small_data(), list(range(5, 505, 5))
+    bank = {"rounds": rounds, "valid_ndcg": [0.5 + r / 1e4 for r in rounds], "best_round": 485}
+    text = _run_markdown(content_of(small_model(), data, tmp_path, bank=bank), ["a against b"])
+    assert "| 485 | 0.5485 (kept) |" in text
+    assert text.count("\n| ") < 40
+    assert "- a against b.\n" in text
+    nothing = _run_markdown(content_of(small_model(), data, tmp_path, bank={"best_round": 4}, curve={}), [])
+    assert "Rounds of boosting" not in nothing
+    assert "No validation queries: the weights of the last epoch (1) were kept." in nothing

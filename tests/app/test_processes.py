@@ -14,7 +14,7 @@ import torch
 
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.start import RayLauncher, config_dir, main
-from lgmml_torch.app.train import build, resolve_resume, train
+from lgmml_torch.app.train import _resolve_resume, build, train
 from lgmml_torch.checks import LGMMLError, MissingDependencyError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.write import write_shards
@@ -178,7 +178,7 @@ class TestAuto:
         return place
 
     def found(self, folder: Path) -> Any:
-        return resolve_resume(load_config(["resume=auto", f"paths.output_dir={folder}"])).resume
+        return _resolve_resume(load_config(["resume=auto", f"paths.output_dir={folder}"])).resume
 
     def test_the_newest_unfinished_run_of_the_same_command(self, tmp_path: Path) -> None:
         self.folder(tmp_path, "a")
@@ -192,7 +192,7 @@ class TestAuto:
     def test_its_own_folder_first_and_none_where_there_is_nothing(self, tmp_path: Path) -> None:
         first = self.folder(tmp_path, "a", last=False)
         assert self.found(first) is None
-        assert resolve_resume(load_config([])).resume is None
+        assert _resolve_resume(load_config([])).resume is None
         self.folder(tmp_path, "b")
         now = self.folder(tmp_path, "c", report=True)
         assert self.found(now) == str(now / "checkpoints" / "last.ckpt")

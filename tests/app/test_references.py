@@ -12,7 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.rankers import fit_lightgbm, references_of_run
+from lgmml_torch.app.rankers import Ranker, fit_lightgbm
 from lgmml_torch.app.train import RunResult, train
 from lgmml_torch.checks import DataError
 from lgmml_torch.functional.measures import Measure
@@ -64,7 +64,7 @@ def test_the_references_are_files_that_score_again(beside_both: RunResult) -> No
     model = LGMML.load(beside_both.folder / "lgmml.safetensors")
     assert model.phi.mode == "per_query"
     assert (model.phi.table.weight != 1).any()
-    names = [ranker.name for ranker in references_of_run(beside_both.folder, ["lgmml", "lightgbm"])]
+    names = [ranker.name for ranker in Ranker.of_run(beside_both.folder, ["lgmml", "lightgbm"])]
     assert names == ["L-GMML", "LightGBM"]
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lgmml_torch.app import train as app
 from lgmml_torch.app.compose import load_splits
-from lgmml_torch.app.config import RUN_SETTINGS, check_command, check_settings, config_dir, load_config, search_path
+from lgmml_torch.app.config import RUN_SETTINGS, _search_path, check_command, check_settings, config_dir, load_config
 from lgmml_torch.app.train import train
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.training.recipe import Recipe
@@ -137,13 +137,13 @@ def test_runs_of_a_sweep_check_themselves() -> None:
 def test_parts_of_ones_own(how: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.yaml").write_text("_target_: my.own.reader\nwhere: here\n")
-    place = ["--config-dir", str(tmp_path)] if how == "--config-dir" else search_path([f"file://{tmp_path}"])
+    place = ["--config-dir", str(tmp_path)] if how == "--config-dir" else _search_path([f"file://{tmp_path}"])
     check_command([*place, "data=mine", "data.where=there"])
     with pytest.raises(ConfigError, match=r"unknown setting 'data\.were'"):
         check_command([*place, "data=mine", "data.were=there"])
     with pytest.raises(ConfigError, match="data has no choice 'mine'"):
         check_command(["data=mine"])
-    assert load_config([*search_path([f"file://{tmp_path}"]), "data=mine"]).data.where == "here"
+    assert load_config([*_search_path([f"file://{tmp_path}"]), "data=mine"]).data.where == "here"
 
 
 def test_quick_goes_with_any_data_and_metrics() -> None:

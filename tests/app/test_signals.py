@@ -193,7 +193,7 @@ def test_scoring_leaves_no_half_output(
     width = LGMML.load(model).num_features
     lines = [f"1 qid:{q} " + " ".join(f"{j}:0.5" for j in range(1, width + 1)) for q in range(4)]
     Path("lists.txt").write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr(score, "write_score_lines", before(score.write_score_lines, number, call=3))
+    monkeypatch.setattr(score, "_write_score_lines", before(score._write_score_lines, number, call=3))
     words = ["score", str(model), "lists.txt", "-o", "scores.txt", "--batch-documents", "1"]
     assert lgmml(words) == CODES[signal.Signals(number)][0]
     assert capsys.readouterr().err == f"lgmml: stopped by {CODES[signal.Signals(number)][1]}\n"
@@ -219,13 +219,13 @@ def test_signals_are_watched_before_anything_is_imported(number: int, tmp_path: 
 def test_threads_are_those_of_the_setting_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     try:
-        start.set_threads(2)
+        app._set_threads(2)
         assert torch.get_num_threads() == 2
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
-        start.set_threads(None)
+        app._set_threads(None)
         assert torch.get_num_threads() == 2
         monkeypatch.delenv("OMP_NUM_THREADS")
-        start.set_threads(None)
+        app._set_threads(None)
         assert torch.get_num_threads() <= len(os.sched_getaffinity(0))
     finally:
         torch.set_num_threads(threads)

@@ -109,7 +109,7 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path: Path) -> None:
     trial = Trial()
     words = ["local_metrics.rounds=3", "logger=none", "trainer.max_epochs=4"]
     with pytest.raises(optuna.TrialPruned, match="after epoch 2"):
-        train(small(tmp_path, *words), watchers=[sweep.Prune(trial)])  # type: ignore[arg-type]
+        train(small(tmp_path, *words), watchers=[sweep._Prune(trial)])  # type: ignore[arg-type]
     assert [step for _, step in trial.reported] == [1, 2]
     (first, second) = (value for value, _ in trial.reported)
     assert 0 < first <= second <= 1  # the best so far

@@ -206,7 +206,7 @@ def test_training_without_validation_keeps_the_last_epoch(tmp_path: Path) -> Non
         cfg.pop("hydra", None)
     result = train(cfg)
     assert result is not None
-    assert result.best_epoch == 2
+    assert result.keeper.best_epoch == 2
     assert result.model.grade_map is None
     assert (
         "No validation queries: the weights of the last epoch (2) were kept"

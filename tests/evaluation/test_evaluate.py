@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
+from lgmml_torch.app.commands.common import print_evaluations
 from lgmml_torch.checks import DataError, DegenerateScoresWarning, LGMMLError
 from lgmml_torch.evaluation.evaluate import evaluate, evaluate_scores
 from lgmml_torch.evaluation.metric import RankingMetrics
-from lgmml_torch.evaluation.tables import print_evaluations, run_markdown
 from lgmml_torch.functional.measures import rank_metrics
 from lgmml_torch.functional.presets import REPORTED, describe
 from lgmml_torch.ragged import RankingData
@@ -88,20 +88,13 @@ def test_json_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.count(f"{found.means['mrr']:.4f}") == 2
 
 
-def test_run_report() -> None:
-    found = evaluate(small_model(), small_data(), split="test")
-    text = run_markdown([found], {0: 0.5, 1: 0.6251, 2: 0.61}, 1, "demo")
-    assert text.startswith("# demo\n\n| data |")
-    assert "| 1 | 0.6251 (kept) |" in text
-    assert "| 2 | 0.6100 |" in text
-
-
 def test_a_metric_that_counts_nothing_is_nan() -> None:
     data = small_data()
     found = evaluate(small_model(), data.replace(labels=torch.zeros_like(data.labels)))
     assert math.isnan(found.means["map"])
     assert (found.counted["map"], found.skipped["map"]) == (0, 12)
     assert json.loads(found.to_json())["metrics"]["map"]["mean"] is None
+    assert "| data | shared | – | – | – | – | 0 | 12 |" in found.markdown()
 
 
 def test_errors() -> None:

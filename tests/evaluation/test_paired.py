@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.evaluation.evaluate import compare_rankings, evaluate, evaluate_scores, label_by_score
-from lgmml_torch.evaluation.tables import run_markdown
+from lgmml_torch.evaluation.evaluate import Paired, evaluate, evaluate_scores, label_by_score
 from lgmml_torch.functional.significance import compare
 from tests.doors import small_data, small_model
 
@@ -18,7 +17,7 @@ from tests.doors import small_data, small_model
 def test_paired_is_the_comparison_of_both() -> None:
     data = small_data(30, seed=4)
     scores = [small_model(seed=seed).score(data) for seed in (1, 2)]
-    found = compare_rankings(("a", scores[0]), ("b", scores[1]), data, split="test", measure="map", seed=3)
+    found = Paired.of(("a", scores[0]), ("b", scores[1]), data, split="test", measure="map", seed=3)
     rows = [evaluate_scores(s, data, metrics=["map"]).per_query["map"] for s in scores]
     assert found.comparison == compare(rows[0], rows[1], generator=torch.Generator().manual_seed(3))
     sizes = [abs(float(found.gaps[query])) for query in found.most_different(30)]
@@ -28,16 +27,16 @@ def test_paired_is_the_comparison_of_both() -> None:
     assert content["means"] == [found.comparison.mean_a, found.comparison.mean_b]
     assert content["qids"] == list(data.qids)
     assert f"{found.comparison.wins} won" in found.sentence()
-    same = compare_rankings(("a", scores[0]), ("a", scores[0]), data)
+    same = Paired.of(("a", scores[0]), ("a", scores[0]), data)
     assert same.most_different() == []
     with pytest.raises(LGMMLError, match="did you mean"):
-        compare_rankings(("a", scores[0]), ("b", scores[1]), data, measure="ndgc")
+        Paired.of(("a", scores[0]), ("b", scores[1]), data, measure="ndgc")
 
 
 def test_labels_by_score_are_what_a_loop_finds() -> None:
     data = small_data(25, seed=6)
     scores = (data.features[:, 0] * 2).round()  # with ties
-    found = label_by_score(scores, data, bins=4, resamples=100)
+    found = label_by_score(scores, data, bins=4)
     cells: list[list[list[float]]] = [[[] for _ in range(4)] for _ in range(data.num_queries)]
     for row in range(data.num_documents):
         query = int(data.query_index[row])
@@ -45,14 +44,13 @@ def test_labels_by_score_are_what_a_loop_finds() -> None:
         below, equal = int((own < scores[row]).sum()), int((own == scores[row]).sum())
         place = (below + (equal + 1) / 2 - 0.5) / len(own)
         cells[query][min(int(place * 4 + 1e-9), 3)].append(float(data.labels[row]))
-    for part, interval in enumerate(found.labels):
+    for part, interval in enumerate(found):
         means = [math.fsum(cell[part]) / len(cell[part]) for cell in cells if cell[part]]
         assert interval is not None
         assert interval.mean == pytest.approx(math.fsum(means) / len(means))
         assert interval.counted == len(means)
-        assert found.documents[part] == sum(len(cell[part]) for cell in cells)
     single = data.select((data.sizes == 1).nonzero()[:, 0])
-    assert [i is None for i in label_by_score(scores[: single.num_documents], single, bins=3).labels] == [
+    assert [i is None for i in label_by_score(scores[: single.num_documents], single, bins=3)] == [
         True, False, True,
     ]  # fmt: skip
     with pytest.raises(DataError, match="there are no documents"):
@@ -75,18 +73,3 @@ def test_means_have_intervals() -> None:
     empty = evaluate(small_model(), data.replace(labels=torch.zeros_like(data.labels)), metrics=["map"])
     assert empty.interval("map") is None
     assert empty.to_dict()["metrics"]["map"]["interval"] is None
-
-
-def test_a_report_says_how_it_went() -> None:
-    found = evaluate(small_model(), small_data(), split="test")
-    rounds = list(range(5, 505, 5))
-    bank = {"rounds": rounds, "valid_ndcg": [0.5 + r / 1e4 for r in rounds], "best_round": 485}
-    text = run_markdown(
-        [found], {0: 0.5}, 0, "demo", "because", bank=bank, comparisons=["a against b"],
-        seconds={"data": 1.0, "Φ": 2.25}, settings={"seed": 0, "a.b": "x"},
-    )  # fmt: skip
-    assert "| 485 | 0.5485 (kept) |" in text
-    assert text.count("\n| ") < 40  # of many rounds, some
-    for piece in ("## What was fitted\n\nBecause.", "3.2 s: data 1.0 s, Φ 2.2 s.", "a.b: x", "a against b."):
-        assert piece in text
-    assert "Rounds of boosting" not in run_markdown([found], {}, 3, bank={"best_round": 4})

@@ -10,7 +10,7 @@ import pytest
 
 from lgmml_torch.checks import DataError, MissingDependencyError
 from lgmml_torch.estimator import LGMMLRanker
-from lgmml_torch.interop.pyterrier import LGMMLTransformer, features_of, labels_of
+from lgmml_torch.interop.pyterrier import LGMMLTransformer, _features_of, _labels_of
 
 pd = pytest.importorskip("pandas")
 
@@ -48,22 +48,22 @@ def test_a_pipeline_is_fitted_and_ranks() -> None:
     assert ours.loc[list(zip(shuffled["qid"], shuffled["docno"], strict=True))].to_numpy() == pytest.approx(expected)
     assert set(found.columns) == {*test.columns, "rank"}
     assert sorted(found[found["qid"] == "2-0"]["rank"]) == list(range(10))
-    assert ranker.score(X, labels_of(shuffled, results(2, 8)[1]), qid=shuffled["qid"].to_numpy()) > 0.6
+    assert ranker.score(X, _labels_of(shuffled, results(2, 8)[1]), qid=shuffled["qid"].to_numpy()) > 0.6
     assert list(stage(test.iloc[:0]).columns) == [*test.columns, "rank"]
 
 
 def test_frames_that_do_not_fit_are_refused() -> None:
     rows, qrels = results(0, 2)
-    assert labels_of(rows, qrels).min() == 0  # judged below 0, and not judged
+    assert _labels_of(rows, qrels).min() == 0  # judged below 0, and not judged
     with pytest.raises(DataError, match="there is no 'features'"):
-        features_of(rows.drop(columns="features"))
+        _features_of(rows.drop(columns="features"))
     with pytest.raises(DataError, match="there is no 'label'"):
-        labels_of(rows, qrels.drop(columns="label"))
+        _labels_of(rows, qrels.drop(columns="label"))
     with pytest.raises(DataError, match="at least one row, got none"):
-        features_of(rows.iloc[:0])
+        _features_of(rows.iloc[:0])
     rows.at[3, "features"] = np.zeros(3)
     with pytest.raises(DataError, match=r"`features` must hold vectors of one length, got shapes \[\(3,\), \(4,\)\]"):
-        features_of(rows)
+        _features_of(rows)
 
 
 def test_a_missing_pyterrier_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

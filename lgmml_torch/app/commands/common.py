@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
@@ -16,9 +16,13 @@ from lgmml_torch.checks import LGMMLError, check_choice, check_positive
 from lgmml_torch.data.catalog import CATALOG, find_table, open_dataset
 from lgmml_torch.data.columns import Columns
 from lgmml_torch.data.source import DataSource, open_source
+from lgmml_torch.evaluation.tables import results_table
 from lgmml_torch.files import replacing
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.ranker import LGMML
+
+if TYPE_CHECKING:
+    from lgmml_torch.evaluation.evaluate import Evaluation
 
 DATA_FORMATS = """
 data:
@@ -37,11 +41,9 @@ Rows of a query need not follow one another; text, Parquet and Arrow files need 
 """
 
 
-def add_model(parser: ArgumentParser, *, optional: bool = False) -> None:
-    """The argument MODEL."""
-    parser.add_argument(
-        "model", metavar="MODEL", nargs="?" if optional else None, help="a model file, or a checkpoint of a run"
-    )
+def add_model(parser: ArgumentParser, *, nargs: str | None = None) -> None:
+    """The argument MODEL; with ``nargs="?"`` it may be left out."""
+    parser.add_argument("model", metavar="MODEL", nargs=nargs, help="a model file, or a checkpoint of a run")
 
 
 def add_source(parser: ArgumentParser, split: str | None) -> Callable[..., Any]:
@@ -63,21 +65,14 @@ def add_source(parser: ArgumentParser, split: str | None) -> Callable[..., Any]:
     return add
 
 
-def add_data(parser: ArgumentParser, name: str = "data", *, optional: bool = False, own_weights: bool = False,
+def add_data(parser: ArgumentParser, name: str = "data", *, nargs: str | None = None, own_weights: bool = False,
              batches: bool = True) -> None:  # fmt: skip
-    """The argument DATA, and how models read it.
+    """The argument DATA, or an option, and how models read it.
 
-    Args:
-        parser: of the command.
-        name: of the argument; with dashes it is an option.
-        optional: whether the argument may be left out.
-        own_weights: every model is used with the weights it has: no --policy and no --known-queries.
-        batches: whether the data is read in batches.
+    With ``own_weights`` every model is used with the weights it has: there is no --policy and no --known-queries.
+    Without ``batches`` all data is read at once.
     """
-    if optional:
-        parser.add_argument(name, metavar="DATA", nargs="?", help="see below")
-    else:
-        parser.add_argument(name, metavar="DATA", help="see below")
+    parser.add_argument(name, metavar="DATA", nargs=nargs, help="see below")
     add_source(parser, "test")
     add = parser.add_argument_group("model").add_argument
     if own_weights:
@@ -111,20 +106,15 @@ def load_model(args: Namespace) -> LGMML:
 
 
 def use_machine(args: Namespace) -> torch.device:
-    """As many threads as asked for, and the device."""
+    """As many threads as asked for, and the device, if this machine has it."""
     if args.threads is not None:
         check_positive("threads", args.threads)
         torch.set_num_threads(args.threads)
-    return _find_device(args.device)
-
-
-def _find_device(name: str) -> torch.device:
-    """The device of that name, if this machine has it."""
     try:
-        device = torch.device(name)
+        device = torch.device(args.device)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise LGMMLError(f"`device` {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise LGMMLError(f"`device` {args.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return device
 
 
@@ -208,3 +198,17 @@ def print_tables(*parts: object, width: int = 160) -> None:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else width, highlight=False, markup=False)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))
+
+
+def print_evaluations(evaluations: Iterable[Evaluation]) -> None:
+    """Print the table of evaluations without intervals, and the definitions."""
+    from rich.table import Table
+
+    header, rows, definitions = results_table([each.to_dict(intervals=False) for each in evaluations])
+    table = Table()
+    for name in header:
+        table.add_column(name, justify="right", overflow="fold")
+    table.columns[0].justify = table.columns[1].justify = "left"
+    for row in rows:
+        table.add_row(*row)
+    print_tables(table, *definitions, width=200)

@@ -19,15 +19,16 @@ from lgmml_torch.app.commands.common import (
     load_model,
     open_data,
     output,
+    print_evaluations,
     print_tables,
     use_machine,
 )
-from lgmml_torch.app.rankers import MODEL, Ranker, open_ranker, references_of_run
+from lgmml_torch.app.rankers import MODEL, Ranker
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.source import DataSource
 from lgmml_torch.data.trec import qrels_lines, read_qrels, read_run
-from lgmml_torch.evaluation.evaluate import Evaluation, Paired, compare_rankings, evaluate, evaluate_run
-from lgmml_torch.evaluation.tables import print_evaluations, read_report
+from lgmml_torch.evaluation.evaluate import Evaluation, Paired, evaluate, evaluate_run
+from lgmml_torch.evaluation.tables import read_report
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.presets import find_preset, parse_metric
 from lgmml_torch.models.ranker import LGMML
@@ -47,8 +48,8 @@ def add_evaluate_options(parser: ArgumentParser) -> None:
     """Arguments and options of the command."""
     parser.epilog = DATA_FORMATS + _EVALUATE_EXAMPLES
     parser.set_defaults(execute=_evaluate)
-    add_model(parser, optional=True)
-    add_data(parser, optional=True)
+    add_model(parser, nargs="?")
+    add_data(parser, nargs="?")
     add = parser.add_argument_group("TREC files, instead of a model and data").add_argument
     help_ = "a run to measure (qid Q0 docid rank score tag); may be given several times"
     add("--run", action="append", metavar="FILE", help=help_)
@@ -173,7 +174,7 @@ def _compare(args: Namespace) -> None:
 def _compare_rankers(args: Namespace) -> Paired:
     """Score the lists with both."""
     device = use_machine(args)
-    first, second = open_ranker(args.model), open_ranker(args.other)
+    first, second = Ranker.open(args.model), Ranker.open(args.other)
     for ranker in (first, second):
         if ranker.model is not None:
             ranker.model.to(device)
@@ -186,7 +187,7 @@ def _compare_rankers(args: Namespace) -> Paired:
         names = args.model, args.other
     ours, theirs = first.score(data).cpu(), second.score(data).cpu()
     rules = {"split": lists.name, "measure": args.measure, "preset": args.preset, "seed": args.seed}
-    return compare_rankings((names[0], ours), (names[1], theirs), data, **rules)
+    return Paired.of((names[0], ours), (names[1], theirs), data, **rules)
 
 
 def _reading_of(first: Ranker, second: Ranker) -> dict[str, Any]:
@@ -230,12 +231,10 @@ def _draw(found: Paired, path: str) -> None:
 def _show(found: Paired, top: int) -> None:
     """For people: the sentence, the queries that differ most, the definition."""
     parts: list[object] = [f"{found.first} against {found.second} on {found.split}", f"{found.sentence()}."]
-    queries = found.most_different(top)
-    if queries:
-        table = Table("query", found.first, found.second, "difference")
-        for query in queries:
-            a, b = found.values[:, query].tolist()
-            table.add_row(str(found.qids[query]), f"{a:.4f}", f"{b:.4f}", f"{a - b:+.4f}")
+    table = Table("query", found.first, found.second, "difference")
+    for row in found.rows(top):
+        table.add_row(*row)
+    if table.rows:
         parts.append(table)
     print_tables(*parts, found.definition)
 
@@ -267,19 +266,18 @@ def add_report_options(parser: ArgumentParser) -> None:
 def _report(args: Namespace) -> None:
     """Write the page, and print where it is."""
     from lgmml_torch.app.page import make_page
-    from lgmml_torch.app.page_data import page_data
-    from lgmml_torch.app.report import compare_with  # imports Lightning, which takes seconds
+    from lgmml_torch.app.page_data import PageData
 
     folder = Path(args.run)
     content, device = _report_of_run(folder), use_machine(args)
     model = LGMML.load(folder / MODEL).to(device)
     config = content["config"]
-    others = references_of_run(folder, config.get("reference", config.get("compare")))  # its name up to 0.2
+    others = Ranker.of_run(folder, config.get("reference", config.get("compare")))  # its name up to 0.2
     if args.compare:
-        others = [open_ranker(args.compare)]
+        others = [Ranker.open(args.compare)]
     split, data = _lists_of_page(args, content, model)
-    paired = [compare_with(model, other, data, split, content["config"]) for other in others]
-    shown = page_data(content, model, data, split, importance=args.importance)
+    paired = [other.beside(model, data, split, config) for other in others]
+    shown = PageData.of(content, model, data, split, importance=args.importance)
     file = folder / "report.html"
     if args.output:
         file = Path(args.output)
@@ -311,9 +309,8 @@ def _lists_of_page(args: Namespace, content: dict[str, Any], model: LGMML) -> tu
             return lists.name, lists.read(labelled=True)
     from omegaconf import OmegaConf
 
-    from lgmml_torch.app.compose import check_targets, load_splits
+    from lgmml_torch.app.compose import load_splits
     from lgmml_torch.app.report import reported_part
 
     settings = OmegaConf.create({"data": content["config"].get("data")})
-    check_targets(settings, _READERS)
-    return reported_part(load_splits(settings))
+    return reported_part(load_splits(settings, _READERS))

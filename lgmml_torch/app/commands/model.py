@@ -346,7 +346,10 @@ def _as_dict(found: Explanation, top: int) -> dict[str, Any]:
     metrics = found.leading_metrics(top)
     features, parts = [], []
     for column, part in found.leading_features(top):
-        features.append(_feature(found, column, part))
+        raw, feature, values = None, found.columns[column].feature, found.values[:, column].tolist()
+        if feature >= 0:
+            raw = found.raw[:, feature].tolist()
+        features.append({"feature": found.called(column), "part": part, "values": values, "raw": raw})
         parts.append(part)
     return {
         "qid": found.qid,
@@ -377,13 +380,6 @@ def _metric(found: Explanation, metric: int) -> dict[str, Any]:
         "anchor_ndcg": quality,
         "features": features,
     }
-
-
-def _feature(found: Explanation, column: int, part: float) -> dict[str, Any]:
-    raw, feature = None, found.columns[column].feature
-    if feature >= 0:
-        raw = found.raw[:, feature].tolist()
-    return {"feature": found.called(column), "part": part, "values": found.values[:, column].tolist(), "raw": raw}
 
 
 def _metric_cells(row: dict[str, Any]) -> list[str]:

@@ -65,11 +65,11 @@ def _score(args: Namespace) -> None:
                 stream.write("".join(run_lines(batch, scores, args.tag)).encode())
         elif form == "text" and lists.in_order:
             for _, scores in scored:
-                write_score_lines(stream, scores)
+                _write_score_lines(stream, scores)
         else:
             scores = _in_file_order(scored, lists.num_rows)
             if form == "text":
-                write_score_lines(stream, scores)
+                _write_score_lines(stream, scores)
             else:
                 stream.write(npy_bytes(scores))
 
@@ -96,6 +96,6 @@ def _in_file_order(scored: Iterator[_Scored], rows: int) -> NDArray[Any]:
     return out
 
 
-def write_score_lines(stream: IO[bytes], scores: NDArray[Any]) -> None:
+def _write_score_lines(stream: IO[bytes], scores: NDArray[Any]) -> None:
     """One score per line, with as few digits as give back the same number."""
     stream.write("".join(f"{score!s}\n" for score in scores).encode())
