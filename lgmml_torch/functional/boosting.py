@@ -16,7 +16,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_positive, check_shape
-from lgmml_torch.functional.distance import subspace_distances
+from lgmml_torch.functional.distance import local_distances
 from lgmml_torch.functional.gmml import pair_scatter
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.segments import segment_ids, segment_sum
@@ -272,5 +272,5 @@ class Learners:
     ) -> Tensor:  # (N, K)
         """κ of the scaled distances; only the columns of the features in use are copied."""
         used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
-        dists = subspace_distances(features[:, used].to(self.phi.dtype), place, self.anchors, self.factors)
+        dists = local_distances(features[:, used].to(self.phi.dtype), self.anchors, self.factors, support=place)
         return kernel_(dists.div_(self.scales), kernel)

@@ -21,7 +21,7 @@ from lgmml_torch.functional.boosting import (
     feature_weights,
     list_scatter,
 )
-from lgmml_torch.functional.distance import distance_filler, local_distances, subspace_distances
+from lgmml_torch.functional.distance import DistanceTiles, local_distances
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
 from lgmml_torch.functional.measures import err, mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.functional.presets import PRESETS
@@ -412,21 +412,24 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`uniforms` must have shape", lambda: TABLE.triplets_from_uniforms(torch.zeros(1, 2), torch.zeros(2, 1))),
     ("`uniforms` must have", lambda: TABLE.list_draws_from_uniforms(torch.tensor([0]), torch.zeros(2, 1))),
     ("`max_rank` must", lambda: warp.rank_weight_table(-1)),
-    ("`features` must have", lambda: subspace_distances(t(1), torch.tensor([[0]]), torch.zeros(1, 1), ONE)),
-    ("`support` must have", lambda: subspace_distances(X, torch.tensor([0]), torch.zeros(1, 1), ONE)),
-    ("`anchors` must have", lambda: subspace_distances(X, torch.tensor([[0]]), torch.zeros(1, 2), ONE)),
-    ("`factors` must have", lambda: subspace_distances(X, torch.tensor([[0]]), torch.zeros(1, 1), torch.ones(2, 1, 1))),
+    ("`features` must have", lambda: local_distances(t(1), torch.zeros(1, 1), ONE, support=torch.tensor([[0]]))),
+    ("`support` must have", lambda: local_distances(X, torch.zeros(1, 1), ONE, support=torch.tensor([0]))),
+    ("`anchors` must have", lambda: local_distances(X, torch.zeros(1, 2), ONE, support=torch.tensor([[0]]))),
+    (
+        "`factors` must have",
+        lambda: local_distances(X, torch.zeros(1, 1), torch.ones(2, 1, 1), support=torch.tensor([[0]])),
+    ),
     (
         "2 features, got -1",
-        lambda: subspace_distances(X, torch.tensor([[-1, 7]]), torch.zeros(1, 2), EYE),
+        lambda: local_distances(X, torch.zeros(1, 2), EYE, support=torch.tensor([[-1, 7]])),
     ),
-    ("2 features, got 2", lambda: subspace_distances(X, torch.tensor([[0, 2]]), torch.zeros(1, 2), EYE)),
+    ("2 features, got 2", lambda: local_distances(X, torch.zeros(1, 2), EYE, support=torch.tensor([[0, 2]]))),
     ("`features` must have", lambda: local_distances(t(1), torch.zeros(1, 1), ONE)),
     ("`anchors` must have", lambda: local_distances(X, torch.zeros(1, 1), ONE)),
     ("`factors` must have", lambda: local_distances(X, torch.zeros(1, 2), ONE)),
     ("`anchors` must", lambda: local_distances(X, torch.full((1, 2), NAN), EYE)),
     ("`factors` must", lambda: local_distances(X, torch.zeros(1, 2), NAN * EYE)),
-    ("`method` must be one of", lambda: distance_filler(X, torch.zeros(1, 2), EYE, method="fast")),
+    ("`method` must be one of", lambda: DistanceTiles(X, torch.zeros(1, 2), EYE, method="fast")),
     ("`norm` must be one of", lambda: local_distances(X, torch.zeros(1, 2), EYE, norm="l2")),
     ("`dists` must have shape", lambda: score.median_scales(t(1))),
     ("`dists` must have at least one row", lambda: score.median_scales(torch.zeros(0, 1))),

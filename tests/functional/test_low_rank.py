@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.functional import distance
-from lgmml_torch.functional.distance import full_method, local_distances, low_rank_distances
+from lgmml_torch.functional.distance import DistanceTiles, local_distances, low_rank_distances
 from tests.functional.test_distance import tiled
 from tests.reference.low_rank import distances
 
@@ -78,7 +78,7 @@ def test_stacked_factors_give_the_distances_of_one_metric_after_another() -> Non
 
 def test_low_ranks_are_stacked() -> None:
     x, F = torch.zeros(4, 40), torch.zeros(2, 40, 40)
-    assert full_method(x, F[:, :, :8], "mahalanobis") == "stacked"
-    assert full_method(x, F[:, :, :8], "trace") == "factor"
-    assert full_method(x, F, "mahalanobis") == "factor"
-    assert full_method(torch.zeros(4096, 40), F, "mahalanobis") == "quadratic"
+    assert DistanceTiles.method_for(x, F[:, :, :8], "mahalanobis") == "stacked"
+    assert DistanceTiles.method_for(x, F[:, :, :8], "trace") == "factor"
+    assert DistanceTiles.method_for(x, F, "mahalanobis") == "factor"
+    assert DistanceTiles.method_for(torch.zeros(4096, 40), F, "mahalanobis") == "quadratic"
