@@ -14,9 +14,7 @@ from torch import Tensor
 from lgmml_torch.checks import check_positive
 
 
-def segment_ids(
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (N,)
+def segment_ids(offsets: Tensor) -> Tensor:  # (Q+1,) -> (N,)
     """The segment each row belongs to.
 
     >>> segment_ids(torch.tensor([0, 2, 2, 5]))
@@ -25,9 +23,7 @@ def segment_ids(
     return torch.repeat_interleave(torch.arange(len(offsets) - 1, device=offsets.device), offsets.diff())
 
 
-def offsets_from_sizes(
-    sizes: Tensor,  # (Q,)
-) -> Tensor:  # (Q+1,)
+def offsets_from_sizes(sizes: Tensor) -> Tensor:  # (Q,) -> (Q+1,)
     """Boundaries of consecutive segments with the given sizes.
 
     >>> offsets_from_sizes(torch.tensor([2, 0, 3]))
@@ -105,9 +101,7 @@ def segment_min(
     return out.scatter_reduce(0, segment_ids(offsets), values, reduce="amin", include_self=False)
 
 
-def positions(
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (N,)
+def positions(offsets: Tensor) -> Tensor:  # (Q+1,) -> (N,)
     """Place of each row within its segment, from 0.
 
     >>> positions(torch.tensor([0, 2, 2, 5]))

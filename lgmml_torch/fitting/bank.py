@@ -60,10 +60,7 @@ class Bank:
         if self.phi is not None:
             check_shape("phi", self.phi, (self.metrics.num_metrics,))
 
-    def score(
-        self,
-        features: Tensor,  # (N, D)
-    ) -> Tensor:  # (N,)
+    def score(self, features: Tensor) -> Tensor:  # (N, D) -> (N,)
         """−Σ Φᵣ κ(dᵣ) of every row, with the bank's own Φ, or equal weights where it has none."""
         phi = self.phi
         if phi is None:

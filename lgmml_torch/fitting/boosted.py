@@ -14,14 +14,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import (
-    ConfigError,
-    DataError,
-    DivergedError,
-    check_whole,
-)
+from lgmml_torch.checks import ConfigError, DataError, DivergedError, check_whole
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
-from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
+from lgmml_torch.fitting.round import BoostConfig, Problem
 from lgmml_torch.functional.boosting import Learners
 from lgmml_torch.functional.losses import position_curve, position_step
 from lgmml_torch.functional.measures import Measure, rank_metrics
@@ -109,7 +104,7 @@ class BoostState:
     def one_round(self, problem: Problem) -> BoostState:
         """The state one round later."""
         config = problem.config
-        generator = round_generator(problem.seed, self.round)
+        generator = problem.generator(problem.seed, self.round)
         bag = problem.draw_bag(problem.seen(self.scores, problem.data, self.position_bias), generator)
         found = bag.find_learners(config, generator)
         found = replace(found, rounds=torch.full_like(found.rounds, self.round + 1))
@@ -356,7 +351,7 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
         if start is None:
             raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
         return replace(start, history=history, position_bias=bias)
-    found = learned_bank(kept, problem.data.num_features, problem.config.kernel)
+    found = _learned_bank(kept, problem.data.num_features, problem.config.kernel)
     if start is not None:
         assert start.phi is not None
         assert found.phi is not None
@@ -364,7 +359,7 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
     return replace(found, history=history, position_bias=bias)
 
 
-def learned_bank(learners: Learners, num_features: int, kernel: str) -> Bank:
+def _learned_bank(learners: Learners, num_features: int, kernel: str) -> Bank:
     """A bank with one block for each size of metrics, and Φ in the order of its columns."""
     blocks, phi = [], []
     for width in torch.unique(learners.widths).tolist():

@@ -391,9 +391,7 @@ def _discounts(
     return 1 / torch.log2(ranks.clamp(min=2.0))
 
 
-def _ranks(
-    like: Tensor,  # (B, V)
-) -> Tensor:  # (V,)
+def _ranks(like: Tensor) -> Tensor:  # (B, V) -> (V,)
     return torch.arange(1, like.shape[1] + 1, device=like.device, dtype=torch.float64)
 
 

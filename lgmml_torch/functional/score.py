@@ -181,9 +181,7 @@ def warn_if_degenerate(
     return share
 
 
-def median_scales(
-    dists: Tensor,  # (N, K)
-) -> Tensor:  # (K,)
+def median_scales(dists: Tensor) -> Tensor:  # (N, K) -> (K,)
     """What each local distance is divided by: its median over the documents.
 
     The median is the lower middle value, so it is one of the distances. Where half of the documents sit on the anchor

@@ -226,9 +226,7 @@ def _clamped(
     return torch.maximum(values, floor)
 
 
-def _power_of_two(
-    A: Tensor,  # (K, D, D)
-) -> Tensor:  # (K, 1, 1)
+def _power_of_two(A: Tensor) -> Tensor:  # (K, D, D) -> (K, 1, 1)
     """The power of two at or just below the largest diagonal entry; 1 where that is not positive."""
     largest = A.diagonal(dim1=-2, dim2=-1).amax(dim=-1)[:, None, None]
     return torch.where(largest > 0, largest / (2 * torch.frexp(largest)[0]), 1.0)

@@ -106,10 +106,7 @@ class FrozenScorer:
         scores = self._scores(torch.from_numpy(prepared)).numpy()
         return _level(scores, rows, bounds)
 
-    def _scores(
-        self,
-        prepared: Tensor,  # (N, D')
-    ) -> Tensor:  # (N,)
+    def _scores(self, prepared: Tensor) -> Tensor:  # (N, D') -> (N,)
         out = prepared.new_empty(len(prepared))
         for rows in row_slices(len(prepared), len(self._lenses), TILE_IMAGES):
             images = nn.functional.linear(prepared[rows], self._lenses, self._centres)

@@ -317,10 +317,7 @@ class LocalMetrics(nn.Module):
         for block in self.iter_blocks():
             block.scales.clamp_(min=_LEAST_SCALE)
 
-    def traced(
-        self,
-        features: Tensor,  # (N, D)
-    ) -> Tensor:  # (N, K)
+    def traced(self, features: Tensor) -> Tensor:  # (N, D) -> (N, K)
         """Scaled distances that gradients flow through, see `MetricBlock.traced`."""
         check_shape("features", features, (None, self.num_features))
         return torch.cat([block.traced(features, norm=self.norm) for block in self.iter_blocks()], dim=1)

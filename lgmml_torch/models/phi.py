@@ -198,19 +198,13 @@ class Phi(nn.Module):
         """The mean of all rows."""
         return self._trained_rows("mean").mean(0, keepdim=True)
 
-    def nearest(
-        self,
-        summaries: Tensor,  # (Q, 2K)
-    ) -> Tensor:  # (Q, K)
+    def nearest(self, summaries: Tensor) -> Tensor:  # (Q, 2K) -> (Q, K)
         """The mean row of the training queries whose means of κ are nearest."""
         half = self.num_metrics
         rows = self._trained_rows("knn")
         return nearest_mean(summaries[:, :half], self.summaries[:, :half], rows, self.neighbours)
 
-    def amortized(
-        self,
-        summaries: Tensor,  # (Q, 2K)
-    ) -> Tensor:  # (Q, K)
+    def amortized(self, summaries: Tensor) -> Tensor:  # (Q, 2K) -> (Q, K)
         """Weights as a function of the list: by the gate, or by regression of the rows of training queries.
 
         That is ridge regression on their list summaries, in closed form and float64, clamped at 0:
@@ -249,10 +243,7 @@ class Phi(nn.Module):
     def _standard(self, summaries: Tensor) -> Tensor:
         return ((summaries - self.summary_mean) / self.summary_spread).clamp(-5, 5)
 
-    def penalty(
-        self,
-        queries: Tensor,  # (B,)
-    ) -> Tensor:  # ()
+    def penalty(self, queries: Tensor) -> Tensor:  # (B,) -> ()
         """½‖deviation‖² summed over the given queries; zero where there are none."""
         if self.deviation is None:
             return self.table.weight.new_zeros(())

@@ -257,10 +257,7 @@ class LGMML(nn.Module):
                 raise LGMMLError(f"a model must be without categories and base to be frozen, got one with {name}")
         return FrozenScorer(self, policy)
 
-    def score_list(
-        self,
-        features: NDArray[Any],  # (N, D)
-    ) -> NDArray[Any] | None:  # (N,)
+    def score_list(self, features: NDArray[Any]) -> NDArray[Any] | None:  # (N, D) -> (N,)
         """Scores of one list of raw features by the frozen form; None where `score` has to be asked."""
         plain = self.encoder is None and self.base is None and features.shape[1] == self.num_features
         if not plain or len(features) > _SHORT or not np.isfinite(features).all():

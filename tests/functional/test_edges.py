@@ -14,13 +14,7 @@ from torch import Tensor
 from lgmml_torch.checks import LGMMLError, NumericsWarning
 from lgmml_torch.functional import features as feature_module
 from lgmml_torch.functional import gmml, losses, score, significance, spd, warp
-from lgmml_torch.functional.boosting import (
-    NewtonRows,
-    candidate_anchors,
-    draw_subspaces,
-    feature_weights,
-    list_scatter,
-)
+from lgmml_torch.functional.boosting import NewtonRows, list_scatter
 from lgmml_torch.functional.distance import DistanceTiles, local_distances
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
 from lgmml_torch.functional.measures import err, mean_ndcg, ndcg, rank_metrics
@@ -100,40 +94,6 @@ class TestSummaries:
 
     def test_half_of_the_lists_may_be_flat_without_a_warning(self) -> None:
         assert score.warn_if_degenerate(t(1, 1, 1, 2), torch.tensor([0, 2, 4])) == 0.5
-
-
-class TestAnchors:
-    def test_the_mean_is_moved_by_lengths_in_every_subspace(self) -> None:
-        values = torch.tensor([[[0.0, 0.0], [1.0, 1.0]], [[3.0, 4.0], [1.0, 5.0]], [[9.0, 9.0], [9.0, 9.0]]])
-        positive, negative = t(0, 1, 0), t(2, 0, 0)
-        found = candidate_anchors(values, positive, negative, draws=2, steps=(5.0, 10.0), generator=gen())
-        first, second = [[3.0, 4.0]] * 3, [[1.0, 5.0]] * 3  # drawn twice, and the mean: there is one positive
-        assert found[0].tolist() == [*first, [6.0, 8.0], [9.0, 12.0]]
-        assert found[1].tolist() == [*second, [1.0, 10.0], [1.0, 15.0]]
-
-    def test_means_are_weighted(self) -> None:
-        values = torch.tensor([0.0, 1.0, 4.0, 6.0]).view(4, 1, 1)
-        found = candidate_anchors(values, t(0, 0, 1, 3), t(1, 3, 0, 0), draws=1, steps=(1.0,), generator=gen())
-        assert found[0, 1:, 0].tolist() == [5.5, 6.5]
-
-    def test_without_a_direction_nothing_moves(self) -> None:
-        values = torch.tensor([2.0, 2.0]).view(2, 1, 1)
-        found = candidate_anchors(values, t(1, 0), t(0, 1), draws=1, steps=(1.0,), generator=gen())
-        assert found.flatten().tolist() == [2.0, 2.0, 2.0]
-
-    def test_feature_weights_are_over_their_mean_and_not_below_the_floor(self) -> None:
-        X, g, h = torch.tensor([[1.0, 1.0, 2.0], [-1.0, 1.0, 0.0]]), t(3, -3), t(1, 4)
-        strength = t(6 / 5**0.5, 0, 6 / 4**0.5)
-        torch.testing.assert_close(feature_weights(X, g, h, floor=0.25), (strength / strength.mean()).clamp_min(0.25))
-        assert float(feature_weights(X, g, h).min()) == pytest.approx(0.05)
-        assert feature_weights(torch.zeros(2, 2), g, h, floor=0.3).tolist() == pytest.approx([0.3, 0.3])
-
-    def test_subspaces_hold_no_feature_twice_and_no_more_than_there_are(self) -> None:
-        found = draw_subspaces(t(1, 0, 1, 1), 50, 9, generator=gen())
-        assert found.sort().values.tolist() == [[0, 2, 3]] * 50
-        weights = t(8, 1, 1)
-        drawn = draw_subspaces(weights, 600, 1, generator=gen())
-        assert float((drawn == 0).double().mean()) == pytest.approx(0.8, abs=0.06)
 
 
 class TestNewton:
@@ -434,9 +394,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`dists` must have shape", lambda: score.median_scales(t(1))),
     ("`dists` must have at least one row", lambda: score.median_scales(torch.zeros(0, 1))),
     ("`dists` must", lambda: score.median_scales(torch.tensor([[NAN]]))),
-    ("`count` must", lambda: draw_subspaces(t(1), 0, 1, generator=gen())),
-    ("`size` must", lambda: draw_subspaces(t(1), 1, 0, generator=gen())),
-    ("`weights` must have a positive entry", lambda: draw_subspaces(t(0), 1, 1, generator=gen())),
     ("`positive` must have", lambda: list_scatter(torch.zeros(2, 1, 1), t(1), t(1, 1), TWO)),
     ("`negative` must have", lambda: list_scatter(torch.zeros(2, 1, 1), t(1, 1), t(1), TWO)),
     ("`hessians` must have", lambda: NewtonRows(t(1, 2), t(1), TWO)),
