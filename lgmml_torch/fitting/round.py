@@ -23,11 +23,11 @@ from lgmml_torch.checks import (
     check_whole,
 )
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.functional.boosting import Learners, NewtonRows, kernel_, list_scatter
+from lgmml_torch.functional.boosting import Learners, NewtonRows, list_scatter
 from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.losses import bias_of, lambda_gradients, num_positions
 from lgmml_torch.functional.measures import Measure
-from lgmml_torch.functional.score import KERNELS
+from lgmml_torch.functional.score import KERNELS, kernel
 from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids, segment_max, segment_min
@@ -351,7 +351,7 @@ class Bag:
         base, dists = dists.mean(dim=1).clamp_min(1e-3), dists.T.contiguous()  # (C * A,), (M, C * A)
         columns = []
         for bandwidth in config.bandwidths:  # one at a time stays in the cache
-            kernels = kernel_(dists / (base * bandwidth), config.kernel)
+            kernels = kernel(dists / (base * bandwidth), config.kernel, overwrite=True)
             columns.append(newton.gains(kernels, min_deviation=config.min_deviation))
         scales = base * base.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
         # Candidates first: (B, C * A) -> (C, B * A)

@@ -136,13 +136,6 @@ class NewtonRows:
         return torch.as_tensor(solution).to(kernels)
 
 
-def kernel_(dists: Tensor, name: str) -> Tensor:
-    """κ, overwriting its argument where it can: the search spends most of its time here."""
-    if name == "paper":
-        return dists.mul_(dists.neg().exp_())
-    return kappa_of(dists, name)
-
-
 @dataclass(frozen=True)
 class Learners:
     """Metrics in subspaces of different sizes, as tensors padded to the largest one.
@@ -208,4 +201,4 @@ class Learners:
         """κ of the scaled distances; only the columns of the features in use are copied."""
         used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
         dists = local_distances(features[:, used].to(self.phi.dtype), self.anchors, self.factors, support=place)
-        return kernel_(dists.div_(self.scales), kernel)
+        return kappa_of(dists.div_(self.scales), kernel, overwrite=True)

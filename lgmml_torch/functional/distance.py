@@ -356,12 +356,10 @@ def low_rank_distances(
     features: Tensor,  # (N, D)
     anchors: Tensor,  # (K, D)
     factors: Tensor,  # (K, D, R)
-    *,
-    kept_images: int = _KEPT_IMAGES,
 ) -> Tensor:  # (N, K)
     r"""Distances :math:`\sqrt{\lVert F_r^\top (x - a_r) \rVert^2 + 10^{-12}}` that gradients flow through.
 
-    With more than ``kept_images`` numbers Fᵀ(x − a) the backward pass computes them again, in tiles.
+    Of a large batch the backward pass computes the images Fᵀ(x − a) again, in tiles.
 
     >>> x, eye = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.eye(2)[None]
     >>> low_rank_distances(x, torch.zeros(1, 2), eye).sum().backward()
@@ -370,9 +368,7 @@ def low_rank_distances(
     """
     stacked = factors.permute(1, 0, 2).reshape(features.shape[1], -1)
     centres = (anchors[:, None] @ factors).reshape(-1)
-    found: Tensor = _Distances.apply(  # type: ignore[no-untyped-call]
-        features, stacked, centres, factors.shape[2], kept_images
-    )
+    found: Tensor = _Distances.apply(features, stacked, centres, factors.shape[2])  # type: ignore[no-untyped-call]
     return found
 
 
@@ -384,10 +380,9 @@ class _Distances(torch.autograd.Function):
         stacked: Tensor,  # (D, K R)
         centres: Tensor,  # (K R,)
         rank: int,
-        kept_images: int,
     ) -> Tensor:  # (N, K)
         count, width = len(features), stacked.shape[1]
-        keep = count * width <= kept_images
+        keep = count * width <= _KEPT_IMAGES
         tiles = list(row_slices(count, width, TILE_IMAGES))
         images = features.new_empty(count if keep else tiles[0].stop, width)
         dists = features.new_empty(count, width // max(1, rank))
@@ -402,7 +397,7 @@ class _Distances(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         features, stacked, centres, dists, images = ctx.saved_tensors
         count, width = len(features), stacked.shape[1]
         weights = slopes[0] / dists
@@ -419,4 +414,4 @@ class _Distances(torch.autograd.Function):
             to_centres.sub_(pulls.sum(dim=0))
             if to_features is not None:
                 torch.mm(pulls, stacked.T, out=to_features[rows])
-        return to_features, to_stacked, to_centres, None, None
+        return to_features, to_stacked, to_centres, None

@@ -52,7 +52,6 @@ def lambda_gradients(
     sigma: float = 1.0,
     floor: float = 0.05,
     weights: Tensor | None = None,  # (N,)
-    chunk_pairs: int = _CHUNK_PAIRS,
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
     r"""Negative gradient and diagonal Hessian of the LambdaRank loss.
 
@@ -77,7 +76,6 @@ def lambda_gradients(
         sigma: slope of the pairwise probability.
         floor: added to ``p (1 - p)``.
         weights: what the relevance of each document counts; 1 when not given.
-        chunk_pairs: pairs in memory at a time.
 
     Raises:
         LGMMLError: for shapes that do not fit or arguments out of range.
@@ -105,7 +103,7 @@ def lambda_gradients(
     if not width:
         return torch.zeros_like(scores), torch.zeros_like(scores)
     w = None if weights is None else weights[order].to(f.dtype)
-    grad, hess = _sums_over_pairs(f, gains, w, offsets, place, query, width, floor, chunk_pairs)
+    grad, hess = _sums_over_pairs(f, gains, w, offsets, place, query, width, floor)
     back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
     return sigma * grad[back], sigma**2 * hess[back]
 
@@ -119,7 +117,6 @@ def _sums_over_pairs(
     query: Tensor,  # (N,)
     width: int,
     floor: float,
-    chunk_pairs: int,
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
     """Gradient and Hessian of sorted rows for a slope of 1, some rows at a time against ``width`` first places."""
     slots = torch.arange(width, device=f.device)
@@ -129,7 +126,7 @@ def _sums_over_pairs(
     head_f, head_gains = f[heads], gains[heads]
     head_weights = None if weights is None else weights[heads]
     grad, hess = torch.zeros_like(f), torch.zeros_like(f)
-    for rows in row_slices(len(f), width, chunk_pairs):
+    for rows in row_slices(len(f), width, _CHUNK_PAIRS):
         lists = query[rows]
         gap = head_gains[lists].sub_(gains[rows, None])  # (B, T)
         # A pair belongs to its lower row: slots at or below the row itself are the same pair again, or padding.

@@ -63,7 +63,7 @@ class Regions:
         return Regions(*parts)
 
 
-def check_labels(labels: Tensor, offsets: Tensor) -> None:
+def _check_labels(labels: Tensor, offsets: Tensor) -> None:
     """Require finite ``labels (N,)`` and offsets that end at N."""
     check_shape("labels", labels, (None,))
     check_finite("labels", labels)
@@ -79,7 +79,7 @@ def usable_queries(
     >>> usable_queries(torch.tensor([0.0, 1.0, 2.0, 2.0]), torch.tensor([0, 2, 4, 4]))
     tensor([ True, False, False])
     """
-    check_labels(labels, offsets)
+    _check_labels(labels, offsets)
     values = labels.double()
     return segment_max(values, offsets) > segment_min(values, offsets)
 
@@ -126,7 +126,7 @@ def regions_from_queries(
     >>> found.positives, found.negatives
     (tensor([2, 3]), tensor([0]))
     """
-    check_labels(labels, offsets)
+    _check_labels(labels, offsets)
     check_offsets(query_offsets, len(queries), name="query_offsets")
     rows, row_offsets = gather_segments(offsets, queries)
     owner = segment_ids(row_offsets)
@@ -256,7 +256,7 @@ def choose_anchors(
     tensor([3])
     """
     check_choice("candidates", candidates, CANDIDATES)
-    check_labels(labels, offsets)
+    _check_labels(labels, offsets)
     check_shape("features", features, (len(labels), None))
     check_shape("factors", factors, (len(regions), features.shape[1], None))
     check_finite("features", features)

@@ -13,15 +13,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import (
-    LGMMLError,
-    NotSPDError,
-    NumericsWarning,
-    check_choice,
-    check_finite,
-    check_symmetric,
-    check_unit_interval,
-)
+from lgmml_torch.checks import LGMMLError, NotSPDError, NumericsWarning, check_choice, check_finite, check_unit_interval
 from lgmml_torch.segments import row_slices
 
 # Relative to the mean diagonal entry: from the rounding of float64 up to that of float32 input.
@@ -47,9 +39,24 @@ def cholesky_jittered(
     tensor([[2., 0.], [1., 3.]])
     """
     check_finite(name, A)
-    check_symmetric(name, A)
+    _check_symmetric(name, A)
     size = A.shape[-2:]
     return _stacked_cholesky(A.reshape(-1, *size), name).reshape(A.shape)
+
+
+def _check_symmetric(name: str, A: Tensor) -> None:
+    """Require matrices ``(..., D, D)`` with ``A == Aᵀ`` up to 1e-6 of the largest entry of each."""
+    if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
+        raise LGMMLError(f"`{name}` must be square, (..., D, D), got {tuple(A.shape)}")
+    if A.numel() == 0:
+        return
+    if not A.is_floating_point():
+        A = A.double()
+    gap = (A - A.mT).abs().amax(dim=(-2, -1))
+    scale = A.abs().amax(dim=(-2, -1))
+    if bool((gap > 1e-6 * scale).any()):
+        worst = float((gap / scale.clamp_min(torch.finfo(A.dtype).tiny)).max())
+        raise LGMMLError(f"`{name}` must be symmetric, got a relative asymmetry of {worst:.3g}")
 
 
 def _stacked_cholesky(
@@ -296,7 +303,7 @@ def broadcast_pair(
     A, B = A.to(torch.float64), B.to(torch.float64)
     for name, X in zip(names, (A, B), strict=True):
         check_finite(name, X)
-        check_symmetric(name, X)
+        _check_symmetric(name, X)
     if A.shape[-1] == B.shape[-1] > 0:
         with contextlib.suppress(RuntimeError):
             A, B = torch.broadcast_tensors(A, B)  # type: ignore[no-untyped-call]

@@ -159,7 +159,7 @@ def _open_exported(path: Path) -> tuple[Callable[..., Tensor], str]:
 
 def _to_export(
     model: LGMML, policy: str | None, batch: bool
-) -> tuple[ListScorer, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
+) -> tuple[_ListScorer, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
     """What computes, inputs to trace it with, and which of their sizes are free."""
     if model.base is not None:
         raise LGMMLError(
@@ -167,7 +167,7 @@ def _to_export(
         )
     name = policy or model.phi.policy
     check_choice("policy", name, POLICIES[model.phi.mode])
-    scorer = ListScorer(deepcopy(model).cpu(), name).eval().requires_grad_(False)
+    scorer = _ListScorer(deepcopy(model).cpu(), name).eval().requires_grad_(False)
     features = torch.zeros(7, model.reading["num_features"], dtype=model.dtype)
     documents = {0: torch.export.Dim("documents", min=1)}
     if not batch:
@@ -175,7 +175,7 @@ def _to_export(
     return scorer, (features, torch.tensor([0, 3, 5, 7])), (documents, {0: torch.export.Dim("bounds", min=2)})
 
 
-def _facts(model: LGMML, scorer: ListScorer) -> dict[str, str]:
+def _facts(model: LGMML, scorer: _ListScorer) -> dict[str, str]:
     """What the file says of itself."""
     known = model.reading
     facts = {"format": FORMAT, "version": str(VERSION), "num_features": str(known["num_features"])}
@@ -186,7 +186,7 @@ def _facts(model: LGMML, scorer: ListScorer) -> dict[str, str]:
     return facts
 
 
-class ListScorer(nn.Module):
+class _ListScorer(nn.Module):
     """Scores of lists, in operations whose shapes do not depend on values.
 
     The same numbers as the model's own `score`; only the order of the work differs, which there follows the cache.

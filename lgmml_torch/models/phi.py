@@ -18,7 +18,6 @@ from lgmml_torch.checks import (
     check_shape,
     check_whole,
 )
-from lgmml_torch.functional.score import nearest_mean
 
 # The policies for new queries that each way of training Φ allows. The first is the default, except for per-query
 # weights: there validation chooses (`AUTO`).
@@ -202,7 +201,7 @@ class Phi(nn.Module):
         """The mean row of the training queries whose means of κ are nearest."""
         half = self.num_metrics
         rows = self._trained_rows("knn")
-        return nearest_mean(summaries[:, :half], self.summaries[:, :half], rows, self.neighbours)
+        return _nearest_mean(summaries[:, :half], self.summaries[:, :half], rows, self.neighbours)
 
     def amortized(self, summaries: Tensor) -> Tensor:  # (Q, 2K) -> (Q, K)
         """Weights as a function of the list: by the gate, or by regression of the rows of training queries.
@@ -328,6 +327,26 @@ class _Gate(nn.Module):
         hidden = torch.tanh(self.first(x))
         out: Tensor = self.bound * torch.tanh(self.last(hidden) / self.bound)
         return out
+
+
+def _nearest_mean(
+    summaries: Tensor,  # (Q, S) of the new lists
+    known: Tensor,  # (T, S) of the training lists
+    rows: Tensor,  # (T, K) what the training lists have
+    neighbours: int,
+) -> Tensor:  # (Q, K)
+    """Mean row of the training lists whose summaries are nearest, each column of the summaries standardised.
+
+    Squared distances of a list are taken as |b|² − 2ab, without the |a|² that they share, which can be exported where
+    `torch.cdist` cannot; in float64, because of the difference.
+    """
+    mean, spread = known.mean(0), known.std(0, unbiased=False)
+    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+    new = (summaries - mean).div(spread).double()
+    old = (known - mean).div(spread).double()
+    gaps = old.square().sum(dim=1) - 2 * new @ old.mT
+    nearest = gaps.topk(min(neighbours, len(known)), largest=False).indices
+    return rows[nearest].mean(dim=1)
 
 
 def _check_weights(weights: Tensor) -> None:

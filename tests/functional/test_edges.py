@@ -72,21 +72,6 @@ class TestEqualRows:
 
 
 class TestSummaries:
-    def test_neighbours_are_near_in_deviations_not_in_units(self) -> None:
-        """The first column varies in thousandths, the second in thousands: both count alike."""
-        known = torch.tensor([[0.000, 0.0], [0.001, 0.0], [0.000, 4000.0], [0.001, 4000.0]])
-        rows = torch.arange(4.0)[:, None]
-        new = torch.tensor([[0.001, 100.0], [0.0, 3900.0]])
-        assert score.nearest_mean(new, known, rows, 1).flatten().tolist() == [1.0, 2.0]
-        # In deviations the other value of a column is 2 away, 100 units of the second are .05.
-        assert score.nearest_mean(new[:1], known, rows, 2).item() in (0.5, 2.0)
-        assert score.nearest_mean(new, known, rows, 99).flatten().tolist() == [1.5, 1.5]
-
-    def test_a_column_that_never_varies_says_nothing(self) -> None:
-        known = torch.tensor([[7.0, 0.0], [7.0, 1.0]])
-        found = score.nearest_mean(torch.tensor([[7.0, 0.9]]), known, torch.tensor([[1.0], [2.0]]), 1)
-        assert found.tolist() == [[2.0]]
-
     def test_flat_lists_are_counted_among_those_of_two_documents(self) -> None:
         scores, offsets = t(1, 1, 5, 1, 1.00002, 1, 1.000005, -2, -2.00001), torch.tensor([0, 2, 3, 5, 7, 9])
         with pytest.warns(UserWarning, match="nearly constant within 75% of the lists"):
@@ -165,12 +150,13 @@ class TestLosses:
         huge = losses.softmax_loss(t(1e4, -1e4), torch.tensor([1, 0]), TWO)
         assert huge.item() == 0.0
 
-    def test_pairs_in_few_rows_are_the_same_pairs(self) -> None:
+    def test_pairs_in_few_rows_are_the_same_pairs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         scores, labels = torch.randn(20, generator=gen(1)), torch.arange(20) % 4
         offsets = torch.tensor([0, 7, 7, 8, 20])
         plain = losses.lambda_gradients(scores, labels, offsets, truncation=3)
         for chunk in (1, 5, 1 << 16):
-            found = losses.lambda_gradients(scores, labels, offsets, truncation=3, chunk_pairs=chunk)
+            monkeypatch.setattr(losses, "_CHUNK_PAIRS", chunk)
+            found = losses.lambda_gradients(scores, labels, offsets, truncation=3)
             torch.testing.assert_close(found, plain)
 
 
@@ -211,7 +197,7 @@ class TestBlocks:
             assert [len(block) for block in blocks] == sizes
             assert torch.equal(torch.cat(blocks), X)
 
-    def test_scores_in_blocks_are_the_scores(self) -> None:
+    def test_scores_in_blocks_are_the_scores(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for sizes in [[3, 3, 3], [1, 5, 3]]:
             values = torch.rand(9, 4, generator=gen(1))
             offsets = torch.tensor([0, *np.cumsum(sizes)])
@@ -219,7 +205,8 @@ class TestBlocks:
             for phi in (torch.rand(3, 4, generator=gen(2)), torch.rand(1, 4, generator=gen(3)), torch.rand(4)):
                 expected = -(values * phi.expand(3, 4)[owner]).sum(1)
                 for entries in (1, 7, 12, 1000):
-                    torch.testing.assert_close(score.score(values, phi, offsets, chunk_entries=entries), expected)
+                    monkeypatch.setattr(score, "_CHUNK_ENTRIES", entries)
+                    torch.testing.assert_close(score.score(values, phi, offsets), expected)
 
 
 class TestSignificance:
@@ -349,7 +336,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`offsets` must", lambda: score.list_summary(torch.zeros(2, 1), torch.tensor([0, 3]))),
     ("`values` must have shape", lambda: score.score(t(1, 2), t(1), TWO)),
     ("`offsets` must", lambda: score.score(torch.zeros(2, 1), t(1), torch.tensor([0, 3]))),
-    ("`chunk_entries` must", lambda: score.score(torch.zeros(2, 1), t(1), TWO, chunk_entries=0)),
     ("`kernel` must be one of", lambda: score.score(torch.zeros(2, 1), t(1), TWO, kernel="flat")),
     ("`phi` must have shape", lambda: score.score(torch.zeros(2, 1), torch.zeros(2, 1), TWO)),
     ("`phi` must have shape", lambda: score.score(torch.zeros(2, 1), t(1, 2), TWO)),
@@ -368,9 +354,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
         "`weights` must have shape",
         lambda: warp.warp_loss(t(1), torch.zeros(1, 1), torch.tensor([1]), margin=1.0, weights=t(1, 1)),
     ),
-    ("`choices` must have shape", lambda: TABLE.triplets_from_uniforms(torch.zeros(1, 3), torch.zeros(1, 1))),
-    ("`uniforms` must have shape", lambda: TABLE.triplets_from_uniforms(torch.zeros(1, 2), torch.zeros(2, 1))),
-    ("`uniforms` must have", lambda: TABLE.list_draws_from_uniforms(torch.tensor([0]), torch.zeros(2, 1))),
     ("`max_rank` must", lambda: warp.rank_weight_table(-1)),
     ("`features` must have", lambda: local_distances(t(1), torch.zeros(1, 1), ONE, support=torch.tensor([[0]]))),
     ("`support` must have", lambda: local_distances(X, torch.zeros(1, 1), ONE, support=torch.tensor([0]))),

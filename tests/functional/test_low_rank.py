@@ -28,10 +28,11 @@ def test_values_and_slopes_are_those_of_the_plain_form(
     shape: tuple[int, int, int, int], kept: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distance, "TILE_IMAGES", tile)
+    monkeypatch.setattr(distance, "_KEPT_IMAGES", kept)
     inputs = case(*shape)
     weights = torch.randn(shape[0], shape[2], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = distances(*inputs)
-    found = low_rank_distances(*inputs, kept_images=kept)
+    found = low_rank_distances(*inputs)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     slopes, wanted = (torch.autograd.grad((d * weights).sum(), inputs) for d in (found, expected))
     for one, other in zip(slopes, wanted, strict=True):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
+from lgmml_torch.functional import losses
 from lgmml_torch.functional.losses import (
     bias_of,
     lambda_gradients,
@@ -29,11 +30,12 @@ def some(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(16, generator=g).double(), labels, weights
 
 
-def test_pairs_count_as_their_better_document() -> None:
+def test_pairs_count_as_their_better_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_CHUNK_PAIRS", 7)
     for seed in range(5):
         for truncation in [2, 30]:
             scores, labels, weights = some(seed)
-            found = lambda_gradients(scores, labels, OFFSETS, truncation=truncation, weights=weights, chunk_pairs=7)
+            found = lambda_gradients(scores, labels, OFFSETS, truncation=truncation, weights=weights)
             plain = (scores.tolist(), labels.tolist(), weights.tolist(), OFFSETS.tolist())
             expected = weighted.lambda_gradients(*plain, truncation=truncation)
             for ours, theirs in zip(found, expected, strict=True):
