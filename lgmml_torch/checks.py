@@ -221,18 +221,12 @@ def check_shape(name: str, x: Tensor, shape: Sequence[int | None]) -> None:
     lgmml_torch.checks.LGMMLError: `labels` must have shape (3,), got (3, 2)
     """
     fits = len(shape) == x.dim()
-    sizes = []
-    for place, size in enumerate(shape):
-        if size is None:
-            sizes.append("*")
-            continue
-        sizes.append(str(size))
-        fits = fits and x.shape[place] == size
+    for wanted, size in zip(shape, x.shape, strict=False):
+        if wanted is not None and wanted != size:
+            fits = False
     if not fits:
-        wanted = ", ".join(sizes)
-        if len(shape) == 1:
-            wanted += ","
-        raise LGMMLError(f"`{name}` must have shape ({wanted}), got {tuple(x.shape)}")
+        rule = str(tuple(shape)).replace("None", "*")
+        raise LGMMLError(f"`{name}` must have shape {rule}, got {tuple(x.shape)}")
 
 
 def check_offsets(offsets: Tensor, total: int, *, name: str = "offsets") -> None:

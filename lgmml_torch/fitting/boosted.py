@@ -18,7 +18,7 @@ from lgmml_torch.checks import ConfigError, DataError, DivergedError, check_whol
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
 from lgmml_torch.fitting.round import BoostConfig, Problem
 from lgmml_torch.functional.boosting import Learners
-from lgmml_torch.functional.losses import position_curve, position_step
+from lgmml_torch.functional.losses import position_curve
 from lgmml_torch.functional.measures import Measure, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -113,10 +113,8 @@ class BoostState:
             state = replace(state, idle=0)
             state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
             state.check_scores(config)
-        if state.position_bias is not None and bag.positions is not None:
-            step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
-            bias = position_step(state.position_bias, bag.positions, bag.gradients, bag.hessians, **step)
-            state = replace(state, position_bias=bias)
+        if state.position_bias is not None:
+            state = replace(state, position_bias=bag.position_step(state.position_bias, config))
         if state.round % config.evaluate_every and state.round < config.rounds:
             return state
         return state.evaluate(problem)

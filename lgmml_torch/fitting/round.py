@@ -370,6 +370,23 @@ class Bag:
             rounds=torch.zeros_like(best),
         ), gain
 
+    def position_step(self, bias: Tensor, config: BoostConfig) -> Tensor:  # (P,) -> (P,)
+        r"""The biases of positions after a damped Newton step on what documents shown there want together.
+
+        With :math:`G_p, H_p` the gradients and Hessians summed over position p and λ = ``position_ridge`` times the
+        mean of H over the positions that occur,
+
+        .. math:: b_p \leftarrow b_p + \mathrm{shrinkage} \cdot (G_p - \lambda b_p) / (H_p + \lambda)
+
+        so a position that nothing is known about goes back to 0, and positions that differ in nothing keep 0.
+        """
+        if self.positions is None:
+            return bias
+        pull = torch.zeros_like(bias).index_add_(0, self.positions, self.gradients.to(bias))
+        stiff = torch.zeros_like(bias).index_add_(0, self.positions, self.hessians.to(bias))
+        least = config.position_ridge * stiff.sum() / (stiff > 0).sum().clamp_min(1)
+        return bias + config.shrinkage * (pull - least * bias) / (stiff + least).clamp_min(1e-12)
+
     def feature_weights(self, floor: float) -> Tensor:  # (D,)
         r"""How often each feature should be drawn: :math:`|x^\top g| / \sqrt{\sum h x^2}`, over its mean.
 

@@ -242,36 +242,6 @@ def num_positions(data: RankingData) -> int:
     return 1 + last
 
 
-def position_step(
-    bias: Tensor,  # (P,)
-    positions: Tensor,  # (M,) long
-    gradients: Tensor,  # (M,)
-    hessians: Tensor,  # (M,)
-    *,
-    shrinkage: float,
-    ridge: float,
-) -> Tensor:  # (P,)
-    r"""The biases of positions after a damped Newton step on what documents shown there want together.
-
-    With :math:`G_p, H_p` the gradients and Hessians summed over position p and λ = ``ridge`` times the mean of H over
-    the positions that occur,
-
-    .. math:: b_p \leftarrow b_p + \mathrm{shrinkage} \cdot (G_p - \lambda b_p) / (H_p + \lambda)
-
-    so a position that nothing is known about goes back to 0. Limiting case: positions that differ in nothing keep
-    biases of 0.
-
-    >>> step = position_step(torch.zeros(2), torch.tensor([0, 1]), torch.tensor([1.0, -1.0]), torch.ones(2),
-    ...                      shrinkage=0.5, ridge=1.0)
-    >>> step
-    tensor([ 0.2500, -0.2500])
-    """
-    pull = torch.zeros_like(bias).index_add_(0, positions, gradients.to(bias))
-    stiff = torch.zeros_like(bias).index_add_(0, positions, hessians.to(bias))
-    least = ridge * stiff.sum() / (stiff > 0).sum().clamp_min(1)
-    return bias + shrinkage * (pull - least * bias) / (stiff + least).clamp_min(1e-12)
-
-
 def bias_of(
     bias: Tensor,  # (P,)
     positions: Tensor,  # (N,)

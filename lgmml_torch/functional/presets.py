@@ -70,6 +70,23 @@ class Preset:
         check_choice("precision_divisor", self.precision_divisor, ("k", "length"))
         check_positive("threshold", self.threshold)
 
+    def measure(
+        self,
+        lists: tuple[Tensor, Tensor, Tensor],  # scores (N,), labels (N,) and offsets (Q+1,)
+        metrics: Sequence[MetricName],
+        *,
+        tie_order: Tensor | None,  # (N,)
+        retrieved: Tensor | None,  # (N,)
+        max_grade: float | None,
+    ) -> Tensor:  # (len(metrics), Q)
+        """Every metric of every list by these rules; NaN for lists that are skipped."""
+        values = lists[1].new_full((len(metrics), len(lists[2]) - 1), torch.nan)
+        if metrics:
+            depth, pessimistic = _depth(metrics), self.ties == "pessimistic"
+            for block in _ranked_blocks(*lists, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
+                values[:, block.queries] = _block_metrics(block, metrics, self, max_grade)
+        return values
+
 
 _KNOWN = (
     Preset("default"),
@@ -199,24 +216,6 @@ class _RankedBlock:
     scores: Tensor  # (B, W) from best to worst
     order: Tensor  # (B, W) columns of `seen` from best to worst
     ranked: Tensor  # (B, V) seen labels of the best V <= W documents, best first
-
-
-def measure_lists(
-    lists: tuple[Tensor, Tensor, Tensor],  # scores (N,), labels (N,) and offsets (Q+1,)
-    metrics: Sequence[MetricName],
-    rules: Preset,
-    *,
-    tie_order: Tensor | None,  # (N,)
-    retrieved: Tensor | None,  # (N,)
-    max_grade: float | None,
-) -> Tensor:  # (len(metrics), Q)
-    """Every metric of every list; NaN for lists that are skipped."""
-    values = lists[1].new_full((len(metrics), len(lists[2]) - 1), torch.nan)
-    if metrics:
-        depth, pessimistic = _depth(metrics), rules.ties == "pessimistic"
-        for block in _ranked_blocks(*lists, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
-            values[:, block.queries] = _block_metrics(block, metrics, rules, max_grade)
-    return values
 
 
 def _depth(metrics: Sequence[MetricName]) -> int | None:

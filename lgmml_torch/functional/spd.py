@@ -265,7 +265,7 @@ def geometric_mean(
     tensor([[6.]])
     """
     F = geometric_mean_factor(A, B, t, method=method, dtype=torch.float64)
-    return (F @ F.mT).to(result_dtype(A, B))
+    return (F @ F.mT).to(_result_dtype(A, B))
 
 
 def geometric_mean_factor(
@@ -286,8 +286,8 @@ def geometric_mean_factor(
     """
     check_choice("method", method, METHODS)
     check_unit_interval("t", t)
-    X, Y = broadcast_pair(A, B, names=("A", "B"))
-    shape, size, dtype = X.shape, X.shape[-2:], dtype or result_dtype(A, B)
+    X, Y, usual = broadcast_pair(A, B, names=("A", "B"))
+    shape, size, dtype = X.shape, X.shape[-2:], dtype or usual
     X, Y = X.reshape(-1, *size), Y.reshape(-1, *size)
     return stacked_factor(X, Y, t, invert_first=invert_first, method=method, dtype=dtype).reshape(shape).to(dtype)
 
@@ -297,8 +297,9 @@ def broadcast_pair(
     B: Tensor,  # (..., D, D)
     *,
     names: tuple[str, str],
-) -> tuple[Tensor, Tensor]:  # (..., D, D), (..., D, D) float64
-    """Two stacks in float64 and of one shape, each checked to be square, finite and symmetric."""
+) -> tuple[Tensor, Tensor, torch.dtype]:  # (..., D, D), (..., D, D) float64
+    """Two stacks in float64 and of one shape, each checked to be square, finite and symmetric, and their own dtype."""
+    dtype = _result_dtype(A, B)
     shapes = f"got {tuple(A.shape)} and {tuple(B.shape)}"
     A, B = A.to(torch.float64), B.to(torch.float64)
     for name, X in zip(names, (A, B), strict=True):
@@ -307,15 +308,13 @@ def broadcast_pair(
     if A.shape[-1] == B.shape[-1] > 0:
         with contextlib.suppress(RuntimeError):
             A, B = torch.broadcast_tensors(A, B)  # type: ignore[no-untyped-call]
-            return A, B
+            return A, B, dtype
     raise LGMMLError(f"`{names[0]}` and `{names[1]}` must have matching shapes (..., D, D), D >= 1, {shapes}")
 
 
-def result_dtype(*tensors: Tensor) -> torch.dtype:
-    """The dtype to return: what the inputs promote to, or torch's default when all are integers."""
-    dtype = tensors[0].dtype
-    for x in tensors[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
+def _result_dtype(A: Tensor, B: Tensor) -> torch.dtype:
+    """The dtype to return: what the inputs promote to, or torch's default when both are integers."""
+    dtype = torch.promote_types(A.dtype, B.dtype)
     if not dtype.is_floating_point:
         return torch.get_default_dtype()
     return dtype

@@ -279,13 +279,14 @@ class LGMML(nn.Module):
                 if child is not None:
                     modules.append(child)
         parts = (*map(id, modules), *map(id, tensors))
-        return self._frozen.get(lambda: self._freeze_if_possible(policy), tensors, policy, self.kernel, *parts)
 
-    def _freeze_if_possible(self, policy: str) -> FrozenScorer | None:
-        if self.device.type == "cpu" and not self.metrics.trained:
-            with suppress(LGMMLError):
-                return FrozenScorer(self, policy)
-        return None
+        def freeze() -> FrozenScorer | None:
+            if self.device.type == "cpu" and not self.metrics.trained:
+                with suppress(LGMMLError):
+                    return FrozenScorer(self, policy)
+            return None
+
+        return self._frozen.get(freeze, tensors, policy, self.kernel, *parts)
 
     def score_in_caller_order(self, data: RankingData, **options: Any) -> NDArray[Any]:  # (N,)
         """The scores in the order in which the caller gave the rows; ``options`` are those of `score`.

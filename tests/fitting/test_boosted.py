@@ -21,7 +21,7 @@ from lgmml_torch.fitting.boosted import (
     fit_boosted,
 )
 from lgmml_torch.fitting.round import BoostConfig, Problem
-from lgmml_torch.functional.losses import position_curve, position_step
+from lgmml_torch.functional.losses import position_curve
 from lgmml_torch.functional.measures import mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -388,7 +388,7 @@ class TestPositions:
         for done, info in enumerate(states(shown, rounds=2, shrinkage=0.3, position_ridge=0.2, candidates=6)):
             bag = problem.draw_bag(scores + bias[problem.data.positions], Problem.generator(0, done))
             assert bag.positions is not None
-            bias = position_step(bias, bag.positions, bag.gradients, bag.hessians, shrinkage=0.3, ridge=0.2)
+            bias = bag.position_step(bias, config)
             scores = info.state.scores
             assert info.state.position_bias is not None
             torch.testing.assert_close(info.state.position_bias, bias, rtol=1e-5, atol=1e-7)
