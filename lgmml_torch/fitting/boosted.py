@@ -377,10 +377,4 @@ def _round_info(state: BoostState, total: int) -> RoundInfo:
         train = state.train_ndcg[-1]
         if state.valid_ndcg:
             valid = state.valid_ndcg[-1]
-    return RoundInfo(
-        total=total,
-        num_metrics=len(state.learners),
-        train_ndcg=train,
-        valid_ndcg=valid,
-        state=state,
-    )
+    return RoundInfo(total, len(state.learners), train, valid, state)

@@ -30,14 +30,9 @@ _CHUNK_PAIRS = 65_536  # pairs in memory at a time: each float32 temporary fits 
 def _ideal_dcg(
     labels: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
-    *,
-    truncation: int = 30,
+    truncation: int,
 ) -> Tensor:  # (Q,)
-    """DCG of the best order of each list, gains ``2^y - 1``, its first ``truncation`` places.
-
-    >>> _ideal_dcg(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 2, 3]))
-    tensor([1., 0.])
-    """
+    """DCG of the best order of each list, gains ``2^y - 1``, its first ``truncation`` places."""
     place = positions(offsets)
     gains = torch.exp2(labels[argsort_segments(labels, offsets, descending=True)]) - 1
     return segment_sum(torch.where(place < truncation, gains * log_discounts(place).to(gains), 0.0), offsets)
@@ -91,7 +86,7 @@ def lambda_gradients(
     check_positive("truncation", truncation)
     check_positive("sigma", sigma)
     check_positive("floor", floor, zero=True)
-    ideal = _ideal_dcg(labels, offsets, truncation=truncation)
+    ideal = _ideal_dcg(labels, offsets, truncation)
     order = argsort_segments(scores, offsets, descending=True)
     f, place, query = sigma * scores[order], positions(offsets), segment_ids(offsets)
     # Divided by the ideal here, so that a pair needs no look-up of it; NDCG skips a list without gain, so does this.

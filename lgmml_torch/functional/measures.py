@@ -274,9 +274,9 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
         )
     if "err" in kinds and max_grade is not None and not high <= max_grade <= _MAX_EXPONENT:
         raise LGMMLError(f"`max_grade` must be from the highest label, {high:g}, to {_MAX_EXPONENT}, got {max_grade:g}")
-    if rules.gain == "exponential" and kinds & {"ndcg", "dcg"} and high > _MAX_EXPONENT:
-        raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
     if rules.gain == "exponential" and kinds & {"ndcg", "dcg"}:
+        if high > _MAX_EXPONENT:
+            raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
         warn_if_steep(high)
 
 

@@ -152,7 +152,9 @@ def describe(metric: str, preset: str | Preset = "default", *, threshold: float 
         threshold = rules.threshold
     parts = []
     if kind in ("ndcg", "dcg"):
-        parts += _gain_parts(rules)
+        gain = {"exponential": "2^y-1", "linear": "y"}[rules.gain]
+        discount = {"log": "1/log2(i+1)", "letor": "1 at ranks 1 and 2, then 1/log2(i)"}[rules.discount]
+        parts += [f"gain {gain}", f"discount {discount}"]
     if kind in ("map", "mrr", "precision", "recall"):
         parts.append(f"relevant means label >= {threshold:g}")
     if kind == "err":
@@ -167,7 +169,10 @@ def describe(metric: str, preset: str | Preset = "default", *, threshold: float 
     if kind == "ndcg" and k:
         length = {"truncate": "min(k, n)", "zero": "0"}[rules.short_lists]
         parts.append(f"shorter lists: {length}")
-    return f"{metric} ({rules.name}): " + ", ".join([*parts, f"ties: {_ties(kind, rules)}"])
+    ties = {"order": "caller's order", "pessimistic": "lowest label first", "averaged": "averaged"}[rules.ties]
+    if rules.ties == "averaged" and kind not in ("ndcg", "dcg"):
+        ties = "caller's order"
+    return f"{metric} ({rules.name}): " + ", ".join([*parts, f"ties: {ties}"])
 
 
 def _divisor(kind: str, k: int | None, rules: Preset) -> str:
@@ -185,20 +190,6 @@ def _divisor(kind: str, k: int | None, rules: Preset) -> str:
     if k is None:
         return found.removesuffix(", at most k").removesuffix(" up to rank k")
     return found
-
-
-def _gain_parts(rules: Preset) -> list[str]:
-    gain = "2^y-1" if rules.gain == "exponential" else "y"
-    discount = "1/log2(i+1)" if rules.discount == "log" else "1 at ranks 1 and 2, then 1/log2(i)"
-    return [f"gain {gain}", f"discount {discount}"]
-
-
-def _ties(kind: str, rules: Preset) -> str:
-    if rules.ties == "pessimistic":
-        return "lowest label first"
-    if rules.ties == "averaged" and kind in ("ndcg", "dcg"):
-        return "averaged"
-    return "caller's order"
 
 
 # Entries of one padded block: bounds the working memory to some ten tensors of 32 MiB.

@@ -211,13 +211,11 @@ def _find_query(data: RankingData, qid: Hashable) -> int:
 def _find_document(data: RankingData, name: str | int) -> int:
     """The row of a document of the only query: by its id, or by its place in the caller's order, from 0."""
     if isinstance(name, str):
-        rows = []
-        for row, known in enumerate(data.doc_ids or ()):
-            if known == name:
-                rows.append(row)
-        if len(rows) == 1:
-            return rows[0]
-        what = f"{len(rows)} documents" if rows else "no document"
+        ids = list(data.doc_ids or ())
+        count = ids.count(name)
+        if count == 1:
+            return ids.index(name)
+        what = f"{count} documents" if count else "no document"
         raise DataError(f"query {data.qids[0]!r} has {what} with the id {name!r}")
     if not 0 <= name < data.num_documents:
         raise DataError(f"query {data.qids[0]!r} has {data.num_documents} documents, got place {name}, counted from 0")
