@@ -8,7 +8,7 @@ seed and the round alone, so a fit that was interrupted goes on to the same resu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -67,12 +67,8 @@ class BoostState:
 
         Scores are left out: they follow from the metrics, and the size and the number of processes would be theirs.
         """
-        left_out = ("learners", "scores", "valid_scores")
-        plain = {}
-        for field in fields(self):
-            if field.name not in left_out:
-                plain[field.name] = getattr(self, field.name)
-        plain["learners"] = {field.name: getattr(self.learners, field.name) for field in fields(self.learners)}
+        plain = {**vars(self), "learners": dict(vars(self.learners))}
+        del plain["scores"], plain["valid_scores"]
         return plain
 
     @classmethod

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from lgmml_torch.checks import (
     check_unit_interval,
     check_whole,
 )
-from lgmml_torch.fitting.bank import Bank, BankBuilder
+from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound
 from lgmml_torch.functional.distance import NORMS
 from lgmml_torch.functional.gmml import REDUCTIONS, gmml, gmml_bank, pooled_scatter
 from lgmml_torch.functional.measures import mean_ndcg
@@ -43,13 +44,6 @@ _BANDWIDTHS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
 _PRIORS = ("identity", "global")
 GLOBAL_LAM = 0.01  # regularises the global metric itself: enough for features that hardly vary
 MEDIAN_DOCUMENTS = 65_536  # the median of more documents than this does not move the scale noticeably
-
-
-@dataclass(frozen=True)
-class _SampledInfo:
-    """What `fit_sampled` reports as it goes."""
-
-    total: int  # metrics there will be
 
 
 @dataclass(frozen=True)
@@ -97,14 +91,7 @@ class SampledBuilder(BankBuilder):
         if isinstance(self.bandwidth, Collection):
             object.__setattr__(self, "bandwidth", tuple(self.bandwidth))
 
-    def fit(
-        self,
-        data: RankingData,
-        valid: RankingData | None,
-        *,
-        seed: int,
-        on_round: Callable[[int, _SampledInfo], None] | None,
-    ) -> Bank:
+    def fit(self, data: RankingData, valid: RankingData | None, *, seed: int, on_round: OnRound | None) -> Bank:
         """See `fit_sampled`."""
         generator = torch.Generator().manual_seed(seed)
         regions = sample_regions(data.labels, data.offsets, self.num_metrics, pool=self.pool, generator=generator)
@@ -119,7 +106,7 @@ class SampledBuilder(BankBuilder):
             prior=self._prior_metric(data),
             reduction=self.reduction,
             method=self.method,
-            progress=None if on_round is None else lambda done, total: on_round(done, _SampledInfo(total)),
+            progress=None if on_round is None else lambda done, total: on_round(done, SimpleNamespace(total=total)),
         )
         lists = (data.features, data.labels, data.offsets)
         anchors = choose_anchors(
@@ -171,7 +158,7 @@ def fit_sampled(
     valid: RankingData | None = None,
     *,
     seed: int = 0,
-    on_round: Callable[[int, _SampledInfo], None] | None = None,
+    on_round: OnRound | None = None,
     **settings: Any,
 ) -> Bank:
     """Sample regions, take the geometric-mean metric of each in closed form, and choose its anchor by NDCG.
@@ -195,7 +182,7 @@ def fit_sampled(
         bandwidth: distances are divided by it and by their median; of several, validation NDCG@10 with equal weights
             chooses.
         seed: of the regions.
-        on_round: called as ``on_round(metrics_done, info)``.
+        on_round: called as ``on_round(metrics_done, info)``; ``info.total`` is how many there will be.
         **settings: the fields of `SampledBuilder`, above.
 
     Raises:

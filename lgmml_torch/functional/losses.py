@@ -237,10 +237,7 @@ def num_positions(data: RankingData) -> int:
     return 1 + last
 
 
-def bias_of(
-    bias: Tensor,  # (P,)
-    positions: Tensor,  # (N,)
-) -> Tensor:  # (N,)
+def bias_of(bias: Tensor, positions: Tensor) -> Tensor:  # (P,), (N,) -> (N,)
     """The bias of each document's position; 0 for one beyond all that were trained on."""
     known = torch.cat([bias, bias.new_zeros(1)])
     return known[positions.clamp_max(len(bias))]

@@ -275,10 +275,7 @@ def _padded_rows(
     return torch.where(places < sizes[:, None], starts[:, None] + places, padding)
 
 
-def _take(
-    values: Tensor,  # (N,)
-    rows: Tensor,  # (B, W)
-) -> Tensor:  # (B, W)
+def _take(values: Tensor, rows: Tensor) -> Tensor:  # (N,), (B, W) -> (B, W)
     return values.index_select(0, rows.reshape(-1)).view(rows.shape)
 
 

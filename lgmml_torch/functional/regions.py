@@ -84,10 +84,7 @@ def usable_queries(
     return segment_max(values, offsets) > segment_min(values, offsets)
 
 
-def _high_thresholds(
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q,)
+def _high_thresholds(labels: Tensor, offsets: Tensor) -> Tensor:  # (N,), (Q+1,) -> (Q,)
     """Midpoint median of the distinct positive labels of each query, as float64; +inf where none is positive.
 
     With an even number of distinct positive labels the median is half way between the middle two.
@@ -207,7 +204,7 @@ _LEVELS = 1 << 36  # distances are told apart to this share of their norm
 
 
 @dataclass(frozen=True)
-class Anchors:
+class _Anchors:
     """One anchor for each region.
 
     Attributes:
@@ -232,7 +229,7 @@ def choose_anchors(
     candidates: str = "positives",
     alphas: Sequence[float] = (),
     norm: str = "mahalanobis",
-) -> Anchors:
+) -> _Anchors:
     """The document of X₊ whose distance order has the best NDCG@k on its region's queries.
 
     Each candidate is left out of the list it is judged on, where it would come first for being itself. NDCG has
@@ -283,7 +280,7 @@ def choose_anchors(
             ndcg = judge(tried, lenses[r], rows[r].expand(len(grid)))
             best = _first_best(ndcg)
         points[r], ndcgs[r] = tried[best], ndcg[best]
-    return Anchors(points, rows, ndcgs)
+    return _Anchors(points, rows, ndcgs)
 
 
 class _Judge:

@@ -226,10 +226,7 @@ def median_scales(dists: Tensor) -> Tensor:  # (N, K) -> (K,)
 SPREAD_FLOOR = 1e-4
 
 
-def list_summary(
-    kappa: Tensor,  # (N, K)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q, 2K)
+def list_summary(kappa: Tensor, offsets: Tensor) -> Tensor:  # (N, K), (Q+1,) -> (Q, 2K)
     """Mean and log-spread of the kernel values of each list, metric by metric.
 
     The first K columns are the means over the list, the last K are log(`SPREAD_FLOOR` + standard deviation). An empty

@@ -98,7 +98,7 @@ EXPORTERS = {".onnx": export_onnx, ".pt2": export_program}
 """What writes a file, by the end of its name."""
 
 
-class Parity(NamedTuple):
+class _Parity(NamedTuple):
     """How near an exported file comes to the model.
 
     Attributes:
@@ -118,7 +118,7 @@ class Parity(NamedTuple):
 
 def compare_exported(
     path: str | os.PathLike[str], model: LGMML, data: RankingData, *, policy: str | None = None, batch: bool = False
-) -> Parity:
+) -> _Parity:
     """Score lists with an exported file, one by one or with ``batch`` all in one call, and with the model itself.
 
     Raises:
@@ -138,7 +138,7 @@ def compare_exported(
         found = torch.cat(parts)
     expected = model.score(data, policy=policy)
     largest, size = float((found - expected).abs().max()), float(expected.abs().max())
-    return Parity(largest, size, data.num_queries, data.num_documents, engine)
+    return _Parity(largest, size, data.num_queries, data.num_documents, engine)
 
 
 def _open_exported(path: Path) -> tuple[Callable[..., Tensor], str]:
@@ -201,11 +201,7 @@ class _ListScorer(nn.Module):
         for number, block in enumerate(self.model.metrics.iter_blocks()):
             self.register_buffer(f"lenses{number}", norm_factors(block.factors, self.model.metrics.norm))
 
-    def forward(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor | None = None,  # (Q+1,)
-    ) -> Tensor:  # (N,)
+    def forward(self, features: Tensor, offsets: Tensor | None = None) -> Tensor:  # (N, D), (Q+1,) -> (N,)
         """Scores; higher is better. All rows are one list without ``offsets``."""
         if offsets is None:
             total = torch.scalar_tensor(features.shape[0], dtype=torch.long)

@@ -160,11 +160,13 @@ class Phi(nn.Module):
         queries: Tensor,  # (B,) indices of training queries
     ) -> Tensor:  # (B, K), or (1, K) when all are the same
         """The weights of training queries."""
-        if self.mode == "per_query":
-            return self._typed(self.table(queries))
-        base = self._typed(self.table(torch.zeros(1, dtype=torch.long, device=queries.device)))
+        rows = queries
+        if self.mode != "per_query":
+            rows = torch.zeros(1, dtype=torch.long, device=queries.device)
+        base: Tensor = self.table(rows)
         if self.deviation is not None:
-            return (base + self._typed(self.deviation(queries))).clamp_min(0)
+            own: Tensor = self.deviation(queries)
+            return (base + own).clamp_min(0)
         if self.gate is None:
             return base
         return self._gated(base, self.summaries[queries])
@@ -218,13 +220,10 @@ class Phi(nn.Module):
         rows: Tensor = mean + (self._standard(summaries).double() @ solution).to(mean.dtype)
         return rows.clamp_min(0)
 
-    def _gated(
-        self,
-        base: Tensor,  # (1, K)
-        summaries: Tensor,  # (Q, 2K)
-    ) -> Tensor:  # (Q, K)
+    def _gated(self, base: Tensor, summaries: Tensor) -> Tensor:  # (1, K), (Q, 2K) -> (Q, K)
         assert self.gate is not None
-        return base * self._typed(self.gate(self._standard(summaries))).exp()
+        gate: Tensor = self.gate(self._standard(summaries))
+        return base * gate.exp()
 
     def _solve(self) -> Tensor:  # (2K, K)
         known = self._standard(self.summaries).double()
@@ -246,7 +245,8 @@ class Phi(nn.Module):
         """½‖deviation‖² summed over the given queries; zero where there are none."""
         if self.deviation is None:
             return self.table.weight.new_zeros(())
-        return 0.5 * self._typed(self.deviation(queries)).square().sum()
+        deviations: Tensor = self.deviation(queries)
+        return 0.5 * deviations.square().sum()
 
     @torch.no_grad()
     def project_(
@@ -299,11 +299,6 @@ class Phi(nn.Module):
         """The arguments of a module of the same shapes, to be filled by ``load_state_dict``."""
         names = ("num_queries", "num_metrics", "mode", "policy", "deviations", "neighbours", "hidden", "sparse")
         return {name: getattr(self, name) for name in names}
-
-    @staticmethod
-    def _typed(value: Any) -> Tensor:
-        assert isinstance(value, Tensor)
-        return value
 
 
 class _Gate(nn.Module):

@@ -135,11 +135,7 @@ class LGMML(nn.Module):
             raise LGMMLError("`data` must hold numbers only, as the model was trained on, got categories")
         return data
 
-    def distances(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, K)
+    def distances(self, features: Tensor, offsets: Tensor) -> Tensor:  # (N, D), (Q+1,) -> (N, K)
         """Scaled distances of raw documents to the anchors."""
         out: Tensor = self.metrics(self.preprocess(features, offsets))
         return out
