@@ -73,7 +73,7 @@ def _started(init_model: Any) -> Start | None:
     return Start.of(init_model)
 
 
-def asked_params(params: Mapping[str, Any]) -> dict[str, Any]:
+def _asked_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that differ from their defaults: what the user asked for."""
     usual = LGMMLRanker().get_params(deep=False)
     asked = {}
@@ -96,7 +96,7 @@ def _fit_model(
     kind = None
     if start is not None:
         kind = start.kind
-    chosen = choose_defaults(Sizes.of(splits["train"]), asked_params(params), start=kind)
+    chosen = choose_defaults(Sizes.of(splits["train"]), _asked_params(params), start=kind)
     log.info("%s", chosen.reason)
     recipe = replace(make_recipe(params, chosen, seed), grows=start is not None)
     on_round, watching = None, []

@@ -101,7 +101,7 @@ class GMML(_MetricLearner):
         """
         rows, classes = self._labelled(X, y)
         everything = torch.ones(len(rows), dtype=torch.bool)
-        self.components_ = self._factor(*class_scatter(rows, classes, everything)).mT.contiguous().numpy()
+        self.components_ = self._factor(*_class_scatter(rows, classes, everything)).mT.contiguous().numpy()
         return self
 
     @property
@@ -194,7 +194,7 @@ class LocalGMML(_MetricLearner):
             most = min(self.n_regions, len(np.unique(rows.numpy(), axis=0)))
             cells = torch.tensor(KMeans(most, n_init=4, random_state=random).fit_predict(rows.numpy()))
         masks = [cells == cell for cell in torch.unique(cells)]
-        scatters = [class_scatter(rows, classes, mask) for mask in masks]
+        scatters = [_class_scatter(rows, classes, mask) for mask in masks]
         factors = self._factor(*map(torch.stack, zip(*scatters, strict=True)))
         anchors = torch.stack([rows[mask].mean(0) for mask in masks])
         return anchors, factors, median_scales(local_distances(rows, anchors, factors))
@@ -260,7 +260,7 @@ class LocalGMML(_MetricLearner):
         return order[0] if single else order
 
 
-def class_scatter(
+def _class_scatter(
     X: Tensor,  # (N, D)
     classes: Tensor,  # (N,) codes from 0
     first: Tensor,  # (N,) bool

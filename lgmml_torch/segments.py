@@ -14,9 +14,7 @@ from torch import Tensor
 from lgmml_torch.checks import check_positive
 
 
-def segment_ids(
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (N,)
+def segment_ids(offsets: Tensor) -> Tensor:  # (Q+1,) -> (N,)
     """The segment each row belongs to.
 
     >>> segment_ids(torch.tensor([0, 2, 2, 5]))
@@ -25,9 +23,7 @@ def segment_ids(
     return torch.repeat_interleave(torch.arange(len(offsets) - 1, device=offsets.device), offsets.diff())
 
 
-def offsets_from_sizes(
-    sizes: Tensor,  # (Q,)
-) -> Tensor:  # (Q+1,)
+def offsets_from_sizes(sizes: Tensor) -> Tensor:  # (Q,) -> (Q+1,)
     """Boundaries of consecutive segments with the given sizes.
 
     >>> offsets_from_sizes(torch.tensor([2, 0, 3]))
@@ -36,10 +32,7 @@ def offsets_from_sizes(
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
-def segment_sum(
-    values: Tensor,  # (N, ...)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q, ...)
+def segment_sum(values: Tensor, offsets: Tensor) -> Tensor:  # (N, ...), (Q+1,) -> (Q, ...)
     """Sum over each segment; an empty segment sums to zero.
 
     >>> segment_sum(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 2, 3]))
@@ -49,10 +42,7 @@ def segment_sum(
     return out.index_add(0, segment_ids(offsets), values)
 
 
-def centre_segments(
-    values: Tensor,  # (N, ...)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (N, ...)
+def centre_segments(values: Tensor, offsets: Tensor) -> Tensor:  # (N, ...), (Q+1,) -> (N, ...)
     """The values minus the mean of their segment.
 
     >>> centre_segments(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0, 2, 2, 3]))
@@ -61,10 +51,7 @@ def centre_segments(
     return values - (segment_sum(values, offsets) / _divisors(values, offsets))[segment_ids(offsets)]
 
 
-def segment_std(
-    values: Tensor,  # (N, ...)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q, ...)
+def segment_std(values: Tensor, offsets: Tensor) -> Tensor:  # (N, ...), (Q+1,) -> (Q, ...)
     """Standard deviation of each segment around its own mean; 0 for an empty segment.
 
     >>> segment_std(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0, 2, 2, 3]))
@@ -105,9 +92,7 @@ def segment_min(
     return out.scatter_reduce(0, segment_ids(offsets), values, reduce="amin", include_self=False)
 
 
-def positions(
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (N,)
+def positions(offsets: Tensor) -> Tensor:  # (Q+1,) -> (N,)
     """Place of each row within its segment, from 0.
 
     >>> positions(torch.tensor([0, 2, 2, 5]))

@@ -46,15 +46,6 @@ def test_offsets() -> None:
             checks.check_offsets(torch.tensor(offsets), 2)
 
 
-def test_square_and_symmetric() -> None:
-    checks.check_symmetric("A", torch.eye(3).expand(2, 3, 3))
-    checks.check_symmetric("A", torch.zeros(0, 3, 3))
-    with pytest.raises(LGMMLError, match="`A` must be square"):
-        checks.check_symmetric("A", torch.zeros(2, 3))
-    with pytest.raises(LGMMLError, match="`A` must be symmetric, got a relative asymmetry of 1"):
-        checks.check_symmetric("A", torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
-
-
 def test_suggestions() -> None:
     assert checks.did_you_mean("ndgc", ["ndcg", "map"]) == "; did you mean 'ndcg'?"
     assert checks.did_you_mean("zzz", ["ndcg"]) == ""

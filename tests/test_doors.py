@@ -13,7 +13,7 @@ from lgmml_torch.app.compose import recipe_of as recipe_of_config
 from lgmml_torch.app.compose import settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.estimator import LGMMLRanker, asked_params
+from lgmml_torch.estimator import LGMMLRanker, _asked_params
 from lgmml_torch.functional.losses import spearman_loss
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.steps import Norm2
@@ -111,7 +111,7 @@ def described(recipe: Any, trainer: dict[str, Any]) -> dict[str, Any]:
 
 def by_estimator(params: dict[str, Any], data: RankingData) -> dict[str, Any]:
     given = LGMMLRanker(**params).get_params(deep=False)
-    chosen = choose_defaults(Sizes.of(data), asked_params(given))
+    chosen = choose_defaults(Sizes.of(data), _asked_params(given))
     epochs = chosen.epochs if given["epochs"] is None else given["epochs"]
     clip = GRADIENT_CLIP if chosen.bank == "trained" else None
     return described(make_recipe(given, chosen, given["random_state"] or 0), {"epochs": epochs, "clip": clip})

@@ -15,7 +15,7 @@ from lgmml_torch.data.catalog import open_table
 from lgmml_torch.distributed import limit_documents
 from lgmml_torch.estimator import LGMMLRanker
 from lgmml_torch.fitting.boosted import fit_boosted
-from lgmml_torch.fitting.round import Bag, BoostConfig, Problem, subspace_factors
+from lgmml_torch.fitting.round import Bag, BoostConfig, Problem
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import LambdaRank, Softmax, Warp
@@ -70,10 +70,7 @@ class TestAQueryOfWeightTwoIsTheQueryTwice:
         data, factors = make(), []
         for one in (repeated(data, 3), doubled(data, 3), data):
             bag = bag_of(one)
-            positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
-            factors.append(
-                subspace_factors(bag.features[:, torch.tensor([[0, 1]])], positive, negative, bag.offsets, EVERYTHING)
-            )
+            factors.append(bag.subspace_factors(bag.features[:, torch.tensor([[0, 1]])], EVERYTHING))
         torch.testing.assert_close(factors[0], factors[1], rtol=1e-4, atol=1e-5)
         assert not torch.allclose(factors[0], factors[2], rtol=1e-3)
 

@@ -60,10 +60,7 @@ class Bank:
         if self.phi is not None:
             check_shape("phi", self.phi, (self.metrics.num_metrics,))
 
-    def score(
-        self,
-        features: Tensor,  # (N, D)
-    ) -> Tensor:  # (N,)
+    def score(self, features: Tensor) -> Tensor:  # (N, D) -> (N,)
         """−Σ Φᵣ κ(dᵣ) of every row, with the bank's own Φ, or equal weights where it has none."""
         phi = self.phi
         if phi is None:
@@ -176,6 +173,7 @@ def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
     if not banks or len(banks) != len(weights):
         raise LGMMLError(f"`weights` must be one for each of at least one bank, got {len(weights)} for {len(banks)}")
     first = _nature(banks[0])
+    num_features, norm, kernel = first
     blocks: dict[tuple[Any, ...], list[MetricBlock]] = {}
     phis: dict[tuple[Any, ...], list[Tensor]] = {}
     biases = []
@@ -184,24 +182,18 @@ def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
             raise LGMMLError("`banks` must have weights Φ, got one without")
         if _nature(bank) != first:
             raise LGMMLError(f"`banks` must agree on features, norm and kernel, got {_nature(bank)} beside {first}")
-        start = 0
-        for block in bank.metrics.iter_blocks():
+        for columns, block in bank.metrics.iter_columns():
             shape = (block.is_full, *block.factors.shape[1:])
             blocks.setdefault(shape, []).append(block)
-            phis.setdefault(shape, []).append(bank.phi[start : start + block.num_metrics] * weight)
-            start += block.num_metrics
+            phis.setdefault(shape, []).append(bank.phi[columns] * weight)
         if bank.position_bias is not None:
             biases.append(bank.position_bias * weight)
-    metrics = LocalMetrics(
-        list(map(_joined, blocks.values())),
-        num_features=banks[0].metrics.num_features,
-        norm=banks[0].metrics.norm,
-    )
+    metrics = LocalMetrics(list(map(_joined, blocks.values())), num_features=num_features, norm=norm)
     phi = torch.cat(list(chain.from_iterable(phis.values())))
     bias = None
     if len(biases) == len(banks):
         bias = torch.stack(biases).sum(0)
-    return Bank(metrics, banks[0].kernel, phi, position_bias=bias)
+    return Bank(metrics, kernel, phi, position_bias=bias)
 
 
 def _nature(bank: Bank) -> tuple[int, str, str]:

@@ -8,22 +8,17 @@ seed and the round alone, so a fit that was interrupted goes on to the same resu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import (
-    ConfigError,
-    DataError,
-    DivergedError,
-    check_whole,
-)
+from lgmml_torch.checks import ConfigError, DataError, DivergedError, check_whole
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
-from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
+from lgmml_torch.fitting.round import BoostConfig, Problem
 from lgmml_torch.functional.boosting import Learners
-from lgmml_torch.functional.losses import position_curve, position_step
+from lgmml_torch.functional.losses import position_curve
 from lgmml_torch.functional.measures import Measure, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -72,12 +67,8 @@ class BoostState:
 
         Scores are left out: they follow from the metrics, and the size and the number of processes would be theirs.
         """
-        left_out = ("learners", "scores", "valid_scores")
-        plain = {}
-        for field in fields(self):
-            if field.name not in left_out:
-                plain[field.name] = getattr(self, field.name)
-        plain["learners"] = {field.name: getattr(self.learners, field.name) for field in fields(self.learners)}
+        plain = {**vars(self), "learners": dict(vars(self.learners))}
+        del plain["scores"], plain["valid_scores"]
         return plain
 
     @classmethod
@@ -109,7 +100,7 @@ class BoostState:
     def one_round(self, problem: Problem) -> BoostState:
         """The state one round later."""
         config = problem.config
-        generator = round_generator(problem.seed, self.round)
+        generator = problem.generator(problem.seed, self.round)
         bag = problem.draw_bag(problem.seen(self.scores, problem.data, self.position_bias), generator)
         found = bag.find_learners(config, generator)
         found = replace(found, rounds=torch.full_like(found.rounds, self.round + 1))
@@ -118,10 +109,8 @@ class BoostState:
             state = replace(state, idle=0)
             state = _with_scores_of(replace(state, learners=Learners.cat([state.learners, found])), found, problem)
             state.check_scores(config)
-        if state.position_bias is not None and bag.positions is not None:
-            step = {"shrinkage": config.shrinkage, "ridge": config.position_ridge}
-            bias = position_step(state.position_bias, bag.positions, bag.gradients, bag.hessians, **step)
-            state = replace(state, position_bias=bias)
+        if state.position_bias is not None:
+            state = replace(state, position_bias=bag.position_step(state.position_bias, config))
         if state.round % config.evaluate_every and state.round < config.rounds:
             return state
         return state.evaluate(problem)
@@ -356,7 +345,7 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
         if start is None:
             raise DataError("`data` must have a feature that tells documents of a query apart, got none that does")
         return replace(start, history=history, position_bias=bias)
-    found = learned_bank(kept, problem.data.num_features, problem.config.kernel)
+    found = _learned_bank(kept, problem.data.num_features, problem.config.kernel)
     if start is not None:
         assert start.phi is not None
         assert found.phi is not None
@@ -364,7 +353,7 @@ def _make_bank(state: BoostState, problem: Problem) -> Bank:
     return replace(found, history=history, position_bias=bias)
 
 
-def learned_bank(learners: Learners, num_features: int, kernel: str) -> Bank:
+def _learned_bank(learners: Learners, num_features: int, kernel: str) -> Bank:
     """A bank with one block for each size of metrics, and Φ in the order of its columns."""
     blocks, phi = [], []
     for width in torch.unique(learners.widths).tolist():
@@ -384,10 +373,4 @@ def _round_info(state: BoostState, total: int) -> RoundInfo:
         train = state.train_ndcg[-1]
         if state.valid_ndcg:
             valid = state.valid_ndcg[-1]
-    return RoundInfo(
-        total=total,
-        num_metrics=len(state.learners),
-        train_ndcg=train,
-        valid_ndcg=valid,
-        state=state,
-    )
+    return RoundInfo(total, len(state.learners), train, valid, state)

@@ -23,19 +23,11 @@ from lgmml_torch.checks import (
     check_whole,
 )
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.functional.boosting import (
-    Learners,
-    NewtonRows,
-    candidate_anchors,
-    draw_subspaces,
-    feature_weights,
-    kernel_,
-    list_scatter,
-)
+from lgmml_torch.functional.boosting import Learners, NewtonRows, list_scatter
 from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.losses import bias_of, lambda_gradients, num_positions
 from lgmml_torch.functional.measures import Measure
-from lgmml_torch.functional.score import KERNELS
+from lgmml_torch.functional.score import KERNELS, kernel
 from lgmml_torch.functional.spd import METHODS
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, offsets_from_sizes, segment_ids, segment_max, segment_min
@@ -163,22 +155,36 @@ class Problem:
         measure: Measure | None = None,
     ) -> Self:
         """Check and reorder the data, and compute what every round needs."""
-        _check_data(data, valid)
+        check_finite("features", data.features)
         if start is not None:
             _check_start(start, data, config)
-        if valid is not None and not _any_relevant(valid):
-            warnings.warn(
-                "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=2
-            )
-            valid = None
-        data = shuffled(data, seed)
         if valid is not None:
-            valid = shuffled(valid, seed)
+            valid = _to_validate_on(valid, data.num_features)
+        data = cls._shuffled(data, seed)
+        if valid is not None:
+            valid = cls._shuffled(valid, seed)
         usable = _usable_queries(data)
         weights = data.query_weights
         if weights is not None:
             weights = data.of_all_queries(weights)
         return cls(data, valid, usable, weights, config, seed, num_positions(data), start, measure)
+
+    @staticmethod
+    def generator(seed: int, step: int) -> torch.Generator:
+        """Random numbers that depend on the seed and the step alone."""
+        mixed = np.random.SeedSequence([abs(seed), step + 2]).generate_state(1, np.uint64)[0]
+        return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
+
+    @classmethod
+    def _shuffled(cls, data: RankingData, seed: int) -> RankingData:
+        """The data with the documents of each query in random order, by which equal scores are ranked.
+
+        The canonical order would rank the worst first among equals, and the caller's would make the fit depend on it.
+        """
+        order = data.here(torch.randperm(int(data.all_sizes.sum()), generator=cls.generator(seed, -1)))
+        order = order.to(data.offsets.device)
+        order = order[segment_ids(data.offsets)[order].argsort(stable=True)]
+        return data.replace(**data.of_documents(lambda values: values[order]), order=data.order[order], doc_ids=None)
 
     @property
     def identity(self) -> str:
@@ -233,7 +239,7 @@ class Problem:
             weight = self.weights.to(gradients)[queries][query]
             gradients, hessians = gradients * weight, hessians * weight
         kept = (hessians > 0).nonzero()[:, 0]
-        some = kept[draw_rows(hessians[kept], config.cap, generator)]
+        some = kept[_draw_rows(hessians[kept], config.cap, generator)]
         sizes = torch.bincount(query[some])
         shown = None if data.positions is None else data.take(data.positions, rows[some])
         features = data.take(data.features, rows[some])
@@ -258,20 +264,18 @@ def _check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
         raise LGMMLError(f"`start` must look at {data.num_features} features, got {start.metrics.num_features}")
 
 
-def _any_relevant(data: RankingData) -> bool:
-    """Whether any query, of any process, has a relevant document."""
-    relevant = segment_max(data.labels, data.offsets, empty=0.0) > 0
-    return bool(data.of_all_queries(relevant.byte()).any())
-
-
-def _check_data(data: RankingData, valid: RankingData | None) -> None:
-    """Features finite, and of one width."""
-    check_finite("features", data.features)
-    if valid is None:
-        return
+def _to_validate_on(valid: RankingData, num_features: int) -> RankingData | None:
+    """The queries to validate on, features finite and of one width; None where no process has a relevant document."""
     check_finite("valid.features", valid.features)
-    if valid.num_features != data.num_features:
-        raise LGMMLError(f"`valid` must have {data.num_features} features as `data` has, got {valid.num_features}")
+    if valid.num_features != num_features:
+        raise LGMMLError(f"`valid` must have {num_features} features as `data` has, got {valid.num_features}")
+    relevant = segment_max(valid.labels, valid.offsets, empty=0.0) > 0
+    if bool(valid.of_all_queries(relevant.byte()).any()):
+        return valid
+    warnings.warn(
+        "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=3
+    )
+    return None
 
 
 def _usable_queries(data: RankingData) -> Tensor:  # (U,)
@@ -290,23 +294,7 @@ def _usable_queries(data: RankingData) -> Tensor:  # (U,)
     return usable.nonzero()[:, 0]
 
 
-def shuffled(data: RankingData, seed: int) -> RankingData:
-    """The data with the documents of each query in random order, by which equal scores are ranked.
-
-    The canonical order would rank the worst first among equals, and the caller's would make the fit depend on it.
-    """
-    order = data.here(torch.randperm(int(data.all_sizes.sum()), generator=round_generator(seed, -1)))
-    order = order.to(data.offsets.device)
-    order = order[segment_ids(data.offsets)[order].argsort(stable=True)]
-    return data.replace(**data.of_documents(lambda values: values[order]), order=data.order[order], doc_ids=None)
-
-
-def round_generator(seed: int, step: int) -> torch.Generator:
-    """Random numbers that depend on the seed and the step alone."""
-    mixed = np.random.SeedSequence([abs(seed), step + 2]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
-
-
+_TINY = 1e-12
 # Added to both scatters: features are standardised, and one that is constant within lists has no scatter at all.
 LEAST_SCATTER = 1e-4
 
@@ -321,19 +309,17 @@ class Bag:
     offsets: Tensor  # (Q+1,)
     positions: Tensor | None = None  # (M,)
 
-    def find_learners(
-        self,
-        config: BoostConfig,
-        generator: torch.Generator,
-    ) -> Learners:
+    def find_learners(self, config: BoostConfig, generator: torch.Generator) -> Learners:
         """The best few candidates with their share φ of a Newton step; none if nothing helps."""
         if not (bool((self.gradients > 0).any()) and bool((self.gradients < 0).any())):
             return Learners.empty(max(config.sizes), self.features)  # nothing to tell apart among these documents
         newton = NewtonRows(self.gradients, self.hessians, self.offsets, ridge=config.ridge)
-        weights = feature_weights(self.features, self.gradients, self.hessians, floor=config.feature_floor)
+        weights = self.feature_weights(config.feature_floor)
+        each = weights.cpu().expand(config.candidates // len(config.sizes), -1)
         parts, gains = [], []
         for size in config.sizes:
-            support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=generator)
+            drawn = torch.multinomial(each, min(size, len(weights)), generator=generator)
+            support = drawn.to(weights.device)
             learners, gain = self.best_of_subspaces(newton, support, config, generator)
             parts.append(learners)
             gains.append(gain)
@@ -354,11 +340,7 @@ class Bag:
     ) -> tuple[Learners, Tensor]:  # C learners, (C,)
         """For each subspace the anchor and bandwidth of the largest gain, all of them tried."""
         values = self.features[:, support]  # (M, C, s)
-        positive, negative = self.gradients.clamp_min(0), (-self.gradients).clamp_min(0)
-        factors = subspace_factors(values, positive, negative, self.offsets, config)
-        anchors = candidate_anchors(
-            values, positive, negative, draws=config.anchors, steps=config.steps, generator=generator
-        )
+        factors, anchors = self.subspace_factors(values, config), self.candidate_anchors(values, config, generator)
         image = factors.mT @ values.permute(1, 2, 0).contiguous()  # (C, r, M)
         centres = anchors @ factors  # (C, A, r)
         squares = image.new_zeros(*anchors.shape[:2], len(values))
@@ -369,7 +351,7 @@ class Bag:
         base, dists = dists.mean(dim=1).clamp_min(1e-3), dists.T.contiguous()  # (C * A,), (M, C * A)
         columns = []
         for bandwidth in config.bandwidths:  # one at a time stays in the cache
-            kernels = kernel_(dists / (base * bandwidth), config.kernel)
+            kernels = kernel(dists / (base * bandwidth), config.kernel, overwrite=True)
             columns.append(newton.gains(kernels, min_deviation=config.min_deviation))
         scales = base * base.new_tensor(config.bandwidths)[:, None]  # (B, C * A)
         # Candidates first: (B, C * A) -> (C, B * A)
@@ -388,8 +370,77 @@ class Bag:
             rounds=torch.zeros_like(best),
         ), gain
 
+    def position_step(self, bias: Tensor, config: BoostConfig) -> Tensor:  # (P,) -> (P,)
+        r"""The biases of positions after a damped Newton step on what documents shown there want together.
 
-def draw_rows(
+        With :math:`G_p, H_p` the gradients and Hessians summed over position p and λ = ``position_ridge`` times the
+        mean of H over the positions that occur,
+
+        .. math:: b_p \leftarrow b_p + \mathrm{shrinkage} \cdot (G_p - \lambda b_p) / (H_p + \lambda)
+
+        so a position that nothing is known about goes back to 0, and positions that differ in nothing keep 0.
+        """
+        if self.positions is None:
+            return bias
+        pull = torch.zeros_like(bias).index_add_(0, self.positions, self.gradients.to(bias))
+        stiff = torch.zeros_like(bias).index_add_(0, self.positions, self.hessians.to(bias))
+        least = config.position_ridge * stiff.sum() / (stiff > 0).sum().clamp_min(1)
+        return bias + config.shrinkage * (pull - least * bias) / (stiff + least).clamp_min(1e-12)
+
+    def feature_weights(self, floor: float) -> Tensor:  # (D,)
+        r"""How often each feature should be drawn: :math:`|x^\top g| / \sqrt{\sum h x^2}`, over its mean.
+
+        It is at least ``floor``, which keeps features alive that say nothing by themselves; where no feature says
+        anything, all get the same.
+        """
+        slope, curvature = self.gradients @ self.features, self.hessians @ self.features.square()
+        strength = slope.abs() / curvature.clamp_min(_TINY).sqrt()
+        return (strength / strength.mean().clamp_min(_TINY)).clamp_min(floor)
+
+    @property
+    def _sides(self) -> tuple[Tensor, Tensor]:  # (M,), (M,)
+        """Weights of the documents as positives, which should rise, and as negatives."""
+        return self.gradients.clamp_min(0), (-self.gradients).clamp_min(0)
+
+    def candidate_anchors(
+        self,
+        values: Tensor,  # (M, C, s)
+        config: BoostConfig,
+        generator: torch.Generator,
+    ) -> Tensor:  # (C, anchors + 1 + len(steps), s)
+        """Ideal documents to try: positives drawn by weight, their mean, and that mean moved away from the negatives.
+
+        ``config.steps`` are lengths along the direction from the mean of the negatives to that of the positives. The
+        same documents serve all candidates.
+        """
+        positive, negative = self._sides
+        p, n = positive / positive.sum().clamp_min(_TINY), negative / negative.sum().clamp_min(_TINY)
+        mean, away = torch.einsum("m,mcs->cs", p, values), torch.einsum("m,mcs->cs", p - n, values)
+        away = away / away.norm(dim=1, keepdim=True).clamp_min(1e-6)
+        drawn = torch.multinomial(p.cpu(), config.anchors, replacement=True, generator=generator).to(values.device)
+        moved = [mean + step * away for step in config.steps]
+        return torch.cat([values[drawn], torch.stack([mean, *moved])]).transpose(0, 1)
+
+    def subspace_factors(
+        self,
+        values: Tensor,  # (M, C, s)
+        config: BoostConfig,
+    ) -> Tensor:  # (C, s, s)
+        """Factor of each subspace's metric."""
+        eye = torch.eye(values.shape[2], dtype=values.dtype, device=values.device)
+        if config.metric == "identity" or values.shape[2] == 1:  # in one dimension every metric is a scale
+            return eye.expand(values.shape[1], -1, -1)
+        offsets = self.offsets
+        if config.metric != "gmml":
+            offsets = offsets[[0, -1]]
+        S, D = list_scatter(values, *self._sides, offsets)
+        S, D = S.double(), D.double()
+        least = LEAST_SCATTER * eye.double()
+        S, D = (S + S.mT) / 2 + least, (D + D.mT) / 2 + least
+        return gmml(S, D, config.t, lam=config.lam, method=config.method).factor.to(values.dtype)
+
+
+def _draw_rows(
     hessians: Tensor,  # (M,)
     cap: int,
     generator: torch.Generator,
@@ -404,23 +455,3 @@ def draw_rows(
         # One huge list: the few documents in its first places are in every pair, and uniform draws would miss them.
         drawn = torch.multinomial((hessians + hessians.mean()).cpu(), cap, generator=generator)
     return drawn.sort().values.to(hessians.device)
-
-
-def subspace_factors(
-    values: Tensor,  # (M, C, s)
-    positive: Tensor,  # (M,)
-    negative: Tensor,  # (M,)
-    offsets: Tensor,  # (Q+1,)
-    config: BoostConfig,
-) -> Tensor:  # (C, s, s)
-    """Factor of each subspace's metric."""
-    eye = torch.eye(values.shape[2], dtype=values.dtype, device=values.device)
-    if config.metric == "identity" or values.shape[2] == 1:  # in one dimension every metric is a scale
-        return eye.expand(values.shape[1], -1, -1)
-    if config.metric != "gmml":
-        offsets = offsets[[0, -1]]
-    S, D = list_scatter(values, positive, negative, offsets)
-    S, D = S.double(), D.double()
-    least = LEAST_SCATTER * eye.double()
-    S, D = (S + S.mT) / 2 + least, (D + D.mT) / 2 + least
-    return gmml(S, D, config.t, lam=config.lam, method=config.method).factor.to(values.dtype)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,16 +22,13 @@ from lgmml_torch.checks import (
     check_unit_interval,
     check_whole,
 )
-from lgmml_torch.fitting.bank import Bank, BankBuilder
+from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound
 from lgmml_torch.functional.distance import NORMS
 from lgmml_torch.functional.gmml import REDUCTIONS, gmml, gmml_bank, pooled_scatter
 from lgmml_torch.functional.measures import mean_ndcg
 from lgmml_torch.functional.regions import (
     CANDIDATES,
-    Anchors,
-    Regions,
     choose_anchors,
-    extrapolate_anchors,
     regions_from_queries,
     sample_regions,
     usable_queries,
@@ -45,13 +44,6 @@ _BANDWIDTHS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
 _PRIORS = ("identity", "global")
 GLOBAL_LAM = 0.01  # regularises the global metric itself: enough for features that hardly vary
 MEDIAN_DOCUMENTS = 65_536  # the median of more documents than this does not move the scale noticeably
-
-
-@dataclass(frozen=True)
-class _SampledInfo:
-    """What `fit_sampled` reports as it goes."""
-
-    total: int  # metrics there will be
 
 
 @dataclass(frozen=True)
@@ -99,21 +91,7 @@ class SampledBuilder(BankBuilder):
         if isinstance(self.bandwidth, Collection):
             object.__setattr__(self, "bandwidth", tuple(self.bandwidth))
 
-    @property
-    def bandwidths(self) -> list[float]:
-        """The bandwidths to choose from."""
-        if isinstance(self.bandwidth, (int, float)):
-            return [float(self.bandwidth)]
-        return list(map(float, self.bandwidth))
-
-    def fit(
-        self,
-        data: RankingData,
-        valid: RankingData | None,
-        *,
-        seed: int,
-        on_round: Callable[[int, _SampledInfo], None] | None,
-    ) -> Bank:
+    def fit(self, data: RankingData, valid: RankingData | None, *, seed: int, on_round: OnRound | None) -> Bank:
         """See `fit_sampled`."""
         generator = torch.Generator().manual_seed(seed)
         regions = sample_regions(data.labels, data.offsets, self.num_metrics, pool=self.pool, generator=generator)
@@ -128,29 +106,51 @@ class SampledBuilder(BankBuilder):
             prior=self._prior_metric(data),
             reduction=self.reduction,
             method=self.method,
-            progress=None if on_round is None else lambda done, total: on_round(done, _SampledInfo(total)),
+            progress=None if on_round is None else lambda done, total: on_round(done, SimpleNamespace(total=total)),
         )
-        anchors = self._anchors(data, regions, factors)
+        lists = (data.features, data.labels, data.offsets)
+        anchors = choose_anchors(
+            *lists, regions, factors, candidates=self.candidates, alphas=self.alphas, norm=self.norm
+        )
         block = MetricBlock(anchors.points, factors, quality=anchors.ndcg)
         metrics = LocalMetrics([block], num_features=data.num_features, norm=self.norm)
-        rows = _some_rows(data.features, generator)
+        some = torch.randperm(len(data.features), generator=generator)[:MEDIAN_DOCUMENTS].sort().values
         judges = data if valid is None else valid
-        history = _set_scales(metrics, rows, judges, self.bandwidths, self.kernel)
+        history = self._set_scales(metrics, data.features[some], judges)
         return Bank(metrics, self.kernel, None, {**history, "regions": regions.queries.tolist()})
 
     def _prior_metric(self, data: RankingData) -> Tensor | None:
         if isinstance(self.prior, Tensor):
             return self.prior
         if self.prior == "global":
-            return global_metric(data, t=self.t, method=self.method)
+            return _global_metric(data, t=self.t, method=self.method)
         return None
 
-    def _anchors(self, data: RankingData, regions: Regions, factors: Tensor) -> Anchors:
-        lists = (data.features, data.labels, data.offsets)
-        anchors = choose_anchors(*lists, regions, factors, candidates=self.candidates, norm=self.norm)
-        if not self.alphas:
-            return anchors
-        return extrapolate_anchors(*lists, regions, factors, anchors, alphas=(0.0, *self.alphas), norm=self.norm)
+    def _set_scales(self, metrics: LocalMetrics, rows: Tensor, judges: RankingData) -> dict[str, Any]:
+        """Divide distances by their median over ``rows`` and by the bandwidth that ``judges`` choose; how it went.
+
+        Of several bandwidths the one whose NDCG@10 with equal weights is best.
+        """
+        dists = metrics(rows)
+        medians = median_scales(dists)
+        metrics.set_scales(medians)
+        grid = np.atleast_1d(self.bandwidth).astype(float).tolist()
+        judged: dict[float, float] = {}
+        if len(grid) > 1:
+            to_judge = metrics(judges.features)
+            ones = dists.new_ones(1, metrics.num_metrics)
+            for value in grid:
+                scores = score(to_judge / value, ones, judges.offsets, kernel=self.kernel)
+                judged[value] = mean_ndcg(scores, judges)
+        chosen = max(grid, key=lambda value: judged.get(value, 0.0))
+        metrics.set_scales(medians * chosen)
+        beyond = float((dists > metrics.scales).double().mean())  # where the paper's kernel falls
+        log.info("bandwidth %g; %.0f%% of the training distances lie beyond 1", chosen, 100 * beyond)
+        return {
+            "bandwidth": chosen,
+            "share of distances beyond 1": beyond,
+            "ndcg@10 by bandwidth": {str(value): found for value, found in judged.items()},
+        }
 
 
 def fit_sampled(
@@ -158,7 +158,7 @@ def fit_sampled(
     valid: RankingData | None = None,
     *,
     seed: int = 0,
-    on_round: Callable[[int, _SampledInfo], None] | None = None,
+    on_round: OnRound | None = None,
     **settings: Any,
 ) -> Bank:
     """Sample regions, take the geometric-mean metric of each in closed form, and choose its anchor by NDCG.
@@ -171,8 +171,8 @@ def fit_sampled(
         t: place on the geodesic from S⁻¹ to D.
         lam: regularisation, relative to the scatter unless ``relative=False``.
         relative: see ``lam``.
-        prior: A₀, what a large λ turns every metric into: ``"identity"``, ``"global"`` (see `global_metric`), or a
-            positive definite matrix, one for all regions or one for each.
+        prior: A₀, what a large λ turns every metric into: ``"identity"``, ``"global"`` (one metric of
+            the pairs of all training queries), or a positive definite matrix, one for all regions or one for each.
         reduction: ``"mean"`` over pairs, or the paper's ``"sum"``.
         method: how the geometric mean is computed, ``"cholesky"`` or ``"eigh"``; the same metric up to rounding.
         candidates: anchors are taken from all ``"positives"`` of the region or its ``"top"`` label.
@@ -182,7 +182,7 @@ def fit_sampled(
         bandwidth: distances are divided by it and by their median; of several, validation NDCG@10 with equal weights
             chooses.
         seed: of the regions.
-        on_round: called as ``on_round(metrics_done, info)``.
+        on_round: called as ``on_round(metrics_done, info)``; ``info.total`` is how many there will be.
         **settings: the fields of `SampledBuilder`, above.
 
     Raises:
@@ -192,7 +192,7 @@ def fit_sampled(
     return SampledBuilder.of(**settings)(data, valid, seed=seed, on_round=on_round)
 
 
-def global_metric(data: RankingData, *, t: float = 0.5, method: str = "cholesky") -> Tensor:  # (D, D)
+def _global_metric(data: RankingData, *, t: float = 0.5, method: str = "cholesky") -> Tensor:  # (D, D)
     """One GMML metric of the pairs of all usable training queries, each pair within its list; A₀ of ``prior="global"``.
 
     Of the metrics one could pull towards, this is the one that leaves a region alone when it looks like the whole: for
@@ -205,41 +205,3 @@ def global_metric(data: RankingData, *, t: float = 0.5, method: str = "cholesky"
     regions = regions_from_queries(data.labels, data.offsets, queries, every)
     S, D = pooled_scatter(data.features, regions)
     return gmml(S, D, t, lam=GLOBAL_LAM, method=method).metric
-
-
-def _some_rows(features: Tensor, generator: torch.Generator) -> Tensor:
-    return features[torch.randperm(len(features), generator=generator)[:MEDIAN_DOCUMENTS].sort().values]
-
-
-def _set_scales(
-    metrics: LocalMetrics, rows: Tensor, judges: RankingData, grid: Sequence[float], kernel: str
-) -> dict[str, Any]:
-    """Divide distances by their median over ``rows`` and by the bandwidth that ``judges`` choose; how it went."""
-    dists = metrics(rows)
-    medians = median_scales(dists)
-    metrics.set_scales(medians)
-    judged: dict[float, float] = {}
-    if len(grid) > 1:
-        judged = _judge_bandwidths(metrics, judges, grid, kernel)
-    chosen = max(grid, key=lambda value: judged.get(value, 0.0))
-    metrics.set_scales(medians * chosen)
-    beyond = float((dists > metrics.scales).double().mean())  # where the paper's kernel falls
-    log.info("bandwidth %g; %.0f%% of the training distances lie beyond 1", chosen, 100 * beyond)
-    return {
-        "bandwidth": chosen,
-        "share of distances beyond 1": beyond,
-        "ndcg@10 by bandwidth": {str(value): found for value, found in judged.items()},
-    }
-
-
-def _judge_bandwidths(
-    metrics: LocalMetrics, data: RankingData, grid: Sequence[float], kernel: str
-) -> dict[float, float]:
-    """NDCG@10 of equal weights for each bandwidth."""
-    dists = metrics(data.features)
-    ones = dists.new_ones(1, metrics.num_metrics)
-    found = {}
-    for value in grid:
-        scores = score(dists / value, ones, data.offsets, kernel=kernel)
-        found[value] = mean_ndcg(scores, data)
-    return found

@@ -1,4 +1,4 @@
-"""The pieces of one boosting round: subspaces, pair scatter, anchors, Newton gains, nonnegative weights, learners.
+"""The pieces of one boosting round: pair scatter, Newton gains, nonnegative weights, learners.
 
 Rows are documents of a few lists, grouped by list: ``offsets`` marks the lists. ``gradients`` and ``hessians`` come
 from `lgmml_torch.functional.losses`; a document with a positive gradient should rise. A candidate is one subspace
@@ -16,52 +16,12 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_positive, check_shape
-from lgmml_torch.functional.distance import subspace_distances
+from lgmml_torch.functional.distance import local_distances
 from lgmml_torch.functional.gmml import pair_scatter
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.segments import segment_ids, segment_sum
 
 _TINY = 1e-12
-
-
-def feature_weights(
-    features: Tensor,  # (M, D)
-    gradients: Tensor,  # (M,)
-    hessians: Tensor,  # (M,)
-    *,
-    floor: float = 0.05,
-) -> Tensor:  # (D,)
-    r"""How often each feature should be drawn: :math:`|x^\top g| / \sqrt{\sum h x^2}`, over its mean.
-
-    It is at least ``floor``, which keeps features alive that say nothing by themselves; where no feature says anything,
-    all get the same.
-
-    >>> x = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])
-    >>> feature_weights(x, torch.tensor([1.0, -1.0]), torch.ones(2))
-    tensor([2.0000, 0.0500])
-    """
-    strength = (gradients @ features).abs() / (hessians @ features.square()).clamp_min(_TINY).sqrt()
-    return (strength / strength.mean().clamp_min(_TINY)).clamp_min(floor)
-
-
-def draw_subspaces(
-    weights: Tensor,  # (D,)
-    count: int,
-    size: int,
-    *,
-    generator: torch.Generator,
-) -> Tensor:  # (count, min(size, D)) long
-    """Sets of different features, each set drawn in proportion to ``weights``.
-
-    >>> draw_subspaces(torch.tensor([1.0, 0.0, 1.0]), 1, 2, generator=torch.Generator().manual_seed(0)).sort().values
-    tensor([[0, 2]])
-    """
-    check_positive("count", count)
-    check_positive("size", size)
-    size = min(size, int((weights > 0).sum()))
-    if not size:
-        raise LGMMLError("`weights` must have a positive entry, got none")
-    return torch.multinomial(weights.cpu().expand(count, -1), size, generator=generator).to(weights.device)
 
 
 def list_scatter(
@@ -110,28 +70,6 @@ def list_scatter(
     return similar * torch.where(pairs > 1e-6, 1 / pairs.clamp_min(1e-6), 0.0), pair_scatter(
         gram_p, gram_n, weighted @ sum_n
     )
-
-
-def candidate_anchors(
-    values: Tensor,  # (M, C, s)
-    positive: Tensor,  # (M,)
-    negative: Tensor,  # (M,)
-    *,
-    draws: int,
-    steps: tuple[float, ...],
-    generator: torch.Generator,
-) -> Tensor:  # (C, draws + 1 + len(steps), s)
-    """Ideal documents to try: real ones drawn by ``positive``, their mean, and that mean moved away from the negatives.
-
-    ``steps`` are lengths along the direction from the mean of the negatives to that of the positives. The same
-    documents serve all candidates.
-    """
-    p, n = positive / positive.sum().clamp_min(_TINY), negative / negative.sum().clamp_min(_TINY)
-    mean, away = torch.einsum("m,mcs->cs", p, values), torch.einsum("m,mcs->cs", p - n, values)
-    away = away / away.norm(dim=1, keepdim=True).clamp_min(1e-6)
-    drawn = torch.multinomial(p.cpu(), draws, replacement=True, generator=generator).to(values.device)
-    moved = [mean + step * away for step in steps]
-    return torch.cat([values[drawn], torch.stack([mean, *moved])]).transpose(0, 1)
 
 
 class NewtonRows:
@@ -183,10 +121,7 @@ class NewtonRows:
         gain = -b * b.abs() / a.clamp_min(_TINY)
         return torch.where(variance.sqrt() < min_deviation, -1.0, gain)
 
-    def weights(
-        self,
-        kernels: Tensor,  # (M, b)
-    ) -> Tensor:  # (b,)
+    def weights(self, kernels: Tensor) -> Tensor:  # (M, b) -> (b,)
         """Weights φ ≥ 0 of the columns together: the largest fall of the second-order model."""
         x = (kernels - kernels.mean(0)).double()
         lists = torch.sparse.mm(self._lists.double(), x)
@@ -199,13 +134,6 @@ class NewtonRows:
         right = torch.linalg.solve_triangular(factor, b[:, None], upper=False)[:, 0]
         solution, _ = nnls(factor.T.cpu().numpy(), right.cpu().numpy())
         return torch.as_tensor(solution).to(kernels)
-
-
-def kernel_(dists: Tensor, name: str) -> Tensor:
-    """κ, overwriting its argument where it can: the search spends most of its time here."""
-    if name == "paper":
-        return dists.mul_(dists.neg().exp_())
-    return kappa_of(dists, name)
 
 
 @dataclass(frozen=True)
@@ -272,5 +200,5 @@ class Learners:
     ) -> Tensor:  # (N, K)
         """κ of the scaled distances; only the columns of the features in use are copied."""
         used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
-        dists = subspace_distances(features[:, used].to(self.phi.dtype), place, self.anchors, self.factors)
-        return kernel_(dists.div_(self.scales), kernel)
+        dists = local_distances(features[:, used].to(self.phi.dtype), self.anchors, self.factors, support=place)
+        return kappa_of(dists.div_(self.scales), kernel, overwrite=True)

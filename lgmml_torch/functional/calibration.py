@@ -120,10 +120,7 @@ def fit_grade_map(
     return GradeMap(tuple(grades.tolist()), centre, slope / scale, tuple(cuts))
 
 
-def _least_loss(
-    scores: Tensor,  # (N,)
-    above: Tensor,  # (N, T)
-) -> Tensor:  # (1+T,)
+def _least_loss(scores: Tensor, above: Tensor) -> Tensor:  # (N,), (N, T) -> (1+T,)
     """Slope and cuts by Newton's method, with shorter steps where a whole one goes too far."""
 
     def loss(point: Tensor) -> float:

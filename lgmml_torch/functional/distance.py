@@ -22,23 +22,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lgmml_torch.checks import (
-    LGMMLError,
-    check_choice,
-    check_finite,
-    check_positive,
-    check_shape,
-)
+from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_shape
 from lgmml_torch.segments import row_slices
 
-TileFiller = Callable[[Tensor, Tensor], None]
+_Filler = Callable[[Tensor, Tensor], None]
 """Fills ``tile (K, B)`` with the distances of ``rows (B, D)``."""
 
 
 def _factor_filler(
     anchors: Tensor,  # (K, D)
     factors: Tensor,  # (K, D, R)
-) -> TileFiller:
+) -> _Filler:
     """Difference, product, row norm, one metric after another; the difference comes first, so anchors get exactly 0."""
 
     def fill(rows: Tensor, tile: Tensor) -> None:
@@ -56,7 +50,7 @@ def _subspace_filler(
     support: Tensor,  # (K, s)
     anchors: Tensor,  # (K, s)
     factors: Tensor,  # (K, s, r)
-) -> TileFiller:
+) -> _Filler:
     """Metrics on few features: all K at once, one feature and one direction after another."""
     # Turned to be lower triangular, which changes no distance and leaves half of the products out.
     lenses = torch.linalg.qr(factors.double().mT).R.mT.to(factors)
@@ -80,66 +74,24 @@ def _subspace_filler(
     return fill
 
 
-class _StackedFiller:
-    """Fills tiles ``(K, B)`` with the distances of ``rows (B, D)``, all metrics in one product.
+def _stacked_filler(
+    anchors: Tensor,  # (K, D)
+    factors: Tensor,  # (K, D, R)
+) -> _Filler:
+    """All metrics in one product, which comes before the difference.
 
-    The product comes before the difference, so next to an anchor a distance is off by the rounding of its images, a
-    few millionths of the mean distance in float32, where one metric after another is exact.
+    So next to an anchor a distance is off by the rounding of its images, a few millionths of the mean distance in
+    float32, where one metric after another is exact.
     """
+    stacked = factors.permute(0, 2, 1).reshape(-1, factors.shape[1])  # (K R, D)
+    centres = (anchors[:, None].double() @ factors.double()).reshape(-1, 1).to(factors)
 
-    def __init__(self, anchors: Tensor, factors: Tensor) -> None:
-        self.stacked = factors.permute(0, 2, 1).reshape(-1, factors.shape[1])  # (K R, D)
-        self.centres = (anchors[:, None].double() @ factors.double()).reshape(-1, 1).to(factors)
-        self.rank = factors.shape[2]
-
-    def __call__(self, rows: Tensor, tile: Tensor) -> None:
-        """Write the distances of ``rows (B, D)`` to ``tile (K, B)``."""
-        images = torch.addmm(-self.centres, self.stacked, rows.T)
-        torch.sum(images.view(len(tile), self.rank, len(rows)).square_(), dim=1, out=tile)
+    def fill(rows: Tensor, tile: Tensor) -> None:
+        images = torch.addmm(-centres, stacked, rows.T)
+        torch.sum(images.view(len(tile), factors.shape[2], len(rows)).square_(), dim=1, out=tile)
         tile.sqrt_()
 
-
-def scaled_tiles(
-    filler: TileFiller,
-    features: Tensor,  # (N, D)
-    num_metrics: int,
-    chunk_rows: int,
-    *,
-    scales: Tensor | None = None,  # (K,)
-) -> Iterator[tuple[slice, Tensor]]:  # rows, (K, B)
-    """Run a filler over tiles of rows and divide by the scales; the caller may write into a tile."""
-    check_positive("chunk_rows", chunk_rows)
-    for start in range(0, len(features), chunk_rows):
-        rows = features[start : start + chunk_rows]
-        tile = rows.new_empty((num_metrics, len(rows)))
-        filler(rows, tile)
-        # One cheap sum watches over every entry: it is finite only when they all are (or barely overflows, see below).
-        if not torch.isfinite(tile.sum()):
-            check_finite("features", features)
-            if not torch.isfinite(tile).all():
-                raise LGMMLError(
-                    f"distances must stay below {torch.finfo(tile.dtype).max:.3g} ({tile.dtype}), got an overflow"
-                )
-        if scales is not None:
-            tile.div_(scales[:, None])
-        yield slice(start, start + len(rows)), tile
-
-
-def fill_tiles(
-    filler: TileFiller,
-    features: Tensor,  # (N, D)
-    out: Tensor,  # (N, K)
-    chunk_rows: int,
-    *,
-    scales: Tensor | None = None,  # (K,)
-) -> Tensor:  # (N, K)
-    """Run a filler over tiles of rows, divide by the scales and write the transposed tiles to ``out``.
-
-    Dividing tiles costs no pass over ``out`` and rounds once, whatever the dtype of ``out``.
-    """
-    for rows, tile in scaled_tiles(filler, features, out.shape[1], chunk_rows, scales=scales):
-        out[rows].copy_(tile.T)
-    return out
+    return fill
 
 
 # Error allowed in a distance, as a share of the mean distance of the tile: a third of the 1e-4 that is promised.
@@ -154,7 +106,7 @@ _BLOCK = 2048  # monomials in one product, to bound the memory
 _TOO_MANY = 0.3  # metrics with a larger share of unsure distances are left to the factor form
 
 
-class QuadraticFiller:
+class _QuadraticFiller:
     """Fills tiles with distances in float32; see the module's text.
 
     Args:
@@ -237,7 +189,7 @@ _METHODS = ("factor", "quadratic", "stacked")
 # nothing.
 MANY_ROWS, _HIGH_RANK = 2048, 0.55
 _LOW_RANK = 0.25  # up to this share of D all factors together make one good product
-CHUNK_ROWS = 2048
+_CHUNK_ROWS = 2048
 _SUBSPACE_TILE = 131_072  # distances of one tile: its few copies stay in a core's second-level cache
 
 
@@ -258,12 +210,106 @@ def norm_factors(
     return (wide @ wide.mT).to(factors.dtype)
 
 
+class DistanceTiles:
+    """Distances to anchors by tiles of rows, prepared once for any number of rows.
+
+    ``method`` is ``"factor"``, accurate to rounding; ``"quadratic"``, within 1e-4 of the mean distance and up to twice
+    as fast for many rows and factors of full rank (float32 only); or ``"stacked"``, one product for all factors.
+
+    Args:
+        like: features, or anything of their dtype and device.
+        anchors: ``(K, s)``, s = D without ``support``.
+        factors: ``(K, s, R)``.
+        support: ``(K, s)`` the features each metric looks at; None for all.
+        norm: see `norm_factors`.
+        method: of metrics that look at all features.
+    """
+
+    def __init__(
+        self,
+        like: Tensor,
+        anchors: Tensor,
+        factors: Tensor,
+        *,
+        support: Tensor | None = None,
+        norm: str = "mahalanobis",
+        method: str = "factor",
+    ) -> None:
+        check_choice("method", method, _METHODS)
+        lenses = norm_factors(factors, norm)
+        check_finite("anchors", anchors)
+        check_finite("factors", lenses)
+        self.num_metrics, self.chunk_rows = len(anchors), _CHUNK_ROWS
+        points, lenses = anchors.to(like), lenses.to(like)
+        self.fill: _Filler
+        if support is not None:  # fewer calls when there are few metrics, no more than the cache holds
+            self.chunk_rows = max(128, _SUBSPACE_TILE // max(1, self.num_metrics))
+            self.fill = _subspace_filler(support, points, lenses)
+            return
+        if method == "stacked":
+            self.fill = _stacked_filler(points, lenses)
+            return
+        self.fill = _factor_filler(points, lenses)
+        if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:
+            quadratic = _QuadraticFiller(points, lenses)
+            if quadratic.suits():
+                self.fill = quadratic
+
+    @staticmethod
+    def method_for(
+        features: Tensor,  # (N, D)
+        factors: Tensor,  # (K, D, R)
+        norm: str,
+    ) -> str:
+        """The form that suits: stacked factors of low rank, the quadratic form for many float32 rows otherwise."""
+        rank = factors.shape[2] if norm == "mahalanobis" else factors.shape[1]
+        if rank <= _LOW_RANK * factors.shape[1]:
+            return "stacked"
+        many = features.dtype == torch.float32 and len(features) >= MANY_ROWS
+        if many and rank >= _HIGH_RANK * factors.shape[1]:
+            return "quadratic"
+        return "factor"
+
+    def of(
+        self,
+        features: Tensor,  # (N, D)
+        scales: Tensor | None = None,  # (K,)
+    ) -> Iterator[tuple[slice, Tensor]]:  # rows, (K, B)
+        """The tiles, divided by the scales; the caller may write into a tile."""
+        for start in range(0, len(features), self.chunk_rows):
+            rows = features[start : start + self.chunk_rows]
+            tile = rows.new_empty((self.num_metrics, len(rows)))
+            self.fill(rows, tile)
+            # One cheap sum watches over every entry: it is finite only when they all are, or barely overflows.
+            if not torch.isfinite(tile.sum()):
+                check_finite("features", features)
+                if not torch.isfinite(tile).all():
+                    raise LGMMLError(
+                        f"distances must stay below {torch.finfo(tile.dtype).max:.3g} ({tile.dtype}), got an overflow"
+                    )
+            if scales is not None:
+                tile.div_(scales[:, None])
+            yield slice(start, start + len(rows)), tile
+
+    def write(
+        self,
+        features: Tensor,  # (N, D)
+        out: Tensor,  # (N, K)
+        scales: Tensor | None = None,  # (K,)
+    ) -> Tensor:  # (N, K)
+        """Write the transposed tiles to ``out``: they are divided, and rounded once, whatever the dtype of ``out``."""
+        for rows, tile in self.of(features, scales):
+            out[rows].copy_(tile.T)
+        return out
+
+
 @torch.no_grad()
 def local_distances(
     features: Tensor,  # (N, D)
-    anchors: Tensor,  # (K, D)
-    factors: Tensor,  # (K, D, R)
+    anchors: Tensor,  # (K, s), s = D without `support`
+    factors: Tensor,  # (K, s, R)
     *,
+    support: Tensor | None = None,  # (K, s) long
     norm: str = "mahalanobis",
 ) -> Tensor:  # (N, K)
     r"""Distances of all documents to all anchors.
@@ -274,8 +320,12 @@ def local_distances(
     equal to an anchor gets exactly 0. Computed in the dtype and on the device of ``features``, by the factor form; the
     result carries no graph.
 
+    With ``support`` a metric looks at few features, p[support_r] in place of p: the same numbers as with factors that
+    are zero elsewhere, at a cost of s·R instead of D·R each; meant for s up to about a dozen.
+
     Raises:
-        LGMMLError: Shapes that do not fit, entries that are not finite, or distances beyond the dtype's range.
+        LGMMLError: Shapes that do not fit, entries that are not finite, a support index outside the features, or
+            distances beyond the dtype's range.
 
     >>> x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
     >>> local_distances(x, anchors=torch.zeros(1, 2), factors=torch.eye(2)[None])
@@ -284,94 +334,17 @@ def local_distances(
     """
     check_shape("features", features, (None, None))
     num, dim = features.shape
-    check_shape("anchors", anchors, (None, dim))
-    check_shape("factors", factors, (len(anchors), dim, None))
-    filler = distance_filler(features, anchors, factors, norm=norm)
-    return fill_tiles(filler, features, features.new_empty((num, len(anchors))), CHUNK_ROWS)
-
-
-@torch.no_grad()
-def subspace_distances(
-    features: Tensor,  # (N, D)
-    support: Tensor,  # (K, s) long
-    anchors: Tensor,  # (K, s)
-    factors: Tensor,  # (K, s, r)
-    *,
-    norm: str = "mahalanobis",
-) -> Tensor:  # (N, K)
-    """Distances under metrics that look at few features: ``d_r(p) = ‖F_rᵀ(p[support_r] − p_r)‖``.
-
-    The same numbers as :func:`local_distances` with factors that are zero outside the support, at a cost of s·r
-    instead of D·R each; meant for s up to about a dozen.
-
-    Raises:
-        LGMMLError: As :func:`local_distances`, and a support index outside the features.
-
-    >>> x = torch.tensor([[9.0, 1.0], [9.0, 5.0]])
-    >>> subspace_distances(x, torch.tensor([[1]]), torch.tensor([[2.0]]), torch.ones(1, 1, 1))
-    tensor([[1.],
-            [3.]])
-    """
-    check_shape("features", features, (None, None))
-    check_shape("support", support, (None, None))
-    check_shape("anchors", anchors, support.shape)
-    check_shape("factors", factors, (*support.shape, None))
-    num, dim = features.shape
-    bad = support[(support < 0) | (support >= dim)]
-    if len(bad):
-        raise LGMMLError(f"`support` must index the {dim} features, got {int(bad[0])}")
-    filler = distance_filler(features, anchors, factors, support=support, norm=norm)
-    return fill_tiles(filler, features, features.new_empty((num, len(support))), subspace_chunk(len(support)))
-
-
-def subspace_chunk(num_metrics: int) -> int:
-    """Rows of one tile of small metrics: fewer calls when there are few metrics, no more than the cache holds."""
-    return max(128, _SUBSPACE_TILE // max(1, num_metrics))
-
-
-def full_method(
-    features: Tensor,  # (N, D)
-    factors: Tensor,  # (K, D, R)
-    norm: str,
-) -> str:
-    """The form that suits: stacked factors of low rank, the quadratic form for many float32 rows otherwise."""
-    rank = factors.shape[2] if norm == "mahalanobis" else factors.shape[1]
-    if rank <= _LOW_RANK * factors.shape[1]:
-        return "stacked"
-    many = features.dtype == torch.float32 and len(features) >= MANY_ROWS
-    if many and rank >= _HIGH_RANK * factors.shape[1]:
-        return "quadratic"
-    return "factor"
-
-
-def distance_filler(
-    like: Tensor,  # features, or anything of their dtype and device
-    anchors: Tensor,  # (K, s)
-    factors: Tensor,  # (K, s, R)
-    *,
-    support: Tensor | None = None,  # (K, s)
-    norm: str = "mahalanobis",
-    method: str = "factor",
-) -> TileFiller:
-    """What fills tiles, to be kept for several calls.
-
-    ``method`` is ``"factor"``, accurate to rounding; ``"quadratic"``, within 1e-4 of the mean distance and up to twice
-    as fast for many rows and factors of full rank (float32 only); or ``"stacked"``, one product for all factors.
-    """
-    check_choice("method", method, _METHODS)
-    lenses = norm_factors(factors, norm)
-    check_finite("anchors", anchors)
-    check_finite("factors", lenses)
-    points, lenses = anchors.to(like), lenses.to(like)
+    width = dim
     if support is not None:
-        return _subspace_filler(support, points, lenses)
-    if method == "stacked":
-        return _StackedFiller(points, lenses)
-    if method == "quadratic" and like.dtype == torch.float32 and points.numel() > 0:
-        quadratic = QuadraticFiller(points, lenses)
-        if quadratic.suits():
-            return quadratic
-    return _factor_filler(points, lenses)
+        check_shape("support", support, (len(anchors), None))
+        width = support.shape[1]
+        bad = support[(support < 0) | (support >= dim)]
+        if len(bad):
+            raise LGMMLError(f"`support` must index the {dim} features, got {int(bad[0])}")
+    check_shape("anchors", anchors, (None, width))
+    check_shape("factors", factors, (len(anchors), width, None))
+    tiles = DistanceTiles(features, anchors, factors, support=support, norm=norm)
+    return tiles.write(features, features.new_empty((num, len(anchors))))
 
 
 TINY = 1e-12  # under the root: on an anchor it has no slope
@@ -383,12 +356,10 @@ def low_rank_distances(
     features: Tensor,  # (N, D)
     anchors: Tensor,  # (K, D)
     factors: Tensor,  # (K, D, R)
-    *,
-    kept_images: int = _KEPT_IMAGES,
 ) -> Tensor:  # (N, K)
     r"""Distances :math:`\sqrt{\lVert F_r^\top (x - a_r) \rVert^2 + 10^{-12}}` that gradients flow through.
 
-    With more than ``kept_images`` numbers Fᵀ(x − a) the backward pass computes them again, in tiles.
+    Of a large batch the backward pass computes the images Fᵀ(x − a) again, in tiles.
 
     >>> x, eye = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.eye(2)[None]
     >>> low_rank_distances(x, torch.zeros(1, 2), eye).sum().backward()
@@ -397,9 +368,7 @@ def low_rank_distances(
     """
     stacked = factors.permute(1, 0, 2).reshape(features.shape[1], -1)
     centres = (anchors[:, None] @ factors).reshape(-1)
-    found: Tensor = _Distances.apply(  # type: ignore[no-untyped-call]
-        features, stacked, centres, factors.shape[2], kept_images
-    )
+    found: Tensor = _Distances.apply(features, stacked, centres, factors.shape[2])  # type: ignore[no-untyped-call]
     return found
 
 
@@ -411,10 +380,9 @@ class _Distances(torch.autograd.Function):
         stacked: Tensor,  # (D, K R)
         centres: Tensor,  # (K R,)
         rank: int,
-        kept_images: int,
     ) -> Tensor:  # (N, K)
         count, width = len(features), stacked.shape[1]
-        keep = count * width <= kept_images
+        keep = count * width <= _KEPT_IMAGES
         tiles = list(row_slices(count, width, TILE_IMAGES))
         images = features.new_empty(count if keep else tiles[0].stop, width)
         dists = features.new_empty(count, width // max(1, rank))
@@ -429,7 +397,7 @@ class _Distances(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         features, stacked, centres, dists, images = ctx.saved_tensors
         count, width = len(features), stacked.shape[1]
         weights = slopes[0] / dists
@@ -446,4 +414,4 @@ class _Distances(torch.autograd.Function):
             to_centres.sub_(pulls.sum(dim=0))
             if to_features is not None:
                 torch.mm(pulls, stacked.T, out=to_features[rows])
-        return to_features, to_stacked, to_centres, None, None
+        return to_features, to_stacked, to_centres, None

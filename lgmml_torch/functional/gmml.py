@@ -24,7 +24,7 @@ from lgmml_torch.checks import (
     check_unit_interval,
 )
 from lgmml_torch.functional.regions import Regions
-from lgmml_torch.functional.spd import METHODS, broadcast_pair, cholesky_jittered, result_dtype, stacked_factor
+from lgmml_torch.functional.spd import METHODS, broadcast_pair, cholesky_jittered, stacked_factor
 from lgmml_torch.segments import row_slices, segment_ids, segment_sum
 
 REDUCTIONS = ("mean", "sum")
@@ -89,12 +89,6 @@ def pooled_scatter(
 
     Raises:
         LGMMLError: As `scatter_matrices`.
-
-    >>> from lgmml_torch.functional.regions import regions_from_queries
-    >>> X, labels = torch.tensor([[0.0], [2.0], [5.0], [7.0]]), torch.tensor([1.0, 0.0, 1.0, 0.0])
-    >>> regions = regions_from_queries(labels, torch.tensor([0, 2, 4]), torch.tensor([0, 1]), torch.tensor([0, 1, 2]))
-    >>> pooled_scatter(X, regions)[1]  # of 2² and 2², not of 5² or 7²
-    tensor([[4.]], dtype=torch.float64)
     """
     _check_rows(features, regions)
     dim = features.shape[1]
@@ -223,8 +217,7 @@ def gmml(
     """
     check_choice("method", method, METHODS)
     check_unit_interval("t", t)
-    dtype = result_dtype(S, D)
-    S, D = broadcast_pair(S, D, names=("S", "D"))
+    S, D, dtype = broadcast_pair(S, D, names=("S", "D"))
     shape, dim = S.shape, S.shape[-1]
     S, D = S.reshape(-1, dim, dim), D.reshape(-1, dim, dim)
     check_positive("lam", lam, zero=True)
@@ -257,13 +250,6 @@ def gmml_bank(
 
     Raises:
         NotSPDError: The rows of a region are all equal, or λ=0 and its scatter is singular beyond repair.
-
-    >>> from lgmml_torch.functional.regions import regions_from_queries
-    >>> X, labels = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]]), torch.tensor([1.0, 1.0, 0.0])
-    >>> one = torch.tensor([0, 1])
-    >>> F = gmml_bank(X, regions_from_queries(labels, torch.tensor([0, 3]), one[:1], one))
-    >>> (F @ F.mT).diagonal(dim1=-2, dim2=-1)  # positives differ in feature 0, negatives in feature 1
-    tensor([[0.7245, 5.7843]])
     """
     check_unit_interval("t", t)
     check_choice("reduction", reduction, REDUCTIONS)
@@ -272,7 +258,7 @@ def gmml_bank(
     _check_rows(features, regions)
     count, dim = len(regions), features.shape[1]
     towards = _check_prior(prior, torch.Size((count, dim, dim)))
-    out = features.new_empty((count, dim, dim), dtype=result_dtype(features))
+    out = features.new_empty((count, dim, dim), dtype=torch.result_type(features, 1.0))
     for some in _steps(regions, dim, max_bytes):
         S, D = _region_scatter(features, regions.part(some), reduction, first=some.start)
         members = torch.arange(some.start, some.stop, device=features.device)

@@ -30,14 +30,9 @@ _CHUNK_PAIRS = 65_536  # pairs in memory at a time: each float32 temporary fits 
 def _ideal_dcg(
     labels: Tensor,  # (N,)
     offsets: Tensor,  # (Q+1,)
-    *,
-    truncation: int = 30,
+    truncation: int,
 ) -> Tensor:  # (Q,)
-    """DCG of the best order of each list, gains ``2^y - 1``, its first ``truncation`` places.
-
-    >>> _ideal_dcg(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 2, 3]))
-    tensor([1., 0.])
-    """
+    """DCG of the best order of each list, gains ``2^y - 1``, its first ``truncation`` places."""
     place = positions(offsets)
     gains = torch.exp2(labels[argsort_segments(labels, offsets, descending=True)]) - 1
     return segment_sum(torch.where(place < truncation, gains * log_discounts(place).to(gains), 0.0), offsets)
@@ -52,7 +47,6 @@ def lambda_gradients(
     sigma: float = 1.0,
     floor: float = 0.05,
     weights: Tensor | None = None,  # (N,)
-    chunk_pairs: int = _CHUNK_PAIRS,
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
     r"""Negative gradient and diagonal Hessian of the LambdaRank loss.
 
@@ -77,7 +71,6 @@ def lambda_gradients(
         sigma: slope of the pairwise probability.
         floor: added to ``p (1 - p)``.
         weights: what the relevance of each document counts; 1 when not given.
-        chunk_pairs: pairs in memory at a time.
 
     Raises:
         LGMMLError: for shapes that do not fit or arguments out of range.
@@ -93,7 +86,7 @@ def lambda_gradients(
     check_positive("truncation", truncation)
     check_positive("sigma", sigma)
     check_positive("floor", floor, zero=True)
-    ideal = _ideal_dcg(labels, offsets, truncation=truncation)
+    ideal = _ideal_dcg(labels, offsets, truncation)
     order = argsort_segments(scores, offsets, descending=True)
     f, place, query = sigma * scores[order], positions(offsets), segment_ids(offsets)
     # Divided by the ideal here, so that a pair needs no look-up of it; NDCG skips a list without gain, so does this.
@@ -105,7 +98,7 @@ def lambda_gradients(
     if not width:
         return torch.zeros_like(scores), torch.zeros_like(scores)
     w = None if weights is None else weights[order].to(f.dtype)
-    grad, hess = _sums_over_pairs(f, gains, w, offsets, place, query, width, floor, chunk_pairs)
+    grad, hess = _sums_over_pairs(f, gains, w, offsets, place, query, width, floor)
     back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
     return sigma * grad[back], sigma**2 * hess[back]
 
@@ -119,7 +112,6 @@ def _sums_over_pairs(
     query: Tensor,  # (N,)
     width: int,
     floor: float,
-    chunk_pairs: int,
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
     """Gradient and Hessian of sorted rows for a slope of 1, some rows at a time against ``width`` first places."""
     slots = torch.arange(width, device=f.device)
@@ -129,7 +121,7 @@ def _sums_over_pairs(
     head_f, head_gains = f[heads], gains[heads]
     head_weights = None if weights is None else weights[heads]
     grad, hess = torch.zeros_like(f), torch.zeros_like(f)
-    for rows in row_slices(len(f), width, chunk_pairs):
+    for rows in row_slices(len(f), width, _CHUNK_PAIRS):
         lists = query[rows]
         gap = head_gains[lists].sub_(gains[rows, None])  # (B, T)
         # A pair belongs to its lower row: slots at or below the row itself are the same pair again, or padding.
@@ -245,40 +237,7 @@ def num_positions(data: RankingData) -> int:
     return 1 + last
 
 
-def position_step(
-    bias: Tensor,  # (P,)
-    positions: Tensor,  # (M,) long
-    gradients: Tensor,  # (M,)
-    hessians: Tensor,  # (M,)
-    *,
-    shrinkage: float,
-    ridge: float,
-) -> Tensor:  # (P,)
-    r"""The biases of positions after a damped Newton step on what documents shown there want together.
-
-    With :math:`G_p, H_p` the gradients and Hessians summed over position p and λ = ``ridge`` times the mean of H over
-    the positions that occur,
-
-    .. math:: b_p \leftarrow b_p + \mathrm{shrinkage} \cdot (G_p - \lambda b_p) / (H_p + \lambda)
-
-    so a position that nothing is known about goes back to 0. Limiting case: positions that differ in nothing keep
-    biases of 0.
-
-    >>> step = position_step(torch.zeros(2), torch.tensor([0, 1]), torch.tensor([1.0, -1.0]), torch.ones(2),
-    ...                      shrinkage=0.5, ridge=1.0)
-    >>> step
-    tensor([ 0.2500, -0.2500])
-    """
-    pull = torch.zeros_like(bias).index_add_(0, positions, gradients.to(bias))
-    stiff = torch.zeros_like(bias).index_add_(0, positions, hessians.to(bias))
-    least = ridge * stiff.sum() / (stiff > 0).sum().clamp_min(1)
-    return bias + shrinkage * (pull - least * bias) / (stiff + least).clamp_min(1e-12)
-
-
-def bias_of(
-    bias: Tensor,  # (P,)
-    positions: Tensor,  # (N,)
-) -> Tensor:  # (N,)
+def bias_of(bias: Tensor, positions: Tensor) -> Tensor:  # (P,), (N,) -> (N,)
     """The bias of each document's position; 0 for one beyond all that were trained on."""
     known = torch.cat([bias, bias.new_zeros(1)])
     return known[positions.clamp_max(len(bias))]

@@ -22,14 +22,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets, check_positive, check_shape
-from lgmml_torch.functional.presets import (
-    MetricName,
-    Preset,
-    describe,
-    find_preset,
-    measure_lists,
-    parse_metric,
-)
+from lgmml_torch.functional.presets import MetricName, Preset, describe, find_preset, parse_metric
 from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.ragged import RankingData
 
@@ -171,11 +164,10 @@ def rank_metrics(
     {'ndcg@2': tensor([0.1738,    nan], dtype=torch.float64), 'mrr': tensor([0.5000, 0.0000], dtype=torch.float64)}
     """
     asked = measures_of(metrics)
-    names, parsed = [], []
+    parsed: dict[str, MetricName] = {}
     for measure in asked:
         if measure.function is None:
-            names.append(measure.name)
-            parsed.append(parse_metric(measure.name))
+            parsed[measure.name] = parse_metric(measure.name)
     rules = find_preset(preset)
     if threshold is not None:
         check_positive("threshold", threshold)
@@ -188,23 +180,15 @@ def rank_metrics(
         check_shape("retrieved", retrieved, (len(scores),))
         if retrieved.dtype != torch.bool:
             raise LGMMLError(f"`retrieved` must hold truth values, got {retrieved.dtype}")
-    _check_labels(labels, parsed, rules, max_grade)
-    values = measure_lists(
-        (scores, labels, offsets),
-        parsed,
-        rules,
-        tie_order=tie_order,
-        retrieved=retrieved,
-        max_grade=max_grade,
-    )
-    built_in = dict(zip(names, values, strict=True))
-    found = {}
+    names = list(parsed.values())
+    _check_labels(labels, names, rules, max_grade)
+    lists = (scores, labels, offsets)
+    values = rules.measure(lists, names, tie_order=tie_order, retrieved=retrieved, max_grade=max_grade)
+    found = dict(zip(parsed, values, strict=True))
     for measure in asked:
-        if measure.function is None:
-            found[measure.name] = built_in[measure.name]
-        else:
-            found[measure.name] = measure.per_query(scores, labels, offsets)
-    return found
+        if measure.function is not None:
+            found[measure.name] = measure.per_query(*lists)
+    return {measure.name: found[measure.name] for measure in asked}
 
 
 def rank_data(
@@ -290,9 +274,9 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
         )
     if "err" in kinds and max_grade is not None and not high <= max_grade <= _MAX_EXPONENT:
         raise LGMMLError(f"`max_grade` must be from the highest label, {high:g}, to {_MAX_EXPONENT}, got {max_grade:g}")
-    if rules.gain == "exponential" and kinds & {"ndcg", "dcg"} and high > _MAX_EXPONENT:
-        raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
     if rules.gain == "exponential" and kinds & {"ndcg", "dcg"}:
+        if high > _MAX_EXPONENT:
+            raise LGMMLError(f"`labels` must be at most {_MAX_EXPONENT} for the gain 2^y - 1, got {high:g}")
         warn_if_steep(high)
 
 

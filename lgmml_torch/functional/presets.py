@@ -70,6 +70,23 @@ class Preset:
         check_choice("precision_divisor", self.precision_divisor, ("k", "length"))
         check_positive("threshold", self.threshold)
 
+    def measure(
+        self,
+        lists: tuple[Tensor, Tensor, Tensor],  # scores (N,), labels (N,) and offsets (Q+1,)
+        metrics: Sequence[MetricName],
+        *,
+        tie_order: Tensor | None,  # (N,)
+        retrieved: Tensor | None,  # (N,)
+        max_grade: float | None,
+    ) -> Tensor:  # (len(metrics), Q)
+        """Every metric of every list by these rules; NaN for lists that are skipped."""
+        values = lists[1].new_full((len(metrics), len(lists[2]) - 1), torch.nan)
+        if metrics:
+            depth, pessimistic = _depth(metrics), self.ties == "pessimistic"
+            for block in _ranked_blocks(*lists, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
+                values[:, block.queries] = _block_metrics(block, metrics, self, max_grade)
+        return values
+
 
 _KNOWN = (
     Preset("default"),
@@ -135,7 +152,9 @@ def describe(metric: str, preset: str | Preset = "default", *, threshold: float 
         threshold = rules.threshold
     parts = []
     if kind in ("ndcg", "dcg"):
-        parts += _gain_parts(rules)
+        gain = {"exponential": "2^y-1", "linear": "y"}[rules.gain]
+        discount = {"log": "1/log2(i+1)", "letor": "1 at ranks 1 and 2, then 1/log2(i)"}[rules.discount]
+        parts += [f"gain {gain}", f"discount {discount}"]
     if kind in ("map", "mrr", "precision", "recall"):
         parts.append(f"relevant means label >= {threshold:g}")
     if kind == "err":
@@ -150,7 +169,10 @@ def describe(metric: str, preset: str | Preset = "default", *, threshold: float 
     if kind == "ndcg" and k:
         length = {"truncate": "min(k, n)", "zero": "0"}[rules.short_lists]
         parts.append(f"shorter lists: {length}")
-    return f"{metric} ({rules.name}): " + ", ".join([*parts, f"ties: {_ties(kind, rules)}"])
+    ties = {"order": "caller's order", "pessimistic": "lowest label first", "averaged": "averaged"}[rules.ties]
+    if rules.ties == "averaged" and kind not in ("ndcg", "dcg"):
+        ties = "caller's order"
+    return f"{metric} ({rules.name}): " + ", ".join([*parts, f"ties: {ties}"])
 
 
 def _divisor(kind: str, k: int | None, rules: Preset) -> str:
@@ -170,20 +192,6 @@ def _divisor(kind: str, k: int | None, rules: Preset) -> str:
     return found
 
 
-def _gain_parts(rules: Preset) -> list[str]:
-    gain = "2^y-1" if rules.gain == "exponential" else "y"
-    discount = "1/log2(i+1)" if rules.discount == "log" else "1 at ranks 1 and 2, then 1/log2(i)"
-    return [f"gain {gain}", f"discount {discount}"]
-
-
-def _ties(kind: str, rules: Preset) -> str:
-    if rules.ties == "pessimistic":
-        return "lowest label first"
-    if rules.ties == "averaged" and kind in ("ndcg", "dcg"):
-        return "averaged"
-    return "caller's order"
-
-
 # Entries of one padded block: bounds the working memory to some ten tensors of 32 MiB.
 _BLOCK = 4_194_304
 
@@ -199,24 +207,6 @@ class _RankedBlock:
     scores: Tensor  # (B, W) from best to worst
     order: Tensor  # (B, W) columns of `seen` from best to worst
     ranked: Tensor  # (B, V) seen labels of the best V <= W documents, best first
-
-
-def measure_lists(
-    lists: tuple[Tensor, Tensor, Tensor],  # scores (N,), labels (N,) and offsets (Q+1,)
-    metrics: Sequence[MetricName],
-    rules: Preset,
-    *,
-    tie_order: Tensor | None,  # (N,)
-    retrieved: Tensor | None,  # (N,)
-    max_grade: float | None,
-) -> Tensor:  # (len(metrics), Q)
-    """Every metric of every list; NaN for lists that are skipped."""
-    values = lists[1].new_full((len(metrics), len(lists[2]) - 1), torch.nan)
-    if metrics:
-        depth, pessimistic = _depth(metrics), rules.ties == "pessimistic"
-        for block in _ranked_blocks(*lists, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
-            values[:, block.queries] = _block_metrics(block, metrics, rules, max_grade)
-    return values
 
 
 def _depth(metrics: Sequence[MetricName]) -> int | None:
@@ -285,10 +275,7 @@ def _padded_rows(
     return torch.where(places < sizes[:, None], starts[:, None] + places, padding)
 
 
-def _take(
-    values: Tensor,  # (N,)
-    rows: Tensor,  # (B, W)
-) -> Tensor:  # (B, W)
+def _take(values: Tensor, rows: Tensor) -> Tensor:  # (N,), (B, W) -> (B, W)
     return values.index_select(0, rows.reshape(-1)).view(rows.shape)
 
 
@@ -391,9 +378,7 @@ def _discounts(
     return 1 / torch.log2(ranks.clamp(min=2.0))
 
 
-def _ranks(
-    like: Tensor,  # (B, V)
-) -> Tensor:  # (V,)
+def _ranks(like: Tensor) -> Tensor:  # (B, V) -> (V,)
     return torch.arange(1, like.shape[1] + 1, device=like.device, dtype=torch.float64)
 
 

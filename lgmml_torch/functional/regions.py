@@ -13,15 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import (
-    DataError,
-    LGMMLError,
-    check_choice,
-    check_finite,
-    check_offsets,
-    check_positive,
-    check_shape,
-)
+from lgmml_torch.checks import DataError, check_choice, check_finite, check_offsets, check_positive, check_shape
 from lgmml_torch.functional.distance import norm_factors
 from lgmml_torch.functional.presets import log_discounts
 from lgmml_torch.segments import (
@@ -71,7 +63,7 @@ class Regions:
         return Regions(*parts)
 
 
-def check_labels(labels: Tensor, offsets: Tensor) -> None:
+def _check_labels(labels: Tensor, offsets: Tensor) -> None:
     """Require finite ``labels (N,)`` and offsets that end at N."""
     check_shape("labels", labels, (None,))
     check_finite("labels", labels)
@@ -87,15 +79,12 @@ def usable_queries(
     >>> usable_queries(torch.tensor([0.0, 1.0, 2.0, 2.0]), torch.tensor([0, 2, 4, 4]))
     tensor([ True, False, False])
     """
-    check_labels(labels, offsets)
+    _check_labels(labels, offsets)
     values = labels.double()
     return segment_max(values, offsets) > segment_min(values, offsets)
 
 
-def _high_thresholds(
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q,)
+def _high_thresholds(labels: Tensor, offsets: Tensor) -> Tensor:  # (N,), (Q+1,) -> (Q,)
     """Midpoint median of the distinct positive labels of each query, as float64; +inf where none is positive.
 
     With an even number of distinct positive labels the median is half way between the middle two.
@@ -134,7 +123,7 @@ def regions_from_queries(
     >>> found.positives, found.negatives
     (tensor([2, 3]), tensor([0]))
     """
-    check_labels(labels, offsets)
+    _check_labels(labels, offsets)
     check_offsets(query_offsets, len(queries), name="query_offsets")
     rows, row_offsets = gather_segments(offsets, queries)
     owner = segment_ids(row_offsets)
@@ -215,7 +204,7 @@ _LEVELS = 1 << 36  # distances are told apart to this share of their norm
 
 
 @dataclass(frozen=True)
-class Anchors:
+class _Anchors:
     """One anchor for each region.
 
     Attributes:
@@ -238,8 +227,9 @@ def choose_anchors(
     *,
     k: int = 10,
     candidates: str = "positives",
+    alphas: Sequence[float] = (),
     norm: str = "mahalanobis",
-) -> Anchors:
+) -> _Anchors:
     """The document of X₊ whose distance order has the best NDCG@k on its region's queries.
 
     Each candidate is left out of the list it is judged on, where it would come first for being itself. NDCG has
@@ -247,6 +237,11 @@ def choose_anchors(
     whose queries are skipped comes last. Equal distances and equal NDCG are decided by row order.
 
     ``candidates`` are all of X₊ (``"positives"``) or those with the region's highest label (``"top"``).
+
+    The ideal candidate document need not exist. With ``alphas`` an anchor p_r then moves away from its region's
+    negatives, to ``p_r + α(p_r − mean of X₋)``, with α = 0 or the one of ``alphas`` of the best NDCG@k; the first of
+    equally good ones wins. The document it starts from is left out of the lists at every α: all values are then
+    compared on the same lists, and none is credited with putting first the document it was built from.
 
     Raises:
         LGMMLError: Shapes that do not fit, entries that are not finite, or an unknown name.
@@ -258,68 +253,34 @@ def choose_anchors(
     tensor([3])
     """
     check_choice("candidates", candidates, CANDIDATES)
-    _check(features, labels, offsets, regions, factors, k)
+    _check_labels(labels, offsets)
+    check_shape("features", features, (len(labels), None))
+    check_shape("factors", factors, (len(regions), features.shape[1], None))
+    check_finite("features", features)
+    check_finite("factors", factors)
+    check_positive("k", k)
+    grid = torch.tensor((0.0, *alphas), dtype=torch.float64, device=features.device)
+    check_finite("alphas", grid[1:])
     lenses = norm_factors(factors.double(), norm)
+    points = features.new_empty(len(regions), features.shape[1])
     rows, ndcgs = regions.queries.new_empty(len(regions)), lenses.new_empty(len(regions))
     for r in range(len(regions)):
         judge = _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
         chosen = _part(regions.positives, regions.positive_offsets, r)
         if candidates == "top":
             chosen = chosen[labels[chosen] == labels[chosen].max()]
-        ndcg = judge(features[chosen].double(), lenses[r], chosen)
+        tried = features[chosen].double()
+        ndcg = judge(tried, lenses[r], chosen)
         best = _first_best(ndcg)
-        rows[r], ndcgs[r] = chosen[best], ndcg[best]
-    return Anchors(features[rows], rows, ndcgs)
-
-
-def extrapolate_anchors(
-    features: Tensor,  # (N, D)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    regions: Regions,
-    factors: Tensor,  # (K, D, R)
-    anchors: Anchors,
-    *,
-    alphas: Sequence[float],
-    k: int = 10,
-    norm: str = "mahalanobis",
-) -> Anchors:
-    """Move each anchor away from its region's negatives: ``p_r + α(p_r − mean of X₋)``, α by NDCG@k.
-
-    The ideal candidate document need not exist. α is judged on the region's own queries; the first of equally good
-    values wins, so with 0 first the real document stays unless another place is better.
-
-    The document an anchor starts from is left out of the lists at every α, not only at 0: all values are then
-    compared on the same lists, and none is credited with putting first the document it was built from.
-
-    Raises:
-        LGMMLError: As :func:`choose_anchors`, and an empty grid.
-
-    >>> x = torch.tensor([[0.0], [1.0], [2.0], [2.5]])
-    >>> y, offsets = torch.tensor([0.0, 0.0, 1.0, 2.0]), torch.tensor([0, 4])
-    >>> regions = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
-    >>> real = Anchors(x[2:3], torch.tensor([2]), torch.zeros(1))
-    >>> extrapolate_anchors(x, y, offsets, regions, torch.ones(1, 1, 1), real, alphas=(1.0,)).points
-    tensor([[3.5000]])
-    """
-    if len(alphas) == 0:
-        raise LGMMLError("`alphas` must hold at least one value, got none")
-    _check(features, labels, offsets, regions, factors, k)
-    check_shape("anchors.points", anchors.points, (len(regions), features.shape[1]))
-    lenses = norm_factors(factors.double(), norm)
-    grid = torch.tensor(tuple(alphas), dtype=torch.float64, device=features.device)
-    check_finite("alphas", grid)
-    points = features.new_empty(len(regions), features.shape[1])
-    ndcgs = lenses.new_empty(len(regions))
-    for r in range(len(regions)):
-        judge = _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
-        negatives = features[_part(regions.negatives, regions.negative_offsets, r)].double()
-        start = anchors.points[r].double()
-        tried = start + grid[:, None] * (start - negatives.mean(dim=0))
-        ndcg = judge(tried, lenses[r], anchors.rows[r].expand(len(grid)))
-        best = _first_best(ndcg)
+        rows[r] = chosen[best]
+        if alphas:
+            start = tried[best]
+            negatives = features[_part(regions.negatives, regions.negative_offsets, r)].double()
+            tried = start + grid[:, None] * (start - negatives.mean(dim=0))
+            ndcg = judge(tried, lenses[r], rows[r].expand(len(grid)))
+            best = _first_best(ndcg)
         points[r], ndcgs[r] = tried[best], ndcg[best]
-    return Anchors(points, anchors.rows, ndcgs)
+    return _Anchors(points, rows, ndcgs)
 
 
 class _Judge:
@@ -375,15 +336,6 @@ class _Judge:
     def _dcg(self, gains: Tensor, place: Tensor) -> Tensor:  # (C, n), (C, n) or (n,) -> (C, Q)
         terms = gains * self.discounts[place]
         return terms.new_zeros((len(terms), self.num_queries)).index_add(dim=1, index=self.owner, source=terms)
-
-
-def _check(features: Tensor, labels: Tensor, offsets: Tensor, regions: Regions, factors: Tensor, k: int) -> None:
-    check_labels(labels, offsets)
-    check_shape("features", features, (len(labels), None))
-    check_shape("factors", factors, (len(regions), features.shape[1], None))
-    check_finite("features", features)
-    check_finite("factors", factors)
-    check_positive("k", k)
 
 
 def _part(values: Tensor, offsets: Tensor, r: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import check_shape
 from lgmml_torch.functional.features import list_rank_percentiles
-from lgmml_torch.segments import segment_max, segment_min
+from lgmml_torch.segments import row_slices, segment_max, segment_min
 
 _FLIPS = 30  # random signs of all lists
 _MAX_PAIRED = 1_000  # features up to which pairs are looked at: their number grows with the square
@@ -42,13 +42,6 @@ class FeatureSums:
 
     Attributes:
         parts: ``(F + 4, E)`` float64: ΣC, ΣC², ΣV, the number of lists, and ΣC for each flip of signs.
-
-    >>> g = torch.Generator().manual_seed(0)
-    >>> features, offsets = torch.randn(4000, 3, generator=g), torch.arange(0, 4001, 40)
-    >>> sums = FeatureSums(3, 100)
-    >>> sums.add(features, (features[:, 0] > 1).float(), offsets)
-    >>> sums.statistics()[0, :3].abs() > 3
-    tensor([ True, False, False])
     """
 
     def __init__(self, features: int, lists: int, *, paired: bool | None = None) -> None:
@@ -78,9 +71,8 @@ class FeatureSums:
         check_shape("numbers", numbers, (len(offsets) - 1,))
         varied = segment_max(labels, offsets, empty=0.0) > segment_min(labels, offsets, empty=0.0)
         useful = varied.nonzero()[:, 0].cpu()
-        size = max(1, _BLOCK_VALUES // max(1, len(self.rows)))
-        for start in range(0, len(useful), size):
-            some, block = useful[start : start + size], []
+        for part in row_slices(len(useful), len(self.rows), _BLOCK_VALUES):
+            some, block = useful[part], []
             for number in some.tolist():
                 rows = slice(int(offsets[number]), int(offsets[number + 1]))
                 difference, variance = self._of_list(features[rows].cpu().float(), labels[rows].cpu().float())

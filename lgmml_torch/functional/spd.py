@@ -13,15 +13,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import (
-    LGMMLError,
-    NotSPDError,
-    NumericsWarning,
-    check_choice,
-    check_finite,
-    check_symmetric,
-    check_unit_interval,
-)
+from lgmml_torch.checks import LGMMLError, NotSPDError, NumericsWarning, check_choice, check_finite, check_unit_interval
 from lgmml_torch.segments import row_slices
 
 # Relative to the mean diagonal entry: from the rounding of float64 up to that of float32 input.
@@ -47,9 +39,24 @@ def cholesky_jittered(
     tensor([[2., 0.], [1., 3.]])
     """
     check_finite(name, A)
-    check_symmetric(name, A)
+    _check_symmetric(name, A)
     size = A.shape[-2:]
     return _stacked_cholesky(A.reshape(-1, *size), name).reshape(A.shape)
+
+
+def _check_symmetric(name: str, A: Tensor) -> None:
+    """Require matrices ``(..., D, D)`` with ``A == Aᵀ`` up to 1e-6 of the largest entry of each."""
+    if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
+        raise LGMMLError(f"`{name}` must be square, (..., D, D), got {tuple(A.shape)}")
+    if A.numel() == 0:
+        return
+    if not A.is_floating_point():
+        A = A.double()
+    gap = (A - A.mT).abs().amax(dim=(-2, -1))
+    scale = A.abs().amax(dim=(-2, -1))
+    if bool((gap > 1e-6 * scale).any()):
+        worst = float((gap / scale.clamp_min(torch.finfo(A.dtype).tiny)).max())
+        raise LGMMLError(f"`{name}` must be symmetric, got a relative asymmetry of {worst:.3g}")
 
 
 def _stacked_cholesky(
@@ -226,9 +233,7 @@ def _clamped(
     return torch.maximum(values, floor)
 
 
-def _power_of_two(
-    A: Tensor,  # (K, D, D)
-) -> Tensor:  # (K, 1, 1)
+def _power_of_two(A: Tensor) -> Tensor:  # (K, D, D) -> (K, 1, 1)
     """The power of two at or just below the largest diagonal entry; 1 where that is not positive."""
     largest = A.diagonal(dim1=-2, dim2=-1).amax(dim=-1)[:, None, None]
     return torch.where(largest > 0, largest / (2 * torch.frexp(largest)[0]), 1.0)
@@ -260,7 +265,7 @@ def geometric_mean(
     tensor([[6.]])
     """
     F = geometric_mean_factor(A, B, t, method=method, dtype=torch.float64)
-    return (F @ F.mT).to(result_dtype(A, B))
+    return (F @ F.mT).to(_result_dtype(A, B))
 
 
 def geometric_mean_factor(
@@ -281,8 +286,8 @@ def geometric_mean_factor(
     """
     check_choice("method", method, METHODS)
     check_unit_interval("t", t)
-    X, Y = broadcast_pair(A, B, names=("A", "B"))
-    shape, size, dtype = X.shape, X.shape[-2:], dtype or result_dtype(A, B)
+    X, Y, usual = broadcast_pair(A, B, names=("A", "B"))
+    shape, size, dtype = X.shape, X.shape[-2:], dtype or usual
     X, Y = X.reshape(-1, *size), Y.reshape(-1, *size)
     return stacked_factor(X, Y, t, invert_first=invert_first, method=method, dtype=dtype).reshape(shape).to(dtype)
 
@@ -292,25 +297,24 @@ def broadcast_pair(
     B: Tensor,  # (..., D, D)
     *,
     names: tuple[str, str],
-) -> tuple[Tensor, Tensor]:  # (..., D, D), (..., D, D) float64
-    """Two stacks in float64 and of one shape, each checked to be square, finite and symmetric."""
+) -> tuple[Tensor, Tensor, torch.dtype]:  # (..., D, D), (..., D, D) float64
+    """Two stacks in float64 and of one shape, each checked to be square, finite and symmetric, and their own dtype."""
+    dtype = _result_dtype(A, B)
     shapes = f"got {tuple(A.shape)} and {tuple(B.shape)}"
     A, B = A.to(torch.float64), B.to(torch.float64)
     for name, X in zip(names, (A, B), strict=True):
         check_finite(name, X)
-        check_symmetric(name, X)
+        _check_symmetric(name, X)
     if A.shape[-1] == B.shape[-1] > 0:
         with contextlib.suppress(RuntimeError):
             A, B = torch.broadcast_tensors(A, B)  # type: ignore[no-untyped-call]
-            return A, B
+            return A, B, dtype
     raise LGMMLError(f"`{names[0]}` and `{names[1]}` must have matching shapes (..., D, D), D >= 1, {shapes}")
 
 
-def result_dtype(*tensors: Tensor) -> torch.dtype:
-    """The dtype to return: what the inputs promote to, or torch's default when all are integers."""
-    dtype = tensors[0].dtype
-    for x in tensors[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
+def _result_dtype(A: Tensor, B: Tensor) -> torch.dtype:
+    """The dtype to return: what the inputs promote to, or torch's default when both are integers."""
+    dtype = torch.promote_types(A.dtype, B.dtype)
     if not dtype.is_floating_point:
         return torch.get_default_dtype()
     return dtype

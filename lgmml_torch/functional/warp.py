@@ -1,9 +1,8 @@
 """Sampled WARP: a rank-weighted hinge loss on a positive and the first drawn document that violates its margin.
 
-First the draws: single triplets, or whole lists with draws for each of their positives. The ``*_from_uniforms``
-methods turn given numbers in [0, 1) into draws and hold no randomness of their own, so that a loader worker can make
-its numbers from (seed, epoch, position) and get the same draws as any other worker. Then the loss: ``f`` is the score
-of :mod:`lgmml_torch.functional.score`, so ∂f/∂Φ_q[r] = −κ(d_r).
+First the draws: single triplets, or whole lists with draws for each of their positives. All numbers come from a given
+generator, so that loader workers get the same draws. Then the loss: ``f`` is the score of
+:mod:`lgmml_torch.functional.score`, so ∂f/∂Φ_q[r] = −κ(d_r).
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import DataError, check_choice, check_finite, check_positive, check_shape
+from lgmml_torch.checks import DataError, check_choice, check_finite, check_offsets, check_positive, check_shape
 from lgmml_torch.functional.presets import log_discounts
-from lgmml_torch.functional.regions import check_labels
 from lgmml_torch.segments import (
     argsort_segments,
     gather_segments,
@@ -66,7 +64,9 @@ class NegativeTable:
         tensor([2, 0, 1])
         """
         check_choice("negatives", negatives, _NEGATIVES)
-        check_labels(labels, offsets)
+        check_shape("labels", labels, (None,))
+        check_finite("labels", labels)
+        check_offsets(offsets, len(labels))
         ids = segment_ids(offsets)
         order = argsort_segments(labels, offsets)
         ordered, place = labels[order], positions(offsets)
@@ -84,35 +84,7 @@ class NegativeTable:
         sizes = segment_sum(positive.long(), offsets)
         return cls(order, start, count, positive.nonzero()[:, 0], offsets_from_sizes(sizes), sizes.nonzero()[:, 0])
 
-    def triplets_from_uniforms(
-        self,
-        choices: Tensor,  # (P, 2)
-        uniforms: Tensor,  # (P, T)
-        *,
-        all_negatives: bool = False,
-    ) -> Draws:
-        """Triplets from numbers in [0, 1): ``choices`` pick the query and its positive, ``uniforms`` the negatives.
-
-        With ``all_negatives`` only the first n⁻ draws of a tuple count (the paper's limit), else all T.
-
-        >>> table = NegativeTable.of(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))
-        >>> table.triplets_from_uniforms(torch.tensor([[0.3, 0.9]]), torch.tensor([[0.2, 0.7]])).negatives
-        tensor([[0, 1]])
-        """
-        self._check_usable()
-        check_shape("choices", choices, (None, 2))
-        check_shape("uniforms", uniforms, (len(choices), None))
-        queries, positives = self._choose(choices.to(self.order.device))
-        weights = torch.ones(len(queries), dtype=torch.float64, device=queries.device)
-        return self._draws(queries, positives, weights, uniforms, all_negatives)
-
-    def sample_triplets(
-        self,
-        num: int,
-        *,
-        max_draws: int | None = 10,
-        generator: torch.Generator,
-    ) -> Draws:
+    def sample_triplets(self, num: int, *, max_draws: int | None = 10, generator: torch.Generator) -> Draws:
         """Triplets: a query uniformly among those with positives, one of its positives, negatives with replacement.
 
         ``max_draws=None`` allows each tuple n⁻ draws (the paper's limit).
@@ -124,33 +96,16 @@ class NegativeTable:
         >>> table.sample_triplets(2, max_draws=5, generator=torch.Generator().manual_seed(0)).negatives.shape
         torch.Size([2, 5])
         """
-        self._check_usable()
+        if len(self.queries) == 0:
+            raise DataError("no query has a positive and a lower-labelled document, so no triplet can be drawn")
         check_positive("num", num, zero=True)
-        choices = _rand(num, 2, generator).to(self.order.device)
-        width = self._width(self._choose(choices)[1], max_draws)
-        return self.triplets_from_uniforms(choices, _rand(num, width, generator), all_negatives=max_draws is None)
-
-    def list_draws_from_uniforms(
-        self,
-        queries: Tensor,  # (B,)
-        uniforms: Tensor,  # (M, T)
-        *,
-        all_negatives: bool = False,
-    ) -> Draws:
-        """Draws for every positive of whole lists; M is the number of positives the queries have together.
-
-        Each positive weighs 1/|positives of its query|, so a list drawn uniformly among those with positives has the
-        expected loss and gradient of one triplet. Lists without positives give no tuples.
-
-        >>> table = NegativeTable.of(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
-        >>> table.list_draws_from_uniforms(torch.tensor([0]), torch.zeros(2, 1)).weights
-        tensor([0.5000, 0.5000], dtype=torch.float64)
-        """
-        places, list_offsets = gather_segments(self.positive_offsets, queries)
-        owner = segment_ids(list_offsets)
-        check_shape("uniforms", uniforms, (len(places), None))
-        weights = 1 / list_offsets.diff()[owner].double()
-        return self._draws(queries[owner], self.positives[places], weights, uniforms, all_negatives)
+        first, second = _rand(num, 2, generator).to(self.order.device).unbind(1)
+        queries = self.queries[_pick(first, torch.full_like(first, len(self.queries)).long())]
+        sizes = self.positive_offsets.diff()[queries]
+        positives = self.positives[self.positive_offsets[queries] + _pick(second, sizes)]
+        uniforms = _rand(num, self._width(positives, max_draws), generator)
+        weights = torch.ones(num, dtype=torch.float64, device=queries.device)
+        return self._draws(queries, positives, weights, uniforms, max_draws is None)
 
     def sample_list_draws(
         self,
@@ -160,28 +115,28 @@ class NegativeTable:
         generator: torch.Generator,
         among: Among | None = None,
     ) -> Draws:
-        """`list_draws_from_uniforms` with numbers from ``generator``; ``max_draws=None`` allows n⁻ draws each.
+        """Draws for every positive of whole lists; ``max_draws=None`` allows n⁻ draws each.
+
+        Each positive weighs 1/|positives of its query|, so a list drawn uniformly among those with positives has the
+        expected loss and gradient of one triplet. Lists without positives give no tuples.
 
         With ``among``, numbers are drawn for the whole batch these lists belong to: its draws are then the same for any
         number of processes that share it.
 
         >>> table = NegativeTable.of(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3]))
         >>> draws = table.sample_list_draws(torch.tensor([0]), generator=torch.Generator().manual_seed(0))
-        >>> draws.positives, draws.num_negatives
-        (tensor([1, 2]), tensor([1, 1]))
+        >>> draws.positives, draws.weights
+        (tensor([1, 2]), tensor([0.5000, 0.5000], dtype=torch.float64))
         """
+        places, list_offsets = gather_segments(self.positive_offsets, queries)
+        owner, positives = segment_ids(list_offsets), self.positives[places]
         if among is None:
-            places, _ = gather_segments(self.positive_offsets, queries)
-            uniforms = _rand(len(places), self._width(self.positives[places], max_draws), generator)
+            uniforms = _rand(len(places), self._width(positives, max_draws), generator)
         else:
             width = among.most if max_draws is None else max_draws
             uniforms = _rand(among.total, width, generator)[among.places]
-        return self.list_draws_from_uniforms(queries, uniforms, all_negatives=max_draws is None)
-
-    def _choose(self, choices: Tensor) -> tuple[Tensor, Tensor]:
-        queries = self.queries[_pick(choices[:, 0], torch.full_like(choices[:, 0], len(self.queries)).long())]
-        counts = self.positive_offsets.diff()[queries]
-        return queries, self.positives[self.positive_offsets[queries] + _pick(choices[:, 1], counts)]
+        weights = 1 / list_offsets.diff()[owner].double()
+        return self._draws(queries[owner], positives, weights, uniforms, max_draws is None)
 
     def _draws(
         self, queries: Tensor, positives: Tensor, weights: Tensor, uniforms: Tensor, all_negatives: bool
@@ -201,10 +156,6 @@ class NegativeTable:
         if not len(positives):
             return 0
         return int(self.count[positives].max())
-
-    def _check_usable(self) -> None:
-        if len(self.queries) == 0:
-            raise DataError("no query has a positive and a lower-labelled document, so no triplet can be drawn")
 
 
 @dataclass(frozen=True)

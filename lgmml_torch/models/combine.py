@@ -85,10 +85,7 @@ def combination_weights(
     return weights(kept)
 
 
-def _weighted_sum(
-    weights: Tensor,  # (M,)
-    scores: Tensor,  # (M, N)
-) -> Tensor:  # (N,)
+def _weighted_sum(weights: Tensor, scores: Tensor) -> Tensor:  # (M,), (M, N) -> (N,)
     """Σ wₘ sₘ, one after the other: equal columns give equal sums, wherever they stand."""
     total = scores.new_zeros(scores.shape[1])
     for weight, row in zip(weights, scores, strict=True):
@@ -96,10 +93,7 @@ def _weighted_sum(
     return total
 
 
-def _mean_deviations(
-    scores: Tensor,  # (M, N)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (M,)
+def _mean_deviations(scores: Tensor, offsets: Tensor) -> Tensor:  # (M, N), (Q+1,) -> (M,)
     """Standard deviation within lists, mean over the lists; exactly 0 for scores that never differ within one."""
     deviations = segment_std(scores.T, offsets).mean(dim=0)
     for number, row in enumerate(scores):

@@ -16,6 +16,7 @@ from lgmml_torch.models.local_metrics import MetricBlock
 from lgmml_torch.models.preprocess.base import Source
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.segments import row_slices
 
 PAIR_VALUES = 1 << 22  # of pairs, metrics and features held at a time
 _FLAT = 1e-9  # below this relative difference of squared distances, the kernel's slope replaces its secant
@@ -166,9 +167,7 @@ def explain_pairs(
     both = prepared[pairs]  # (P, 2, D')
     metrics, features = both.new_zeros(len(pairs), len(phi)), both.new_zeros(len(pairs), both.shape[2])
     for columns, block in model.metrics.iter_columns():
-        step = max(1, PAIR_VALUES // block.factors[..., 0].numel())
-        for first in range(0, len(pairs), step):
-            here = slice(first, first + step)
+        for here in row_slices(len(pairs), block.factors[..., 0].numel(), PAIR_VALUES):
             _, shares, support = _split_block(block, both[here], model.metrics.norm, model.kernel)  # (K, P, s)
             shares = shares * phi[columns, None, None]
             metrics[here, columns] = shares.sum(2).T
@@ -211,13 +210,11 @@ def _find_query(data: RankingData, qid: Hashable) -> int:
 def _find_document(data: RankingData, name: str | int) -> int:
     """The row of a document of the only query: by its id, or by its place in the caller's order, from 0."""
     if isinstance(name, str):
-        rows = []
-        for row, known in enumerate(data.doc_ids or ()):
-            if known == name:
-                rows.append(row)
-        if len(rows) == 1:
-            return rows[0]
-        what = f"{len(rows)} documents" if rows else "no document"
+        ids = list(data.doc_ids or ())
+        count = ids.count(name)
+        if count == 1:
+            return ids.index(name)
+        what = f"{count} documents" if count else "no document"
         raise DataError(f"query {data.qids[0]!r} has {what} with the id {name!r}")
     if not 0 <= name < data.num_documents:
         raise DataError(f"query {data.qids[0]!r} has {data.num_documents} documents, got place {name}, counted from 0")

@@ -98,7 +98,7 @@ EXPORTERS = {".onnx": export_onnx, ".pt2": export_program}
 """What writes a file, by the end of its name."""
 
 
-class Parity(NamedTuple):
+class _Parity(NamedTuple):
     """How near an exported file comes to the model.
 
     Attributes:
@@ -118,7 +118,7 @@ class Parity(NamedTuple):
 
 def compare_exported(
     path: str | os.PathLike[str], model: LGMML, data: RankingData, *, policy: str | None = None, batch: bool = False
-) -> Parity:
+) -> _Parity:
     """Score lists with an exported file, one by one or with ``batch`` all in one call, and with the model itself.
 
     Raises:
@@ -138,7 +138,7 @@ def compare_exported(
         found = torch.cat(parts)
     expected = model.score(data, policy=policy)
     largest, size = float((found - expected).abs().max()), float(expected.abs().max())
-    return Parity(largest, size, data.num_queries, data.num_documents, engine)
+    return _Parity(largest, size, data.num_queries, data.num_documents, engine)
 
 
 def _open_exported(path: Path) -> tuple[Callable[..., Tensor], str]:
@@ -159,7 +159,7 @@ def _open_exported(path: Path) -> tuple[Callable[..., Tensor], str]:
 
 def _to_export(
     model: LGMML, policy: str | None, batch: bool
-) -> tuple[ListScorer, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
+) -> tuple[_ListScorer, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
     """What computes, inputs to trace it with, and which of their sizes are free."""
     if model.base is not None:
         raise LGMMLError(
@@ -167,7 +167,7 @@ def _to_export(
         )
     name = policy or model.phi.policy
     check_choice("policy", name, POLICIES[model.phi.mode])
-    scorer = ListScorer(deepcopy(model).cpu(), name).eval().requires_grad_(False)
+    scorer = _ListScorer(deepcopy(model).cpu(), name).eval().requires_grad_(False)
     features = torch.zeros(7, model.reading["num_features"], dtype=model.dtype)
     documents = {0: torch.export.Dim("documents", min=1)}
     if not batch:
@@ -175,7 +175,7 @@ def _to_export(
     return scorer, (features, torch.tensor([0, 3, 5, 7])), (documents, {0: torch.export.Dim("bounds", min=2)})
 
 
-def _facts(model: LGMML, scorer: ListScorer) -> dict[str, str]:
+def _facts(model: LGMML, scorer: _ListScorer) -> dict[str, str]:
     """What the file says of itself."""
     known = model.reading
     facts = {"format": FORMAT, "version": str(VERSION), "num_features": str(known["num_features"])}
@@ -186,7 +186,7 @@ def _facts(model: LGMML, scorer: ListScorer) -> dict[str, str]:
     return facts
 
 
-class ListScorer(nn.Module):
+class _ListScorer(nn.Module):
     """Scores of lists, in operations whose shapes do not depend on values.
 
     The same numbers as the model's own `score`; only the order of the work differs, which there follows the cache.
@@ -201,11 +201,7 @@ class ListScorer(nn.Module):
         for number, block in enumerate(self.model.metrics.iter_blocks()):
             self.register_buffer(f"lenses{number}", norm_factors(block.factors, self.model.metrics.norm))
 
-    def forward(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor | None = None,  # (Q+1,)
-    ) -> Tensor:  # (N,)
+    def forward(self, features: Tensor, offsets: Tensor | None = None) -> Tensor:  # (N, D), (Q+1,) -> (N,)
         """Scores; higher is better. All rows are one list without ``offsets``."""
         if offsets is None:
             total = torch.scalar_tensor(features.shape[0], dtype=torch.long)

@@ -92,11 +92,7 @@ class FrozenScorer:
         return self.of_lists(rows, bounds)
 
     @torch.no_grad()
-    def of_lists(
-        self,
-        features: _Array,  # (N, D)
-        bounds: Sequence[int],  # (Q+1,)
-    ) -> _Array:  # (N,)
+    def of_lists(self, features: _Array, bounds: Sequence[int]) -> _Array:  # (N, D), (Q+1,) -> (N,)
         """The same, of shapes that were checked already."""
         rows = np.ascontiguousarray(features, dtype=self._dtype)
         if not math.isfinite(float(rows.sum(dtype=np.float64))):
@@ -106,10 +102,7 @@ class FrozenScorer:
         scores = self._scores(torch.from_numpy(prepared)).numpy()
         return _level(scores, rows, bounds)
 
-    def _scores(
-        self,
-        prepared: Tensor,  # (N, D')
-    ) -> Tensor:  # (N,)
+    def _scores(self, prepared: Tensor) -> Tensor:  # (N, D') -> (N,)
         out = prepared.new_empty(len(prepared))
         for rows in row_slices(len(prepared), len(self._lenses), TILE_IMAGES):
             images = nn.functional.linear(prepared[rows], self._lenses, self._centres)

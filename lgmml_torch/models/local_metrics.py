@@ -14,19 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_shape
-from lgmml_torch.functional.distance import (
-    CHUNK_ROWS,
-    NORMS,
-    TINY,
-    TileFiller,
-    distance_filler,
-    fill_tiles,
-    full_method,
-    low_rank_distances,
-    norm_factors,
-    scaled_tiles,
-    subspace_chunk,
-)
+from lgmml_torch.functional.distance import NORMS, TINY, DistanceTiles, low_rank_distances, norm_factors
 from lgmml_torch.functional.score import kernel as kappa_of
 
 _Made = TypeVar("_Made")
@@ -95,7 +83,7 @@ class MetricBlock(nn.Module):
         quality: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self._fillers = Kept()
+        self._kept_tiles = Kept()
         check_shape("anchors", anchors, (None, None))
         count, width = anchors.shape
         check_shape("factors", factors, (count, width, None))
@@ -197,8 +185,7 @@ class MetricBlock(nn.Module):
         """
         if out is None:
             out = features.new_empty((len(features), self.num_metrics))
-        filler, scales = self._filler(features, norm), self.scales.to(features.dtype)
-        return fill_tiles(filler, features, out, self._chunk_rows, scales=scales)
+        return self._tiles(features, norm).write(features, out, self.scales.to(features.dtype))
 
     @torch.no_grad()
     def add_weighted(
@@ -211,32 +198,24 @@ class MetricBlock(nn.Module):
         out: Tensor,  # (N,)
     ) -> None:
         """Add Σᵣ wᵣ κ(dᵣ) to ``out``, tile by tile: the distances never leave the cache."""
-        scales = self.scales.to(features.dtype)
-        tiles = scaled_tiles(self._filler(features, norm), features, self.num_metrics, self._chunk_rows, scales=scales)
-        for rows, tile in tiles:
+        for rows, tile in self._tiles(features, norm).of(features, self.scales.to(features.dtype)):
             out[rows].addmv_(kappa_of(tile, kernel).T, weights)
 
-    @property
-    def _chunk_rows(self) -> int:
-        if self.is_full:
-            return CHUNK_ROWS
-        return subspace_chunk(self.num_metrics)
-
     @torch.no_grad()
-    def _filler(self, features: Tensor, norm: str) -> TileFiller:
+    def _tiles(self, features: Tensor, norm: str) -> DistanceTiles:
         """What fills tiles of such features, kept until the metrics change: large sets come in many blocks."""
         method, support = "factor", self._own_support
         if support is None:
-            method = full_method(features, self.factors, norm)
+            method = DistanceTiles.method_for(features, self.factors, norm)
 
-        def make() -> TileFiller:
+        def make() -> DistanceTiles:
             lenses = self.zoomed_factors
-            return distance_filler(features, self.anchors, lenses, support=support, norm=norm, method=method)
+            return DistanceTiles(features, self.anchors, lenses, support=support, norm=norm, method=method)
 
         buffers = [self.support, self.anchors, self.factors]
         if self.zoom is not None:
             buffers.append(self.zoom)
-        return self._fillers.get(make, buffers, features.dtype, features.device, norm, method)
+        return self._kept_tiles.get(make, buffers, features.dtype, features.device, norm, method)
 
     def select(self, columns: Tensor) -> MetricBlock:
         """The block with some of its metrics only, a zoom made part of their factors."""
@@ -338,10 +317,7 @@ class LocalMetrics(nn.Module):
         for block in self.iter_blocks():
             block.scales.clamp_(min=_LEAST_SCALE)
 
-    def traced(
-        self,
-        features: Tensor,  # (N, D)
-    ) -> Tensor:  # (N, K)
+    def traced(self, features: Tensor) -> Tensor:  # (N, D) -> (N, K)
         """Scaled distances that gradients flow through, see `MetricBlock.traced`."""
         check_shape("features", features, (None, self.num_features))
         return torch.cat([block.traced(features, norm=self.norm) for block in self.iter_blocks()], dim=1)

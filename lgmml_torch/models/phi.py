@@ -18,7 +18,6 @@ from lgmml_torch.checks import (
     check_shape,
     check_whole,
 )
-from lgmml_torch.functional.score import nearest_mean
 
 # The policies for new queries that each way of training Φ allows. The first is the default, except for per-query
 # weights: there validation chooses (`AUTO`).
@@ -161,11 +160,13 @@ class Phi(nn.Module):
         queries: Tensor,  # (B,) indices of training queries
     ) -> Tensor:  # (B, K), or (1, K) when all are the same
         """The weights of training queries."""
-        if self.mode == "per_query":
-            return self._typed(self.table(queries))
-        base = self._typed(self.table(torch.zeros(1, dtype=torch.long, device=queries.device)))
+        rows = queries
+        if self.mode != "per_query":
+            rows = torch.zeros(1, dtype=torch.long, device=queries.device)
+        base: Tensor = self.table(rows)
         if self.deviation is not None:
-            return (base + self._typed(self.deviation(queries))).clamp_min(0)
+            own: Tensor = self.deviation(queries)
+            return (base + own).clamp_min(0)
         if self.gate is None:
             return base
         return self._gated(base, self.summaries[queries])
@@ -198,19 +199,13 @@ class Phi(nn.Module):
         """The mean of all rows."""
         return self._trained_rows("mean").mean(0, keepdim=True)
 
-    def nearest(
-        self,
-        summaries: Tensor,  # (Q, 2K)
-    ) -> Tensor:  # (Q, K)
+    def nearest(self, summaries: Tensor) -> Tensor:  # (Q, 2K) -> (Q, K)
         """The mean row of the training queries whose means of κ are nearest."""
         half = self.num_metrics
         rows = self._trained_rows("knn")
-        return nearest_mean(summaries[:, :half], self.summaries[:, :half], rows, self.neighbours)
+        return _nearest_mean(summaries[:, :half], self.summaries[:, :half], rows, self.neighbours)
 
-    def amortized(
-        self,
-        summaries: Tensor,  # (Q, 2K)
-    ) -> Tensor:  # (Q, K)
+    def amortized(self, summaries: Tensor) -> Tensor:  # (Q, 2K) -> (Q, K)
         """Weights as a function of the list: by the gate, or by regression of the rows of training queries.
 
         That is ridge regression on their list summaries, in closed form and float64, clamped at 0:
@@ -225,13 +220,10 @@ class Phi(nn.Module):
         rows: Tensor = mean + (self._standard(summaries).double() @ solution).to(mean.dtype)
         return rows.clamp_min(0)
 
-    def _gated(
-        self,
-        base: Tensor,  # (1, K)
-        summaries: Tensor,  # (Q, 2K)
-    ) -> Tensor:  # (Q, K)
+    def _gated(self, base: Tensor, summaries: Tensor) -> Tensor:  # (1, K), (Q, 2K) -> (Q, K)
         assert self.gate is not None
-        return base * self._typed(self.gate(self._standard(summaries))).exp()
+        gate: Tensor = self.gate(self._standard(summaries))
+        return base * gate.exp()
 
     def _solve(self) -> Tensor:  # (2K, K)
         known = self._standard(self.summaries).double()
@@ -249,14 +241,12 @@ class Phi(nn.Module):
     def _standard(self, summaries: Tensor) -> Tensor:
         return ((summaries - self.summary_mean) / self.summary_spread).clamp(-5, 5)
 
-    def penalty(
-        self,
-        queries: Tensor,  # (B,)
-    ) -> Tensor:  # ()
+    def penalty(self, queries: Tensor) -> Tensor:  # (B,) -> ()
         """½‖deviation‖² summed over the given queries; zero where there are none."""
         if self.deviation is None:
             return self.table.weight.new_zeros(())
-        return 0.5 * self._typed(self.deviation(queries)).square().sum()
+        deviations: Tensor = self.deviation(queries)
+        return 0.5 * deviations.square().sum()
 
     @torch.no_grad()
     def project_(
@@ -310,11 +300,6 @@ class Phi(nn.Module):
         names = ("num_queries", "num_metrics", "mode", "policy", "deviations", "neighbours", "hidden", "sparse")
         return {name: getattr(self, name) for name in names}
 
-    @staticmethod
-    def _typed(value: Any) -> Tensor:
-        assert isinstance(value, Tensor)
-        return value
-
 
 class _Gate(nn.Module):
     """Two layers whose output starts at zero, so that training starts at Φ₀; bounded, so that Φ cannot explode."""
@@ -337,6 +322,26 @@ class _Gate(nn.Module):
         hidden = torch.tanh(self.first(x))
         out: Tensor = self.bound * torch.tanh(self.last(hidden) / self.bound)
         return out
+
+
+def _nearest_mean(
+    summaries: Tensor,  # (Q, S) of the new lists
+    known: Tensor,  # (T, S) of the training lists
+    rows: Tensor,  # (T, K) what the training lists have
+    neighbours: int,
+) -> Tensor:  # (Q, K)
+    """Mean row of the training lists whose summaries are nearest, each column of the summaries standardised.
+
+    Squared distances of a list are taken as |b|² − 2ab, without the |a|² that they share, which can be exported where
+    `torch.cdist` cannot; in float64, because of the difference.
+    """
+    mean, spread = known.mean(0), known.std(0, unbiased=False)
+    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+    new = (summaries - mean).div(spread).double()
+    old = (known - mean).div(spread).double()
+    gaps = old.square().sum(dim=1) - 2 * new @ old.mT
+    nearest = gaps.topk(min(neighbours, len(known)), largest=False).indices
+    return rows[nearest].mean(dim=1)
 
 
 def _check_weights(weights: Tensor) -> None:

@@ -135,11 +135,7 @@ class LGMML(nn.Module):
             raise LGMMLError("`data` must hold numbers only, as the model was trained on, got categories")
         return data
 
-    def distances(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, K)
+    def distances(self, features: Tensor, offsets: Tensor) -> Tensor:  # (N, D), (Q+1,) -> (N, K)
         """Scaled distances of raw documents to the anchors."""
         out: Tensor = self.metrics(self.preprocess(features, offsets))
         return out
@@ -257,10 +253,7 @@ class LGMML(nn.Module):
                 raise LGMMLError(f"a model must be without categories and base to be frozen, got one with {name}")
         return FrozenScorer(self, policy)
 
-    def score_list(
-        self,
-        features: NDArray[Any],  # (N, D)
-    ) -> NDArray[Any] | None:  # (N,)
+    def score_list(self, features: NDArray[Any]) -> NDArray[Any] | None:  # (N, D) -> (N,)
         """Scores of one list of raw features by the frozen form; None where `score` has to be asked."""
         plain = self.encoder is None and self.base is None and features.shape[1] == self.num_features
         if not plain or len(features) > _SHORT or not np.isfinite(features).all():
@@ -282,13 +275,14 @@ class LGMML(nn.Module):
                 if child is not None:
                     modules.append(child)
         parts = (*map(id, modules), *map(id, tensors))
-        return self._frozen.get(lambda: self._freeze_if_possible(policy), tensors, policy, self.kernel, *parts)
 
-    def _freeze_if_possible(self, policy: str) -> FrozenScorer | None:
-        if self.device.type == "cpu" and not self.metrics.trained:
-            with suppress(LGMMLError):
-                return FrozenScorer(self, policy)
-        return None
+        def freeze() -> FrozenScorer | None:
+            if self.device.type == "cpu" and not self.metrics.trained:
+                with suppress(LGMMLError):
+                    return FrozenScorer(self, policy)
+            return None
+
+        return self._frozen.get(freeze, tensors, policy, self.kernel, *parts)
 
     def score_in_caller_order(self, data: RankingData, **options: Any) -> NDArray[Any]:  # (N,)
         """The scores in the order in which the caller gave the rows; ``options`` are those of `score`.

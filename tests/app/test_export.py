@@ -10,7 +10,7 @@ import torch
 from lgmml_torch.app import cli
 from lgmml_torch.app.commands import model as commands
 from lgmml_torch.data.write import save_letor
-from lgmml_torch.models.export import Parity
+from lgmml_torch.models.export import _Parity
 from lgmml_torch.models.ranker import LGMML
 from tests.doors import small_data, small_model
 from tests.models.test_encode import lists, words_model
@@ -50,7 +50,7 @@ def test_a_file_that_gives_other_scores_is_not_kept(
     model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(commands, "EXPORTERS", {".pt2": lambda model, path, **options: path.write_text("")})
-    monkeypatch.setattr(commands, "compare_exported", lambda *given, **options: Parity(0.5, 2.0, 8, 99, "torch 2"))
+    monkeypatch.setattr(commands, "compare_exported", lambda *given, **options: _Parity(0.5, 2.0, 8, 99, "torch 2"))
     file = tmp_path / "model.pt2"
     assert cli.main(["export", str(model_file), str(file), "--batch"]) == 2
     assert f"{file} was removed, because torch 2 gives other scores than the model: " in capsys.readouterr().err

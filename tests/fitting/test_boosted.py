@@ -17,11 +17,11 @@ from lgmml_torch.fitting.boosted import (
     BoostedBuilder,
     BoostState,
     RoundInfo,
+    _learned_bank,
     fit_boosted,
-    learned_bank,
 )
-from lgmml_torch.fitting.round import BoostConfig, Problem, round_generator
-from lgmml_torch.functional.losses import position_curve, position_step
+from lgmml_torch.fitting.round import BoostConfig, Problem
+from lgmml_torch.functional.losses import position_curve
 from lgmml_torch.functional.measures import mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -386,9 +386,9 @@ class TestPositions:
         assert problem.data.positions is not None
         bias, scores = torch.zeros(6).double(), torch.zeros(shown.num_documents).double()
         for done, info in enumerate(states(shown, rounds=2, shrinkage=0.3, position_ridge=0.2, candidates=6)):
-            bag = problem.draw_bag(scores + bias[problem.data.positions], round_generator(0, done))
+            bag = problem.draw_bag(scores + bias[problem.data.positions], Problem.generator(0, done))
             assert bag.positions is not None
-            bias = position_step(bias, bag.positions, bag.gradients, bag.hessians, shrinkage=0.3, ridge=0.2)
+            bias = bag.position_step(bias, config)
             scores = info.state.scores
             assert info.state.position_bias is not None
             torch.testing.assert_close(info.state.position_bias, bias, rtol=1e-5, atol=1e-7)
@@ -450,7 +450,7 @@ class TestWeights:
 def test_the_scores_of_a_state_are_those_of_its_metrics(train: RankingData, valid: RankingData) -> None:
     """From zero on, of the validation lists, too; lists of a fit are in an order of their own."""
     last = states(train, valid, **SMALL)[-1].state
-    bank = learned_bank(last.learners, train.num_features, "paper")
+    bank = _learned_bank(last.learners, train.num_features, "paper")
     for data, found in ((train, last.scores), (valid, last.valid_scores)):
         expected = bank.score(data.features).double()
         torch.testing.assert_close(found.sort().values, expected.sort().values, rtol=1e-4, atol=1e-5)

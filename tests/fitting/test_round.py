@@ -9,24 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lgmml_torch.fitting.boosted import BoostState, learned_bank
-from lgmml_torch.fitting.round import (
-    LEAST_SCATTER,
-    Bag,
-    BoostConfig,
-    Problem,
-    draw_rows,
-    round_generator,
-    subspace_factors,
-)
-from lgmml_torch.functional.boosting import (
-    Learners,
-    NewtonRows,
-    candidate_anchors,
-    draw_subspaces,
-    feature_weights,
-    list_scatter,
-)
+from lgmml_torch.fitting.boosted import BoostState, _learned_bank
+from lgmml_torch.fitting.round import LEAST_SCATTER, Bag, BoostConfig, Problem, _draw_rows
+from lgmml_torch.functional.boosting import Learners, NewtonRows, list_scatter
 from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.functional.score import kernel as kappa
 from lgmml_torch.ragged import RankingData
@@ -46,6 +31,13 @@ def gen(seed: int = 0) -> torch.Generator:
 def bag_of(data: RankingData, seed: int = 0, **settings: Any) -> Bag:
     problem = Problem.of(data, None, BoostConfig(**{"subsample": 1.0, **settings}), 0)
     return problem.draw_bag(torch.zeros(data.num_documents), gen(seed))
+
+
+def rows_of(gradients: list[float], features: Tensor, hessians: list[float] | None = None) -> Bag:
+    """The documents of one list, in the precision of their features."""
+    g = torch.tensor(gradients).to(features)
+    h = torch.ones_like(g) if hessians is None else torch.tensor(hessians).to(features)
+    return Bag(features, g, h, torch.tensor([0, len(g)]))
 
 
 def newton_of(bag: Bag, ridge: float = 0.05) -> NewtonRows:
@@ -120,9 +112,9 @@ class TestRows:
     def test_few_rows_are_taken_as_they_are_and_many_by_hessian(self) -> None:
         h = torch.full((100,), 0.01)
         h[[3, 50]] = 100.0
-        assert draw_rows(h, 100, gen()).tolist() == list(range(100))
-        uniform = [draw_rows(h, 25, gen(seed)) for seed in range(60)]
-        by_size = [draw_rows(h, 24, gen(seed)) for seed in range(60)]  # more than four times as many
+        assert _draw_rows(h, 100, gen()).tolist() == list(range(100))
+        uniform = [_draw_rows(h, 25, gen(seed)) for seed in range(60)]
+        by_size = [_draw_rows(h, 24, gen(seed)) for seed in range(60)]  # more than four times as many
         for drawn, cap in ((uniform, 25), (by_size, 24)):
             assert all(len(rows) == cap and (rows.diff() > 0).all() for rows in drawn)
         shares = [sum(50 in rows.tolist() for rows in drawn) / 60 for drawn in (uniform, by_size)]
@@ -148,9 +140,82 @@ class TestOrder:
         assert not torch.equal(problem.data.features, other.data.features)
 
     def test_every_round_has_draws_of_its_own(self) -> None:
-        drawn = {round_generator(seed, step).initial_seed() for seed in range(4) for step in range(-2, 30)}
+        drawn = {Problem.generator(seed, step).initial_seed() for seed in range(4) for step in range(-2, 30)}
         assert len(drawn) == 4 * 32
-        assert round_generator(-3, 0).initial_seed() == round_generator(3, 0).initial_seed()
+        assert Problem.generator(-3, 0).initial_seed() == Problem.generator(3, 0).initial_seed()
+
+
+class TestFeatureWeights:
+    def test_formula(self) -> None:
+        x = torch.randn(27, 3, generator=gen(0), dtype=torch.float64)
+        g = torch.randn(27, generator=gen(1), dtype=torch.float64)
+        h = torch.rand(27, generator=gen(2), dtype=torch.float64) + 0.1
+        strength = [abs(float(x[:, j] @ g)) / float(h @ x[:, j] ** 2) ** 0.5 for j in range(3)]
+        want = [max(s / (sum(strength) / 3), 0.05) for s in strength]
+        found = rows_of(g.tolist(), x, h.tolist()).feature_weights(0.05)
+        torch.testing.assert_close(found, torch.tensor(want, dtype=torch.float64))
+
+    def test_they_are_over_their_mean_and_not_below_the_floor(self) -> None:
+        X = torch.tensor([[1.0, 1.0, 2.0], [-1.0, 1.0, 0.0]])
+        bag, strength = rows_of([3.0, -3.0], X, [1.0, 4.0]), torch.tensor([6 / 5**0.5, 0, 6 / 4**0.5])
+        torch.testing.assert_close(bag.feature_weights(0.25), (strength / strength.mean()).clamp_min(0.25))
+        assert float(bag.feature_weights(0.05).min()) == pytest.approx(0.05)
+
+    def test_where_nothing_says_anything_all_are_equal(self) -> None:
+        assert rows_of([3.0, -3.0], torch.zeros(2, 2)).feature_weights(0.3).tolist() == pytest.approx([0.3, 0.3])
+        assert rows_of([0.0, 0.0], torch.eye(2)).feature_weights(0.2).tolist() == pytest.approx([0.2, 0.2])
+
+    def test_they_decide_what_is_drawn_and_a_subspace_holds_no_feature_twice(self) -> None:
+        x = torch.randn(60, 3, generator=gen(), dtype=torch.float64)
+        g = torch.where(x[:, 0].abs() < 0.6, 1.0, -0.5)
+        bag = rows_of(g.tolist(), x + torch.tensor([1.0, 0.0, 0.0]))
+        config = BoostConfig(sizes=(5,), batch=24)
+        found = bag.find_learners(config, gen(3))
+        assert found.support.sort().values.tolist() == [[-1, -1, 0, 1, 2]] * len(found)
+        alone = BoostConfig(sizes=(1,), batch=300, candidates=300)
+        supports: list[Tensor] = []
+        weights = bag.feature_weights(alone.feature_floor)
+        search = Bag.best_of_subspaces
+
+        def watched(self: Bag, newton: NewtonRows, support: Tensor, *further: Any) -> tuple[Learners, Tensor]:
+            supports.append(support)
+            return search(self, newton, support, *further)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Bag, "best_of_subspaces", watched)
+            bag.find_learners(alone, gen(4))
+        shares = torch.bincount(supports[0].flatten(), minlength=3) / 300
+        torch.testing.assert_close(shares.double(), weights / weights.sum(), rtol=0, atol=0.1)
+
+
+class TestAnchors:
+    def test_the_mean_is_moved_by_lengths_in_every_subspace(self) -> None:
+        values = torch.tensor([[[0.0, 0.0], [1.0, 1.0]], [[3.0, 4.0], [1.0, 5.0]], [[9.0, 9.0], [9.0, 9.0]]])
+        config = BoostConfig(anchors=2, steps=(5.0, 10.0))
+        found = rows_of([-2.0, 1.0, 0.0], values[:, 0]).candidate_anchors(values, config, gen())
+        first, second = [[3.0, 4.0]] * 3, [[1.0, 5.0]] * 3  # drawn twice, and the mean: there is one positive
+        assert found[0].tolist() == [*first, [6.0, 8.0], [9.0, 12.0]]
+        assert found[1].tolist() == [*second, [1.0, 10.0], [1.0, 15.0]]
+
+    def test_documents_are_drawn_among_the_positives(self) -> None:
+        values = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, -5.0]], dtype=torch.float64).reshape(3, 1, 2)
+        config = BoostConfig(anchors=5, steps=(2.0, 8.0))
+        anchors = rows_of([1.0, 1.0, -3.0], values[:, 0]).candidate_anchors(values, config, gen())
+        assert anchors.shape == (1, 8, 2)
+        assert all(tuple(a) in {(0.0, 0.0), (2.0, 0.0)} for a in anchors[0, :5].tolist())
+        torch.testing.assert_close(anchors[0, 5:], torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, 8.0]]).double())
+
+    def test_means_are_weighted(self) -> None:
+        values = torch.tensor([0.0, 1.0, 4.0, 6.0]).view(4, 1, 1)
+        config = BoostConfig(anchors=1, steps=(1.0,))
+        found = rows_of([-1.0, -3.0, 1.0, 3.0], values[:, 0]).candidate_anchors(values, config, gen())
+        assert found[0, 1:, 0].tolist() == [5.5, 6.5]
+
+    def test_without_a_direction_nothing_moves(self) -> None:
+        values = torch.tensor([2.0, 2.0]).view(2, 1, 1)
+        config = BoostConfig(anchors=1, steps=(1.0,))
+        found = rows_of([1.0, -1.0], values[:, 0]).candidate_anchors(values, config, gen())
+        assert found.flatten().tolist() == [2.0, 2.0, 2.0]
 
 
 class TestSubspaces:
@@ -167,14 +232,12 @@ class TestSubspaces:
         config = BoostConfig(**settings)
         bag = bag_of(data)
         newton = newton_of(bag)
-        positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
         for width in (1, 2, 3):
             support = torch.tensor([[0, 1, 2], [3, 5, 4], [1, 4, 0], [5, 2, 1]])[:, :width]
             learners, gain = bag.best_of_subspaces(newton, support, config, gen(1))
             values = bag.features[:, support]
-            factors = subspace_factors(values, positive, negative, bag.offsets, config)
-            some = {"draws": config.anchors, "steps": config.steps, "generator": gen(1)}
-            anchors = candidate_anchors(values, positive, negative, **some)  # type: ignore[arg-type]
+            factors = bag.subspace_factors(values, config)
+            anchors = bag.candidate_anchors(values, config, gen(1))
             for place in range(len(support)):
                 tried = []
                 for anchor in anchors[place]:
@@ -219,10 +282,10 @@ class TestSubspaces:
         found = bag.find_learners(config, gen(2))
         g = gen(2)
         newton = newton_of(bag, config.ridge)
-        weights = feature_weights(bag.features, bag.gradients, bag.hessians, floor=config.feature_floor)
+        weights = bag.feature_weights(config.feature_floor).expand(config.candidates // len(config.sizes), -1)
         tried: list[tuple[float, Learners]] = []
         for size in config.sizes:
-            support = draw_subspaces(weights, config.candidates // len(config.sizes), size, generator=g)
+            support = torch.multinomial(weights, size, generator=g)
             learners, gains = bag.best_of_subspaces(newton, support, config, g)
             tried += [(float(gain), learners.select(torch.tensor([i]))) for i, gain in enumerate(gains)]
         best = sorted(tried, key=lambda pair: -pair[0])[: config.batch]
@@ -257,7 +320,7 @@ class TestSubspaces:
         positive, negative = bag.gradients.clamp_min(0), (-bag.gradients).clamp_min(0)
 
         def metric(**settings: Any) -> Tensor:
-            F = subspace_factors(values, positive, negative, bag.offsets, BoostConfig(**settings)).double()
+            F = bag.subspace_factors(values, BoostConfig(**settings)).double()
             return F @ F.mT
 
         eye = torch.eye(2).double()
@@ -271,15 +334,15 @@ class TestSubspaces:
         torch.testing.assert_close(metric(method="eigh"), metric(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(metric(lam=1e9), eye.expand(2, 2, 2), rtol=1e-4, atol=1e-4)
         assert torch.equal(metric(metric="identity"), eye.expand(2, 2, 2))
-        one = subspace_factors(values[:, :, :1], positive, negative, bag.offsets, BoostConfig())
+        one = bag.subspace_factors(values[:, :, :1], BoostConfig())
         assert torch.equal(one, torch.ones(2, 1, 1))  # one feature needs no metric
 
     def test_scatters_have_a_little_of_the_identity(self) -> None:
         """Features that are constant within lists: both scatters are that little alone; without it nothing is left."""
         values = torch.ones(6, 1, 2, dtype=torch.float64)
-        ones = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+        bag = rows_of([1.0, -1.0, 1.0, -1.0, 1.0, -1.0], values[:, 0])
         for t, size in ((0.5, 1.0), (1.0, LEAST_SCATTER), (0.0, 1 / LEAST_SCATTER)):
-            F = subspace_factors(values, ones, 1 - ones, torch.tensor([0, 6]), BoostConfig(lam=0.0, t=t))
+            F = bag.subspace_factors(values, BoostConfig(lam=0.0, t=t))
             torch.testing.assert_close(F[0] @ F[0].mT, size * torch.eye(2).double(), rtol=1e-4, atol=0)
         assert 0 < LEAST_SCATTER < 0.01
 
@@ -288,7 +351,7 @@ def test_a_round_adds_the_best_few_of_its_documents(data: RankingData) -> None:
     config = BoostConfig(cap=40, rounds=3, evaluate_every=3)
     problem = Problem.of(data, None, config, 5)
     found = BoostState.first(problem).one_round(problem).learners
-    generator = round_generator(5, 0)
+    generator = Problem.generator(5, 0)
     bag = problem.draw_bag(torch.zeros(240), generator)
     want = bag.find_learners(config, generator)
     assert len(want) > 0
@@ -314,7 +377,7 @@ def test_learners_of_several_sizes() -> None:
     for kernel, expected in (("distance", dists), ("paper", dists * torch.exp(-dists))):
         torch.testing.assert_close(learners.kernels(x, kernel), expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(learners.double().kernels(x, kernel), expected.double(), rtol=1e-5, atol=1e-6)
-    bank = learned_bank(learners, 5, "paper")
+    bank = _learned_bank(learners, 5, "paper")
     assert bank.phi is not None
     assert bank.phi.tolist() == [1.0, 3.0, 2.0]
     assert bank.metrics.num_features == 5

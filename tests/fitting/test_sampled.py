@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.fitting.bank import Bank
-from lgmml_torch.fitting.sampled import GLOBAL_LAM, MEDIAN_DOCUMENTS, fit_sampled, global_metric
+from lgmml_torch.fitting.sampled import GLOBAL_LAM, MEDIAN_DOCUMENTS, _global_metric, fit_sampled
 from lgmml_torch.models.local_metrics import MetricBlock
 from lgmml_torch.ragged import RankingData
 from tests.reference import sampled as reference
@@ -217,7 +217,7 @@ class TestPrior:
         data = lists(1)
         want = reference.global_metric(data, t, GLOBAL_LAM)
         for method in ("cholesky", "eigh"):
-            torch.testing.assert_close(global_metric(data, t=t, method=method), want, rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(_global_metric(data, t=t, method=method), want, rtol=1e-9, atol=1e-10)
         bank = fit_sampled(data, num_metrics=4, prior="global", t=t)
         assert_equals_the_loops(bank, data, data, prior=want, t=t)
         plain = fit_sampled(data, num_metrics=4, t=t)
@@ -226,7 +226,7 @@ class TestPrior:
     def test_a_large_lambda_gives_the_prior(self) -> None:
         data = lists(2)
         given = torch.diag(torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64))
-        for prior, want in (("identity", torch.eye(3).double()), ("global", global_metric(data)), (given, given)):
+        for prior, want in (("identity", torch.eye(3).double()), ("global", _global_metric(data)), (given, given)):
             bank = fit_sampled(data, num_metrics=3, lam=1e9, prior=prior)
             torch.testing.assert_close(metrics_of(bank), want.expand(3, 3, 3), rtol=1e-6, atol=1e-7)
 
@@ -236,7 +236,7 @@ class TestPrior:
         X, y = torch.randn(120, 3, generator=g, dtype=torch.float64), torch.arange(120) % 2
         X[y == 1] *= torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)
         one = RankingData.from_arrays(X, y, qid=[0] * 120, dtype=torch.float64)
-        towards = global_metric(one)
+        towards = _global_metric(one)
         for lam in (0.1, 1.0, 10.0):
             bank, plain = (
                 fit_sampled(one, num_metrics=1, prior=prior, lam=lam, bandwidth=1.0) for prior in ("global", "identity")

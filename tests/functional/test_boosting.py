@@ -6,13 +6,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
-from lgmml_torch.functional.boosting import (
-    NewtonRows,
-    candidate_anchors,
-    draw_subspaces,
-    feature_weights,
-    list_scatter,
-)
+from lgmml_torch.functional.boosting import NewtonRows, list_scatter
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import boosting as naive
 
@@ -30,41 +24,6 @@ def rows(seed: int, width: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     g = torch.randn(n, generator=gen(seed + 1), dtype=torch.float64)
     h = torch.rand(n, generator=gen(seed + 2), dtype=torch.float64) + 0.1
     return x, g, h, offsets_from_sizes(torch.tensor(SIZES))
-
-
-class TestFeatureWeights:
-    def test_formula(self) -> None:
-        x, g, h, _ = rows(0)
-        strength = [abs(float(x[:, j] @ g)) / float(h @ x[:, j] ** 2) ** 0.5 for j in range(3)]
-        want = [max(s / (sum(strength) / 3), 0.05) for s in strength]
-        torch.testing.assert_close(feature_weights(x, g, h), torch.tensor(want, dtype=torch.float64))
-
-    def test_zero_gradients_give_equal_weights(self) -> None:
-        x, g, h, _ = rows(0)
-        assert feature_weights(x, torch.zeros_like(g), h, floor=0.2).tolist() == [0.2, 0.2, 0.2]
-
-
-class TestDrawSubspaces:
-    def test_features_of_a_subspace_differ(self) -> None:
-        drawn = draw_subspaces(torch.rand(10, generator=gen(0)), 50, 4, generator=gen(1))
-        assert drawn.shape == (50, 4)
-        assert all(len(set(row)) == 4 for row in drawn.tolist())
-
-    def test_no_more_features_than_there_are(self) -> None:
-        assert draw_subspaces(torch.ones(2), 3, 5, generator=gen(0)).shape == (3, 2)
-        assert draw_subspaces(torch.tensor([1.0, 0.0, 1.0]), 3, 5, generator=gen(0)).shape == (3, 2)
-
-    def test_frequencies_follow_the_weights(self) -> None:
-        drawn = draw_subspaces(torch.tensor([3.0, 1.0]), 8000, 1, generator=gen(0))
-        assert abs(float((drawn == 0).double().mean()) - 0.75) < 0.02
-
-    def test_errors(self) -> None:
-        with pytest.raises(LGMMLError, match="`count` must be positive, got 0"):
-            draw_subspaces(torch.ones(2), 0, 1, generator=gen(0))
-        with pytest.raises(LGMMLError, match="`size` must be positive, got 0"):
-            draw_subspaces(torch.ones(2), 1, 0, generator=gen(0))
-        with pytest.raises(LGMMLError, match="`weights` must have a positive entry, got none"):
-            draw_subspaces(torch.zeros(2), 1, 1, generator=gen(0))
 
 
 class TestPairScatter:
@@ -114,15 +73,6 @@ class TestPairScatter:
             list_scatter(torch.zeros(3, 1, 1), torch.ones(2), torch.ones(3), torch.tensor([0, 3]))
         with pytest.raises(LGMMLError, match=r"`negative` must have shape \(3,\), got \(2,\)"):
             list_scatter(torch.zeros(3, 1, 1), torch.ones(3), torch.ones(2), torch.tensor([0, 3]))
-
-
-def test_anchors_are_documents_their_mean_and_points_away_from_the_negatives() -> None:
-    values = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, -5.0]], dtype=torch.float64).reshape(3, 1, 2)
-    p, n = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64), torch.tensor([0.0, 0.0, 3.0], dtype=torch.float64)
-    anchors = candidate_anchors(values, p, n, draws=5, steps=(2.0, 8.0), generator=gen(0))
-    assert anchors.shape == (1, 8, 2)
-    assert all(tuple(a) in {(0.0, 0.0), (2.0, 0.0)} for a in anchors[0, :5].tolist())
-    torch.testing.assert_close(anchors[0, 5:], torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, 8.0]]).double())
 
 
 class TestNewtonRows:

@@ -9,13 +9,7 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, LGMMLError, NumericsWarning
 from lgmml_torch.functional import distance
 from lgmml_torch.functional import distance as quadratic
-from lgmml_torch.functional.distance import (
-    QuadraticFiller,
-    fill_tiles,
-    local_distances,
-    norm_factors,
-    subspace_distances,
-)
+from lgmml_torch.functional.distance import DistanceTiles, _QuadraticFiller, local_distances, norm_factors
 from lgmml_torch.functional.score import median_scales
 from tests.reference import distance as reference
 
@@ -29,9 +23,10 @@ def case(n: int, d: int, k: int, r: int, seed: int = 0, dtype: torch.dtype = tor
 def tiled(x: Tensor, a: Tensor, F: Tensor, *, norm: str = "mahalanobis", method: str = "factor", rows: int = 2048):
     """Distances by one of the forms, ``rows`` at a time; "auto" takes the one that suits."""
     if method == "auto":
-        method = distance.full_method(x, F, norm)
-    filler = distance.distance_filler(x, a, F, norm=norm, method=method)
-    return fill_tiles(filler, x, x.new_empty((len(x), len(a))), rows)
+        method = DistanceTiles.method_for(x, F, norm)
+    tiles = DistanceTiles(x, a, F, norm=norm, method=method)
+    tiles.chunk_rows = rows
+    return tiles.write(x, x.new_empty((len(x), len(a))))
 
 
 def test_equals_the_loop() -> None:
@@ -105,7 +100,7 @@ def test_what_the_quadratic_form_is_sure_of_keeps_to_the_tolerance() -> None:
             anchors, factors = x[:12].clone(), factors - factors.mean(dim=1, keepdim=True)
             exact = reference.local_distances(x.double(), anchors.double(), factors.double(), "mahalanobis").T
             tile = torch.empty(12, len(x))
-            unsure = QuadraticFiller(anchors, factors).approximate(x, tile)
+            unsure = _QuadraticFiller(anchors, factors).approximate(x, tile)
             error = (tile.double() - exact).abs() / exact.mean(dim=1, keepdim=True)
             assert float(error.max()) > 5 * quadratic.TOLERANCE  # the form alone would not do
             assert float(error[~unsure].max()) <= quadratic.TOLERANCE
@@ -115,8 +110,8 @@ def test_what_the_quadratic_form_is_sure_of_keeps_to_the_tolerance() -> None:
 def test_metrics_the_quadratic_form_does_not_suit_are_left_to_the_factors() -> None:
     for kind, suits in (("mixed", False), ("plain", True)):
         x, anchors, F = quadratic_case(kind, dim=40, k=40)
-        filler = distance.distance_filler(x, anchors, F, method="quadratic")
-        assert isinstance(filler, QuadraticFiller) == suits
+        tiles = DistanceTiles(x, anchors, F, method="quadratic")
+        assert isinstance(tiles.fill, _QuadraticFiller) == suits
 
 
 def test_monomials_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +142,9 @@ def test_auto_takes_the_quadratic_form_for_many_rows_of_high_rank_only(monkeypat
 def test_scales_divide_before_the_result_is_rounded() -> None:
     x, a, F = case(40, 5, 3, 5, dtype=torch.float32)
     scales = torch.tensor([1e-3, 1.0, 7.0])
-    kernel = distance.distance_filler(x, a, 1e5 * F)  # beyond float16 unless divided first
-    found = fill_tiles(kernel, x, torch.empty(40, 3, dtype=torch.float16), 16, scales=1e5 * scales)
+    tiles = DistanceTiles(x, a, 1e5 * F)  # beyond float16 unless divided first
+    tiles.chunk_rows = 16
+    found = tiles.write(x, torch.empty(40, 3, dtype=torch.float16), 1e5 * scales)
     expected = local_distances(x, a, F) / scales
     torch.testing.assert_close(found.float(), expected, rtol=1e-3, atol=1e-6)
 
@@ -201,7 +197,7 @@ def test_subspaces_equal_the_loop() -> None:
             support = torch.stack([torch.randperm(14, generator=g)[:s] for _ in range(5)])
             a = torch.randn(5, s, generator=g, dtype=torch.float64)
             F = torch.randn(5, s, max(1, s - 1), generator=g, dtype=torch.float64)
-            found = subspace_distances(x, support, a, F, norm=norm)
+            found = local_distances(x, a, F, support=support, norm=norm)
             expected = reference.subspace_distances(x, support, a, F, norm)
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
             full_a, full_F = torch.zeros(5, 14, dtype=x.dtype), torch.zeros(5, 14, F.shape[2], dtype=x.dtype)
@@ -218,7 +214,7 @@ def test_subspace_factors_of_any_rank() -> None:
             support = torch.tensor([[0, 5, 2], [1, 2, 3]])
             anchors, factors = torch.randn(2, 3, generator=g), size * torch.randn(2, 3, rank, generator=g)
             factors[1, :, 1:] = 0  # a metric of lower rank than the others
-            found = subspace_distances(x, support, anchors, factors)
+            found = local_distances(x, anchors, factors, support=support)
             expected = reference.subspace_distances(
                 x.double(), support, anchors.double(), factors.double(), "mahalanobis"
             )
@@ -227,15 +223,15 @@ def test_subspace_factors_of_any_rank() -> None:
 
 def test_subspaces_of_nothing() -> None:
     x, support = torch.zeros(0, 3), torch.zeros(2, 1, dtype=torch.long)
-    assert subspace_distances(x, support, torch.zeros(2, 1), torch.ones(2, 1, 1)).shape == (0, 2)
+    assert local_distances(x, torch.zeros(2, 1), torch.ones(2, 1, 1), support=support).shape == (0, 2)
     none = torch.zeros(0, 2, dtype=torch.long)
-    assert subspace_distances(torch.zeros(4, 3), none, torch.zeros(0, 2), torch.ones(0, 2, 2)).shape == (4, 0)
+    assert local_distances(torch.zeros(4, 3), torch.zeros(0, 2), torch.ones(0, 2, 2), support=none).shape == (4, 0)
 
 
 def test_subspace_distance_is_zero_at_the_anchor() -> None:
     x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)) + 100
     support = torch.tensor([[4, 1]])
-    assert subspace_distances(x, support, x[2:3, [4, 1]], torch.randn(1, 2, 2))[2, 0] == 0
+    assert local_distances(x, x[2:3, [4, 1]], torch.randn(1, 2, 2), support=support)[2, 0] == 0
 
 
 def test_medians_are_the_lower_middle_value() -> None:
@@ -271,8 +267,6 @@ def test_errors_name_argument_rule_and_value() -> None:
         local_distances(x, a, F, norm="trac")
     with pytest.raises(LGMMLError, match=r"`method` must be one of 'factor', .* 'stacked', got 'fast'"):
         tiled(x, a, F, method="fast")
-    with pytest.raises(LGMMLError, match=r"`chunk_rows` must be positive, got 0"):
-        tiled(x, a, F, rows=0)
     with pytest.raises(LGMMLError, match=r"`features` must be finite, got nan at position \(1, 2\)"):
         local_distances(torch.where(torch.arange(12).view(4, 3) == 5, torch.nan, x), a, F)
     with pytest.raises(LGMMLError, match=r"`anchors` must be finite, got inf"):
@@ -282,9 +276,9 @@ def test_errors_name_argument_rule_and_value() -> None:
     with pytest.raises(LGMMLError, match=r"distances must stay below 3.4e\+38 \(torch.float32\), got an overflow"):
         local_distances(x * 1e30, a, F)
     with pytest.raises(LGMMLError, match=r"`support` must index the 3 features, got 3"):
-        subspace_distances(x, torch.tensor([[3]]), torch.zeros(1, 1), torch.ones(1, 1, 1))
+        local_distances(x, torch.zeros(1, 1), torch.ones(1, 1, 1), support=torch.tensor([[3]]))
     with pytest.raises(LGMMLError, match=r"`support` must index the 3 features, got -1"):
-        subspace_distances(x, torch.tensor([[-1]]), torch.zeros(1, 1), torch.ones(1, 1, 1))
+        local_distances(x, torch.zeros(1, 1), torch.ones(1, 1, 1), support=torch.tensor([[-1]]))
     with pytest.raises(DataError, match=r"`dists` must have at least one row to take medians of, got 0"):
         median_scales(torch.zeros(0, 3))
     with pytest.raises(LGMMLError, match=r"`dists` must be finite, got nan"):

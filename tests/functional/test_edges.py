@@ -14,14 +14,8 @@ from torch import Tensor
 from lgmml_torch.checks import LGMMLError, NumericsWarning
 from lgmml_torch.functional import features as feature_module
 from lgmml_torch.functional import gmml, losses, score, significance, spd, warp
-from lgmml_torch.functional.boosting import (
-    NewtonRows,
-    candidate_anchors,
-    draw_subspaces,
-    feature_weights,
-    list_scatter,
-)
-from lgmml_torch.functional.distance import distance_filler, local_distances, subspace_distances
+from lgmml_torch.functional.boosting import NewtonRows, list_scatter
+from lgmml_torch.functional.distance import DistanceTiles, local_distances
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
 from lgmml_torch.functional.measures import err, mean_ndcg, ndcg, rank_metrics
 from lgmml_torch.functional.presets import PRESETS
@@ -78,21 +72,6 @@ class TestEqualRows:
 
 
 class TestSummaries:
-    def test_neighbours_are_near_in_deviations_not_in_units(self) -> None:
-        """The first column varies in thousandths, the second in thousands: both count alike."""
-        known = torch.tensor([[0.000, 0.0], [0.001, 0.0], [0.000, 4000.0], [0.001, 4000.0]])
-        rows = torch.arange(4.0)[:, None]
-        new = torch.tensor([[0.001, 100.0], [0.0, 3900.0]])
-        assert score.nearest_mean(new, known, rows, 1).flatten().tolist() == [1.0, 2.0]
-        # In deviations the other value of a column is 2 away, 100 units of the second are .05.
-        assert score.nearest_mean(new[:1], known, rows, 2).item() in (0.5, 2.0)
-        assert score.nearest_mean(new, known, rows, 99).flatten().tolist() == [1.5, 1.5]
-
-    def test_a_column_that_never_varies_says_nothing(self) -> None:
-        known = torch.tensor([[7.0, 0.0], [7.0, 1.0]])
-        found = score.nearest_mean(torch.tensor([[7.0, 0.9]]), known, torch.tensor([[1.0], [2.0]]), 1)
-        assert found.tolist() == [[2.0]]
-
     def test_flat_lists_are_counted_among_those_of_two_documents(self) -> None:
         scores, offsets = t(1, 1, 5, 1, 1.00002, 1, 1.000005, -2, -2.00001), torch.tensor([0, 2, 3, 5, 7, 9])
         with pytest.warns(UserWarning, match="nearly constant within 75% of the lists"):
@@ -100,40 +79,6 @@ class TestSummaries:
 
     def test_half_of_the_lists_may_be_flat_without_a_warning(self) -> None:
         assert score.warn_if_degenerate(t(1, 1, 1, 2), torch.tensor([0, 2, 4])) == 0.5
-
-
-class TestAnchors:
-    def test_the_mean_is_moved_by_lengths_in_every_subspace(self) -> None:
-        values = torch.tensor([[[0.0, 0.0], [1.0, 1.0]], [[3.0, 4.0], [1.0, 5.0]], [[9.0, 9.0], [9.0, 9.0]]])
-        positive, negative = t(0, 1, 0), t(2, 0, 0)
-        found = candidate_anchors(values, positive, negative, draws=2, steps=(5.0, 10.0), generator=gen())
-        first, second = [[3.0, 4.0]] * 3, [[1.0, 5.0]] * 3  # drawn twice, and the mean: there is one positive
-        assert found[0].tolist() == [*first, [6.0, 8.0], [9.0, 12.0]]
-        assert found[1].tolist() == [*second, [1.0, 10.0], [1.0, 15.0]]
-
-    def test_means_are_weighted(self) -> None:
-        values = torch.tensor([0.0, 1.0, 4.0, 6.0]).view(4, 1, 1)
-        found = candidate_anchors(values, t(0, 0, 1, 3), t(1, 3, 0, 0), draws=1, steps=(1.0,), generator=gen())
-        assert found[0, 1:, 0].tolist() == [5.5, 6.5]
-
-    def test_without_a_direction_nothing_moves(self) -> None:
-        values = torch.tensor([2.0, 2.0]).view(2, 1, 1)
-        found = candidate_anchors(values, t(1, 0), t(0, 1), draws=1, steps=(1.0,), generator=gen())
-        assert found.flatten().tolist() == [2.0, 2.0, 2.0]
-
-    def test_feature_weights_are_over_their_mean_and_not_below_the_floor(self) -> None:
-        X, g, h = torch.tensor([[1.0, 1.0, 2.0], [-1.0, 1.0, 0.0]]), t(3, -3), t(1, 4)
-        strength = t(6 / 5**0.5, 0, 6 / 4**0.5)
-        torch.testing.assert_close(feature_weights(X, g, h, floor=0.25), (strength / strength.mean()).clamp_min(0.25))
-        assert float(feature_weights(X, g, h).min()) == pytest.approx(0.05)
-        assert feature_weights(torch.zeros(2, 2), g, h, floor=0.3).tolist() == pytest.approx([0.3, 0.3])
-
-    def test_subspaces_hold_no_feature_twice_and_no_more_than_there_are(self) -> None:
-        found = draw_subspaces(t(1, 0, 1, 1), 50, 9, generator=gen())
-        assert found.sort().values.tolist() == [[0, 2, 3]] * 50
-        weights = t(8, 1, 1)
-        drawn = draw_subspaces(weights, 600, 1, generator=gen())
-        assert float((drawn == 0).double().mean()) == pytest.approx(0.8, abs=0.06)
 
 
 class TestNewton:
@@ -205,12 +150,13 @@ class TestLosses:
         huge = losses.softmax_loss(t(1e4, -1e4), torch.tensor([1, 0]), TWO)
         assert huge.item() == 0.0
 
-    def test_pairs_in_few_rows_are_the_same_pairs(self) -> None:
+    def test_pairs_in_few_rows_are_the_same_pairs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         scores, labels = torch.randn(20, generator=gen(1)), torch.arange(20) % 4
         offsets = torch.tensor([0, 7, 7, 8, 20])
         plain = losses.lambda_gradients(scores, labels, offsets, truncation=3)
         for chunk in (1, 5, 1 << 16):
-            found = losses.lambda_gradients(scores, labels, offsets, truncation=3, chunk_pairs=chunk)
+            monkeypatch.setattr(losses, "_CHUNK_PAIRS", chunk)
+            found = losses.lambda_gradients(scores, labels, offsets, truncation=3)
             torch.testing.assert_close(found, plain)
 
 
@@ -251,7 +197,7 @@ class TestBlocks:
             assert [len(block) for block in blocks] == sizes
             assert torch.equal(torch.cat(blocks), X)
 
-    def test_scores_in_blocks_are_the_scores(self) -> None:
+    def test_scores_in_blocks_are_the_scores(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for sizes in [[3, 3, 3], [1, 5, 3]]:
             values = torch.rand(9, 4, generator=gen(1))
             offsets = torch.tensor([0, *np.cumsum(sizes)])
@@ -259,7 +205,8 @@ class TestBlocks:
             for phi in (torch.rand(3, 4, generator=gen(2)), torch.rand(1, 4, generator=gen(3)), torch.rand(4)):
                 expected = -(values * phi.expand(3, 4)[owner]).sum(1)
                 for entries in (1, 7, 12, 1000):
-                    torch.testing.assert_close(score.score(values, phi, offsets, chunk_entries=entries), expected)
+                    monkeypatch.setattr(score, "_CHUNK_ENTRIES", entries)
+                    torch.testing.assert_close(score.score(values, phi, offsets), expected)
 
 
 class TestSignificance:
@@ -389,7 +336,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("`offsets` must", lambda: score.list_summary(torch.zeros(2, 1), torch.tensor([0, 3]))),
     ("`values` must have shape", lambda: score.score(t(1, 2), t(1), TWO)),
     ("`offsets` must", lambda: score.score(torch.zeros(2, 1), t(1), torch.tensor([0, 3]))),
-    ("`chunk_entries` must", lambda: score.score(torch.zeros(2, 1), t(1), TWO, chunk_entries=0)),
     ("`kernel` must be one of", lambda: score.score(torch.zeros(2, 1), t(1), TWO, kernel="flat")),
     ("`phi` must have shape", lambda: score.score(torch.zeros(2, 1), torch.zeros(2, 1), TWO)),
     ("`phi` must have shape", lambda: score.score(torch.zeros(2, 1), t(1, 2), TWO)),
@@ -408,32 +354,29 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
         "`weights` must have shape",
         lambda: warp.warp_loss(t(1), torch.zeros(1, 1), torch.tensor([1]), margin=1.0, weights=t(1, 1)),
     ),
-    ("`choices` must have shape", lambda: TABLE.triplets_from_uniforms(torch.zeros(1, 3), torch.zeros(1, 1))),
-    ("`uniforms` must have shape", lambda: TABLE.triplets_from_uniforms(torch.zeros(1, 2), torch.zeros(2, 1))),
-    ("`uniforms` must have", lambda: TABLE.list_draws_from_uniforms(torch.tensor([0]), torch.zeros(2, 1))),
     ("`max_rank` must", lambda: warp.rank_weight_table(-1)),
-    ("`features` must have", lambda: subspace_distances(t(1), torch.tensor([[0]]), torch.zeros(1, 1), ONE)),
-    ("`support` must have", lambda: subspace_distances(X, torch.tensor([0]), torch.zeros(1, 1), ONE)),
-    ("`anchors` must have", lambda: subspace_distances(X, torch.tensor([[0]]), torch.zeros(1, 2), ONE)),
-    ("`factors` must have", lambda: subspace_distances(X, torch.tensor([[0]]), torch.zeros(1, 1), torch.ones(2, 1, 1))),
+    ("`features` must have", lambda: local_distances(t(1), torch.zeros(1, 1), ONE, support=torch.tensor([[0]]))),
+    ("`support` must have", lambda: local_distances(X, torch.zeros(1, 1), ONE, support=torch.tensor([0]))),
+    ("`anchors` must have", lambda: local_distances(X, torch.zeros(1, 2), ONE, support=torch.tensor([[0]]))),
+    (
+        "`factors` must have",
+        lambda: local_distances(X, torch.zeros(1, 1), torch.ones(2, 1, 1), support=torch.tensor([[0]])),
+    ),
     (
         "2 features, got -1",
-        lambda: subspace_distances(X, torch.tensor([[-1, 7]]), torch.zeros(1, 2), EYE),
+        lambda: local_distances(X, torch.zeros(1, 2), EYE, support=torch.tensor([[-1, 7]])),
     ),
-    ("2 features, got 2", lambda: subspace_distances(X, torch.tensor([[0, 2]]), torch.zeros(1, 2), EYE)),
+    ("2 features, got 2", lambda: local_distances(X, torch.zeros(1, 2), EYE, support=torch.tensor([[0, 2]]))),
     ("`features` must have", lambda: local_distances(t(1), torch.zeros(1, 1), ONE)),
     ("`anchors` must have", lambda: local_distances(X, torch.zeros(1, 1), ONE)),
     ("`factors` must have", lambda: local_distances(X, torch.zeros(1, 2), ONE)),
     ("`anchors` must", lambda: local_distances(X, torch.full((1, 2), NAN), EYE)),
     ("`factors` must", lambda: local_distances(X, torch.zeros(1, 2), NAN * EYE)),
-    ("`method` must be one of", lambda: distance_filler(X, torch.zeros(1, 2), EYE, method="fast")),
+    ("`method` must be one of", lambda: DistanceTiles(X, torch.zeros(1, 2), EYE, method="fast")),
     ("`norm` must be one of", lambda: local_distances(X, torch.zeros(1, 2), EYE, norm="l2")),
     ("`dists` must have shape", lambda: score.median_scales(t(1))),
     ("`dists` must have at least one row", lambda: score.median_scales(torch.zeros(0, 1))),
     ("`dists` must", lambda: score.median_scales(torch.tensor([[NAN]]))),
-    ("`count` must", lambda: draw_subspaces(t(1), 0, 1, generator=gen())),
-    ("`size` must", lambda: draw_subspaces(t(1), 1, 0, generator=gen())),
-    ("`weights` must have a positive entry", lambda: draw_subspaces(t(0), 1, 1, generator=gen())),
     ("`positive` must have", lambda: list_scatter(torch.zeros(2, 1, 1), t(1), t(1, 1), TWO)),
     ("`negative` must have", lambda: list_scatter(torch.zeros(2, 1, 1), t(1, 1), t(1), TWO)),
     ("`hessians` must have", lambda: NewtonRows(t(1, 2), t(1), TWO)),

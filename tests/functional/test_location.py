@@ -7,7 +7,7 @@ from torch import Tensor
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.functional.gmml import pooled_scatter
 from lgmml_torch.functional.regions import Regions
-from lgmml_torch.metric_learning import class_scatter, location_distances, location_weights
+from lgmml_torch.metric_learning import _class_scatter, location_distances, location_weights
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import examples as reference
 
@@ -34,7 +34,7 @@ def looped(X: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     "first", [CLASSES >= 0, CLASSES == 2, CLASSES == 3, torch.arange(12) < 5, torch.arange(12) == 8]
 )
 def test_class_scatter_is_the_mean_over_pairs(first: Tensor) -> None:
-    for found, expected in zip(class_scatter(rows(), CLASSES, first), looped(rows(), first), strict=True):
+    for found, expected in zip(_class_scatter(rows(), CLASSES, first), looped(rows(), first), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -46,12 +46,12 @@ def test_class_scatter_of_all_rows_is_the_pooled_scatter_of_the_classes() -> Non
         (~same).nonzero()[:, 1], offsets_from_sizes((~same).sum(1)),
     )  # fmt: skip
     expected = pooled_scatter(rows(), regions)
-    for ours, theirs in zip(class_scatter(rows(), CLASSES, CLASSES >= 0), expected, strict=True):
+    for ours, theirs in zip(_class_scatter(rows(), CLASSES, CLASSES >= 0), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_class_scatter_forgets_where_the_rows_lie() -> None:
-    near, far = (class_scatter(rows(shift), CLASSES, CLASSES == 2) for shift in (0.0, 1e6))
+    near, far = (_class_scatter(rows(shift), CLASSES, CLASSES == 2) for shift in (0.0, 1e6))
     torch.testing.assert_close(far, near, rtol=1e-8, atol=1e-8)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import LGMMLError
+from lgmml_torch.functional import losses
 from lgmml_torch.functional.losses import label_difference_loss, lambda_gradients, spearman_loss
 from lgmml_torch.segments import offsets_from_sizes, segment_sum
 from tests.reference import lambdarank as naive
@@ -20,12 +21,13 @@ def lists(seed: int, sizes: list[int], *, ties: bool = False) -> tuple[torch.Ten
     return scores.round() if ties else scores, labels, offsets_from_sizes(torch.tensor(sizes))
 
 
-def test_agrees_with_loops_over_pairs() -> None:
+def test_agrees_with_loops_over_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_CHUNK_PAIRS", 64)
     for ties in [False, True]:
         for settings in [{}, {"truncation": 1}, {"truncation": 3, "sigma": 2.0, "floor": 0.0}]:
             for sizes in [[5, 1, 0, 40, 2], [7], [0, 0, 3], [1, 1]]:
                 scores, labels, offsets = lists(sum(sizes), sizes, ties=ties)
-                got = lambda_gradients(scores, labels, offsets, **settings, chunk_pairs=64)  # type: ignore[arg-type]
+                got = lambda_gradients(scores, labels, offsets, **settings)  # type: ignore[arg-type]
                 want = naive.lambda_gradients(scores.tolist(), labels.tolist(), offsets.tolist(), **settings)  # type: ignore[arg-type]
                 for a, b in zip(got, want, strict=True):
                     torch.testing.assert_close(a, torch.tensor(b, dtype=torch.float64))

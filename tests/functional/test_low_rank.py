@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.functional import distance
-from lgmml_torch.functional.distance import full_method, local_distances, low_rank_distances
+from lgmml_torch.functional.distance import DistanceTiles, local_distances, low_rank_distances
 from tests.functional.test_distance import tiled
 from tests.reference.low_rank import distances
 
@@ -28,10 +28,11 @@ def test_values_and_slopes_are_those_of_the_plain_form(
     shape: tuple[int, int, int, int], kept: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distance, "TILE_IMAGES", tile)
+    monkeypatch.setattr(distance, "_KEPT_IMAGES", kept)
     inputs = case(*shape)
     weights = torch.randn(shape[0], shape[2], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = distances(*inputs)
-    found = low_rank_distances(*inputs, kept_images=kept)
+    found = low_rank_distances(*inputs)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     slopes, wanted = (torch.autograd.grad((d * weights).sum(), inputs) for d in (found, expected))
     for one, other in zip(slopes, wanted, strict=True):
@@ -78,7 +79,7 @@ def test_stacked_factors_give_the_distances_of_one_metric_after_another() -> Non
 
 def test_low_ranks_are_stacked() -> None:
     x, F = torch.zeros(4, 40), torch.zeros(2, 40, 40)
-    assert full_method(x, F[:, :, :8], "mahalanobis") == "stacked"
-    assert full_method(x, F[:, :, :8], "trace") == "factor"
-    assert full_method(x, F, "mahalanobis") == "factor"
-    assert full_method(torch.zeros(4096, 40), F, "mahalanobis") == "quadratic"
+    assert DistanceTiles.method_for(x, F[:, :, :8], "mahalanobis") == "stacked"
+    assert DistanceTiles.method_for(x, F[:, :, :8], "trace") == "factor"
+    assert DistanceTiles.method_for(x, F, "mahalanobis") == "factor"
+    assert DistanceTiles.method_for(torch.zeros(4096, 40), F, "mahalanobis") == "quadratic"

@@ -12,10 +12,8 @@ from torch import Tensor
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.functional import regions as module
 from lgmml_torch.functional.regions import (
-    Anchors,
     Regions,
     choose_anchors,
-    extrapolate_anchors,
     regions_from_queries,
     sample_regions,
     usable_queries,
@@ -235,7 +233,7 @@ def test_extrapolated_anchors_equal_the_loop() -> None:
         F = torch.randn(len(regions), 3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         real = choose_anchors(features, labels, offsets, regions, F)
         alphas = (0.0, 0.5, 2.0)
-        moved = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=alphas)
+        moved = choose_anchors(features, labels, offsets, regions, F, alphas=alphas[1:])
         groups = parts(regions.queries, regions.query_offsets)
         lows = parts(regions.negatives, regions.negative_offsets)
         for r in range(len(regions)):
@@ -253,11 +251,11 @@ def test_extrapolation_never_ranks_worse_than_the_real_document() -> None:
     regions = draw(labels, offsets, count=20)
     F = torch.eye(3).expand(len(regions), 3, 3)
     real = choose_anchors(features, labels, offsets, regions, F)
-    moved = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=(0.0, 0.5, 1.0, 2.0, 4.0))
+    moved = choose_anchors(features, labels, offsets, regions, F, alphas=(0.5, 1.0, 2.0, 4.0))
     fine = ~real.ndcg.isnan()
     assert (moved.ndcg >= real.ndcg - 1e-12)[fine].all()
     assert not torch.equal(moved.points, real.points)
-    still = extrapolate_anchors(features, labels, offsets, regions, F, real, alphas=(0.0,))
+    still = choose_anchors(features, labels, offsets, regions, F, alphas=(0.0,))
     assert torch.equal(still.points, real.points)
     torch.testing.assert_close(still.ndcg, real.ndcg, equal_nan=True)
 
@@ -269,7 +267,7 @@ def test_no_regions() -> None:
     features, labels, offsets = torch.zeros(0, 3), torch.zeros(0), torch.tensor([0])
     found = choose_anchors(features, labels, offsets, regions, torch.zeros(0, 3, 3))
     assert found.points.shape == (0, 3)
-    again = extrapolate_anchors(features, labels, offsets, regions, torch.zeros(0, 3, 3), found, alphas=(0.0,))
+    again = choose_anchors(features, labels, offsets, regions, torch.zeros(0, 3, 3), alphas=(0.5,))
     assert again.points.shape == (0, 3)
 
 
@@ -305,14 +303,8 @@ def test_errors_name_argument_rule_and_value(generator: torch.Generator) -> None
         choose_anchors(x, y, o, regions, F * torch.nan)
     with pytest.raises(LGMMLError, match=r"`k` must be positive, got 0"):
         choose_anchors(x, y, o, regions, F, k=0)
-    real = choose_anchors(x, y, o, regions, F)
-    with pytest.raises(LGMMLError, match=r"`alphas` must hold at least one value, got none"):
-        extrapolate_anchors(x, y, o, regions, F, real, alphas=())
     with pytest.raises(LGMMLError, match=r"`alphas` must be finite, got inf at position \(1,\)"):
-        extrapolate_anchors(x, y, o, regions, F, real, alphas=(0.0, math.inf))
-    short = Anchors(real.points[:1], real.rows, real.ndcg)
-    with pytest.raises(LGMMLError, match=r"`anchors.points` must have shape \(2, 2\), got \(1, 2\)"):
-        extrapolate_anchors(x, y, o, regions, F, short, alphas=(0.0,))
+        choose_anchors(x, y, o, regions, F, alphas=(0.0, math.inf))
 
 
 def test_thresholds_are_medians_of_distinct_positive_labels() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DegenerateScoresWarning, LGMMLError
+from lgmml_torch.functional import score as score_module
 from lgmml_torch.functional.score import (
     KERNELS,
     kernel,
@@ -26,7 +27,7 @@ def case(k: int = 3, n: int = 9, q: int = 4):
     return dists, torch.rand(q, k, generator=g, dtype=torch.float64)
 
 
-def test_equals_the_loop() -> None:
+def test_equals_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in sorted(KERNELS):
         for shape in ["query", "row", "vector"]:
             for k in [1, 5]:
@@ -34,7 +35,8 @@ def test_equals_the_loop() -> None:
                 phi = {"query": phi, "row": phi[:1], "vector": phi[0]}[shape]
                 expected = reference.score(dists, phi, OFFSETS, name)
                 for entries in (1, 4, 1000):
-                    torch.testing.assert_close(score(dists, phi, OFFSETS, kernel=name, chunk_entries=entries), expected)
+                    monkeypatch.setattr(score_module, "_CHUNK_ENTRIES", entries)
+                    torch.testing.assert_close(score(dists, phi, OFFSETS, kernel=name), expected)
                 torch.testing.assert_close(score(kernel(dists, name), phi, OFFSETS), expected)
 
 
@@ -55,10 +57,11 @@ def test_permuting_metrics_or_documents_changes_no_score() -> None:
     torch.testing.assert_close(score(dists[rows], phi, OFFSETS), score(dists, phi, OFFSETS)[rows])
 
 
-def test_gradient_in_phi_is_minus_kappa() -> None:
+def test_gradient_in_phi_is_minus_kappa(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_module, "_CHUNK_ENTRIES", 4)
     dists, phi = case()
     phi.requires_grad_()
-    score(dists, phi, OFFSETS, kernel="paper", chunk_entries=4)[6].backward()
+    score(dists, phi, OFFSETS, kernel="paper")[6].backward()
     expected = torch.zeros_like(phi)
     expected[3] = -kernel(dists[6], "paper")
     torch.testing.assert_close(phi.grad, expected)
@@ -120,5 +123,3 @@ def test_errors_name_argument_rule_and_value() -> None:
         score(dists, phi, torch.tensor([0, 1, 2, 3, 4]))
     with pytest.raises(LGMMLError, match=r"`offsets` must not decrease"):
         warn_if_degenerate(torch.zeros(4), torch.tensor([0, 3, 2, 4]))
-    with pytest.raises(LGMMLError, match=r"`chunk_entries` must be positive, got 0"):
-        score(dists, phi, OFFSETS, chunk_entries=0)

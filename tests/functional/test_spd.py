@@ -14,7 +14,13 @@ from pyriemann.geometry.geodesic import geodesic_riemann
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, NotSPDError, NumericsWarning
-from lgmml_torch.functional.spd import METHODS, cholesky_jittered, geometric_mean, geometric_mean_factor
+from lgmml_torch.functional.spd import (
+    METHODS,
+    _check_symmetric,
+    cholesky_jittered,
+    geometric_mean,
+    geometric_mean_factor,
+)
 from tests.reference.spd import geometric_mean as reference_mean
 from tests.reference.spd import random_rotation, random_spd, relative_error
 
@@ -297,3 +303,12 @@ def test_each_singular_member_gets_jitter_of_its_own_scale() -> None:
     added = (L @ L.mT - A).diagonal(dim1=-2, dim2=-1)
     assert 0 < float(added[1].max()) <= 1e-14
     assert 0 < float(added[3].max()) <= 1e-8
+
+
+def test_square_and_symmetric() -> None:
+    _check_symmetric("A", torch.eye(3).expand(2, 3, 3))
+    _check_symmetric("A", torch.zeros(0, 3, 3))
+    with pytest.raises(LGMMLError, match="`A` must be square"):
+        _check_symmetric("A", torch.zeros(2, 3))
+    with pytest.raises(LGMMLError, match="`A` must be symmetric, got a relative asymmetry of 1"):
+        _check_symmetric("A", torch.tensor([[1.0, 1.0], [0.0, 1.0]]))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.functional import warp
 from lgmml_torch.functional.score import score
 from lgmml_torch.functional.warp import (
     Draws,
@@ -180,12 +182,21 @@ def test_draws_are_lower_labelled_documents_of_the_same_query() -> None:
         assert draws.queries.tolist() == [4, 4, 0, 0, 0, 0]  # query 2 has one document, query 0 comes twice
 
 
+def with_uniforms(numbers: list[Tensor], draw: Callable[[], Draws]) -> Draws:
+    """Draws by given numbers in [0, 1), in place of those of the generator."""
+    given = iter(numbers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warp, "_rand", lambda *_: next(given))
+        return draw()
+
+
 def test_uniforms_at_the_edges_stay_inside() -> None:
     table = NegativeTable.of(LABELS, OFFSETS)
     for u in (0.0, 1 - 2**-53, 1.0):  # 1.0 itself can come of a conversion to float32
         edge = torch.full((3, 2), u, dtype=torch.float64)
-        check_members(table.triplets_from_uniforms(edge, edge), LABELS)
-        check_members(table.triplets_from_uniforms(edge.float(), edge.float()), LABELS)
+        for both in (edge, edge.float()):
+            draws = with_uniforms([both, both], lambda: table.sample_triplets(3, max_draws=2, generator=seeded()))
+            check_members(draws, LABELS)
 
 
 def test_same_generator_same_result_and_another_another() -> None:
@@ -249,7 +260,8 @@ def test_queries_and_positives_are_drawn_evenly() -> None:
 
 def every_triplet(table: NegativeTable, max_draws: int) -> Draws:
     mesh = torch.cartesian_prod(*[GRID] * (2 + max_draws))
-    return table.triplets_from_uniforms(mesh[:, :2], mesh[:, 2:])
+    numbers = [mesh[:, :2], mesh[:, 2:]]
+    return with_uniforms(numbers, lambda: table.sample_triplets(len(mesh), max_draws=max_draws, generator=seeded()))
 
 
 def test_both_ways_to_batch_have_exactly_the_expected_gradient() -> None:
@@ -263,7 +275,8 @@ def test_both_ways_to_batch_have_exactly_the_expected_gradient() -> None:
     mesh = torch.cartesian_prod(GRID, GRID)
     lists = torch.zeros_like(expected)
     for u in mesh:
-        batch = table.list_draws_from_uniforms(table.queries, u.expand(len(table.positives), 2))
+        numbers = [u.expand(len(table.positives), 2)]
+        batch = with_uniforms(numbers, lambda: table.sample_list_draws(table.queries, max_draws=2, generator=seeded()))
         lists += gradient(batch, scores, kappa)
     torch.testing.assert_close(lists / (len(mesh) * len(table.queries)), expected)
 
@@ -318,12 +331,6 @@ def test_errors_name_argument_rule_and_value() -> None:
         table.sample_triplets(1, max_draws=0, generator=seeded())
     with pytest.raises(LGMMLError, match=r"`num` must be at least 0, got -1"):
         table.sample_triplets(-1, generator=seeded())
-    with pytest.raises(LGMMLError, match=r"`choices` must have shape \(\*, 2\), got \(1, 3\)"):
-        table.triplets_from_uniforms(torch.zeros(1, 3), torch.zeros(1, 1))
-    with pytest.raises(LGMMLError, match=r"`uniforms` must have shape \(1, \*\), got \(2, 1\)"):
-        table.triplets_from_uniforms(torch.zeros(1, 2), torch.zeros(2, 1))
-    with pytest.raises(LGMMLError, match=r"`uniforms` must have shape \(2, \*\), got \(1, 1\)"):
-        table.list_draws_from_uniforms(torch.tensor([0]), torch.zeros(1, 1))
     empty = NegativeTable.of(torch.ones(2), torch.tensor([0, 2]))
     with pytest.raises(DataError, match="no query has a positive and a lower-labelled document"):
         empty.sample_triplets(1, generator=seeded())

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError
+from lgmml_torch.fitting.round import Bag, BoostConfig
+from lgmml_torch.functional import losses
 from lgmml_torch.functional.losses import (
     bias_of,
     lambda_gradients,
     num_positions,
     position_curve,
-    position_step,
     softmax_loss,
 )
 from lgmml_torch.ragged import RankingData
@@ -22,6 +23,12 @@ from tests.reference import weighted
 OFFSETS = torch.tensor([0, 4, 4, 9, 10, 16])
 
 
+def step(bias: Tensor, shown: Tensor, g: Tensor, h: Tensor, *, shrinkage: float, ridge: float) -> Tensor:
+    """What one round makes of the biases of positions."""
+    bag = Bag(torch.zeros(len(g), 1), g, h, torch.tensor([0, len(g)]), shown)
+    return bag.position_step(bias, BoostConfig(shrinkage=shrinkage, position_ridge=ridge))
+
+
 def some(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 4, (16,), generator=g).double()
@@ -29,11 +36,12 @@ def some(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(16, generator=g).double(), labels, weights
 
 
-def test_pairs_count_as_their_better_document() -> None:
+def test_pairs_count_as_their_better_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_CHUNK_PAIRS", 7)
     for seed in range(5):
         for truncation in [2, 30]:
             scores, labels, weights = some(seed)
-            found = lambda_gradients(scores, labels, OFFSETS, truncation=truncation, weights=weights, chunk_pairs=7)
+            found = lambda_gradients(scores, labels, OFFSETS, truncation=truncation, weights=weights)
             plain = (scores.tolist(), labels.tolist(), weights.tolist(), OFFSETS.tolist())
             expected = weighted.lambda_gradients(*plain, truncation=truncation)
             for ours, theirs in zip(found, expected, strict=True):
@@ -82,7 +90,7 @@ def test_a_step_on_positions() -> None:
     shown = torch.tensor([0, 1, 1, 3, 3, 3])
     bias, gradients, hessians = (torch.randn(n, generator=g).double() for n in (5, 6, 6))
     hessians = hessians.abs()
-    found = position_step(bias, shown, gradients, hessians, shrinkage=0.3, ridge=0.2)
+    found = step(bias, shown, gradients, hessians, shrinkage=0.3, ridge=0.2)
     expected = weighted.position_step(
         bias.tolist(), shown.tolist(), gradients.tolist(), hessians.tolist(), shrinkage=0.3, ridge=0.2
     )
@@ -97,7 +105,7 @@ def test_steps_end_where_the_loss_is_least() -> None:
     bias = torch.zeros(2).double()
     for _ in range(300):
         both = lambda_gradients(bias[shown], clicks, offsets)
-        bias = position_step(bias, shown, *both, shrinkage=0.1, ridge=1e-9)
+        bias = step(bias, shown, *both, shrinkage=0.1, ridge=1e-9)
     assert float(bias[0] - bias[1]) == pytest.approx(torch.tensor(3.0).log().item(), abs=1e-3)
 
 

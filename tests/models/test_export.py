@@ -12,7 +12,7 @@ import torch
 
 from lgmml_torch import checks
 from lgmml_torch.checks import DataWarning, LGMMLError, MissingDependencyError
-from lgmml_torch.models.export import ListScorer, compare_exported, export_onnx, export_program
+from lgmml_torch.models.export import _ListScorer, compare_exported, export_onnx, export_program
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.models.phi import POLICIES, Phi
 from lgmml_torch.models.preprocess.base import Preprocess
@@ -126,7 +126,7 @@ def test_the_scorer_that_is_exported_equals_the_model(mode: str, policy: str, no
     model = ranker(data, list_rank_features(), mode=mode, norm=norm)
     with torch.no_grad():
         model.phi.table.weight[:, 3] = 0
-        found = by_list(data, ListScorer(model, policy))
+        found = by_list(data, _ListScorer(model, policy))
     torch.testing.assert_close(found, model.score(data, policy=policy), rtol=1e-4, atol=1e-5)
 
 
@@ -248,7 +248,7 @@ def test_many_metrics_go_through_in_groups(mode: str) -> None:
     if phi.gate is not None:
         with torch.no_grad():
             phi.gate.last.weight.normal_(0, 0.3, generator=g)
-    scorer = ListScorer(model, policies[mode])
+    scorer = _ListScorer(model, policies[mode])
     with torch.no_grad():
         found = scorer(data.features, data.offsets)
     torch.testing.assert_close(found, model.score(data, policy=policies[mode]), rtol=1e-4, atol=1e-4)

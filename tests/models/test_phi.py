@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DivergedError, LGMMLError
-from lgmml_torch.functional.score import list_summary, nearest_mean
-from lgmml_torch.models.phi import POLICIES, Phi
+from lgmml_torch.functional.score import list_summary
+from lgmml_torch.models.phi import POLICIES, Phi, _nearest_mean
 
 
 def test_modes_and_default_policies() -> None:
@@ -102,6 +102,23 @@ def test_list_summary_equals_the_loop() -> None:
     assert torch.allclose(list_summary(kappa, offsets), torch.stack(rows))
 
 
+def test_neighbours_are_near_in_deviations_not_in_units() -> None:
+    """The first column varies in thousandths, the second in thousands: both count alike."""
+    known = torch.tensor([[0.000, 0.0], [0.001, 0.0], [0.000, 4000.0], [0.001, 4000.0]])
+    rows = torch.arange(4.0)[:, None]
+    new = torch.tensor([[0.001, 100.0], [0.0, 3900.0]])
+    assert _nearest_mean(new, known, rows, 1).flatten().tolist() == [1.0, 2.0]
+    # In deviations the other value of a column is 2 away, 100 units of the second are .05.
+    assert _nearest_mean(new[:1], known, rows, 2).item() in (0.5, 2.0)
+    assert _nearest_mean(new, known, rows, 99).flatten().tolist() == [1.5, 1.5]
+
+
+def test_a_column_that_never_varies_says_nothing() -> None:
+    known = torch.tensor([[7.0, 0.0], [7.0, 1.0]])
+    found = _nearest_mean(torch.tensor([[7.0, 0.9]]), known, torch.tensor([[1.0], [2.0]]), 1)
+    assert found.tolist() == [[2.0]]
+
+
 def test_nearest_mean_equals_the_loop() -> None:
     g = torch.Generator().manual_seed(4)
     new, known, rows = torch.randn(40, 5, generator=g), torch.randn(30, 5, generator=g), torch.rand(30, 2, generator=g)
@@ -111,7 +128,7 @@ def test_nearest_mean_equals_the_loop() -> None:
         gaps = [float((((point - other) / spread) ** 2).sum()) for other in known]
         nearest = sorted(range(30), key=gaps.__getitem__)[:3]
         expected.append(rows[nearest].mean(0))
-    assert torch.allclose(nearest_mean(new, known, rows, 3), torch.stack(expected))
+    assert torch.allclose(_nearest_mean(new, known, rows, 3), torch.stack(expected))
 
 
 class TestPolicies:
