@@ -57,7 +57,6 @@ COMMUTATIVE = (
     "minimum",
     "maximum",
     "mul",
-    "result_dtype",
     "equal",
     "gcd",
 )  # swapped arguments change nothing
