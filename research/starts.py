@@ -157,7 +157,7 @@ def gradient_start(data: RankingData, shape: Shape, generator: torch.Generator, 
         "preprocess.spec.args.steps=[]",
     ]  # the features are preprocessed
     seed = int(torch.randint(2**31, (), generator=generator))
-    few = data.select(range(10))  # validation decides nothing here
+    few = data.select(range(min(10, data.num_queries)))  # validation decides nothing here
     trained = train_weights(fit_bank(RankingFold(data, few, few), settings, seed), settings, seed)
     rows = data.features[torch.randperm(data.num_documents, generator=generator)[:GRADIENT_DOCUMENTS]]
     rows = rows.clone().requires_grad_()

@@ -272,8 +272,6 @@ def prepare(
     shown, reason = sample_of(train, recipe.seed, unfinished), ""
     if start is None and recipe.chooses_features:
         preprocess, reason = _without_noise(preprocess, shown)
-    if recipe.builder.trains_metrics:
-        shown = sample_of(train, recipe.seed, unfinished, START_VALUES)
     fitted, seen = _through(preprocess, splits, shown, recipe, unfinished, known=start is not None)
     log.info("%d features after preprocessing, of %d", fitted.num_features, train.num_features)
     state = Unfinished(unfinished, recipe.builder, fitted, seen, recipe.seed, earlier, recipe.own_measure)
@@ -337,9 +335,9 @@ def _through(
     """Preprocessed training and validation lists for the builder; the preprocessing is fitted unless it is known."""
     train, valid = splits["train"], splits.get("valid")
     trains, everywhere = recipe.builder.trains_metrics, recipe.builder.takes_shared_lists
-    wanted = shown
-    if everywhere and not trains:
-        wanted = train
+    if trains:
+        shown = sample_of(train, recipe.seed, folder, START_VALUES)
+    wanted = train if everywhere and not trains else shown
     if not known:
         fitted = fit_preprocess(preprocess, shown, wanted, folder)
     else:

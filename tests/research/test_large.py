@@ -109,12 +109,16 @@ def test_starts_are_compared_with_random_ones(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(starts, "SIZES", (8,))
     few = {name: starts.START_SETTINGS[name] for name in ("random", "strength")}
     monkeypatch.setattr(starts, "START_SETTINGS", few)
+    closed = ("random", "through the global geometric mean", "through gradient outer products")
+    monkeypatch.setattr(starts, "CLOSED_FORMS", {name: starts.CLOSED_FORMS[name] for name in closed})
+    monkeypatch.setattr(starts, "CLOSED_SEEDS", 2)
     monkeypatch.setattr(starts, "SEEDS", 2)
     monkeypatch.setattr(starts, "PART_SEEDS", 2)
     monkeypatch.setattr(starts, "PARTS", {name: starts.PARTS[name] for name in ("the recipe",)})
     starts.main(["--store", str(tmp_path / "store"), "--out", str(tmp_path / "starts.md")])
     page = (tmp_path / "starts.md").read_text()
     assert "| strength |" in page
+    assert "| through gradient outer products |" in page
 
 
 @pytest.mark.usefixtures("toy")
