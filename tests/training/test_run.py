@@ -23,14 +23,15 @@ from lgmml_torch.checks import ConfigError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.models.phi import Phi
+from lgmml_torch.models.preprocess.compose import all_views
 from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.models.storage import load_checkpoint
-from lgmml_torch.training import preprocessed
+from lgmml_torch.training import preprocessed, stages
 from lgmml_torch.training.callbacks import QUIET
 from lgmml_torch.training.defaults import check_effect
-from lgmml_torch.training.preprocessed import sample_of
+from lgmml_torch.training.preprocessed import Views, sample_of
 from lgmml_torch.training.recipe import Recipe, TrainerSettings, check_precision
-from lgmml_torch.training.stages import Prepared, prepare, train_phi
+from lgmml_torch.training.stages import Prepared, Trained, prepare, train_phi
 from tests.training import tiny
 
 
@@ -173,6 +174,34 @@ def test_large_lists_are_seen_as_a_sample_of_whole_lists(monkeypatch: pytest.Mon
     assert set(sample.qids) <= set(data.qids)
     monkeypatch.setattr(preprocessed, "SAMPLE_VALUES", data.num_documents * 5)
     assert sample_of(data, seed=0) is data
+
+
+def test_lists_too_large_to_be_kept_are_preprocessed_batch_by_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is the same to rounding. From a sample of the lists, the preprocessing is that of the sample."""
+    splits = dict(zip(("train", "valid", "test"), tiny.splits(), strict=True))
+    recipe = replace(tiny.recipe("trained"), preprocess=partial(all_views, ramps=2), features="all")
+
+    def fitted(folder: Path) -> Trained:
+        made = prepare(splits, recipe)
+        return train_phi(made, recipe, TrainerSettings(folder, {"max_epochs": 2, "accelerator": "cpu"}))
+
+    kept = fitted(tmp_path / "kept")
+    assert isinstance(kept.module.inputs_of("train"), torch.Tensor)
+    monkeypatch.setattr(preprocessed, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(stages, "START_VALUES", splits["train"].num_documents * 4)  # of 8 features: half of the lists
+    made = prepare(splits, recipe)
+    made.add_inputs(made.model(recipe.make_phi))
+    assert not made.preprocessed
+    for name, part in splits.items():
+        views = made.inputs[name]
+        assert isinstance(views, Views)
+        torch.testing.assert_close(views.of(slice(None), part.offsets), made.preprocess(part.features, part.offsets))
+    monkeypatch.setattr(stages, "START_VALUES", splits["train"].num_documents * 8)
+    by_batch = fitted(tmp_path / "batches")
+    for split in ("valid", "test"):
+        torch.testing.assert_close(by_batch.score(split), kept.score(split), rtol=1e-3, atol=1e-3)
 
 
 def test_a_refusal_names_the_setting_and_the_metrics_it_belongs_to() -> None:
