@@ -163,8 +163,8 @@ class KeepCheckpoints(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the starting weights, unless this run resumes from a checkpoint."""
         self.run = trainer.strategy.broadcast(self.run)
-        if not self.curve and trainer.val_dataloaders:
-            values = cast("LGMMLModule", pl_module).validate_now(trainer.val_dataloaders)
+        if not self.curve and trainer.enable_validation:
+            values = cast("LGMMLModule", pl_module).validate_now(trainer.datamodule.val_dataloader())
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=0)
             self._judge(trainer, 0, values.get(self.monitor, math.nan))
@@ -182,7 +182,7 @@ class KeepCheckpoints(Checkpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write ``last.ckpt``; without validation the last epoch is also the best one."""
-        if not trainer.val_dataloaders:
+        if not trainer.enable_validation:
             self.best, self.best_epoch = math.nan, trainer.current_epoch + 1
             trainer.save_checkpoint(self.best_file, weights_only=False)
         trainer.save_checkpoint(self.last_file, weights_only=False)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lgmml_torch.checks import ConfigError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.fitting.boosted import BoostedBuilder
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import all_views
 from lgmml_torch.models.preprocess.steps import Standardize
@@ -57,6 +58,16 @@ def test_the_last_checkpoint_is_written_every_few_steps_and_at_the_end_of_an_epo
     tiny.train(tmp_path, found=found, epochs=2, every_n_steps=3, callbacks=(watch,))
     # Epochs of seven batches; callbacks of the user come first.
     assert watch.steps == [None, None, None, 3, 3, 3, 6, 7, 7, 9, 9, 9, 12, 12]
+
+
+def test_epochs_without_validation_are_not_kept(found: Prepared, tmp_path: Path) -> None:
+    """The start is judged, and then every second epoch."""
+    trained = tiny.train(tmp_path, found=found, epochs=5, trainer={"check_val_every_n_epoch": 2})
+    curve = trained.keeper.curve
+    assert sorted(curve) == [0, 2, 4]
+    assert trained.keeper.best_epoch == max(curve, key=curve.__getitem__)
+    data = trained.module.data_of("valid")
+    assert mean_measure(trained.score("valid"), data, "ndcg@10") == pytest.approx(max(curve.values()), abs=1e-6)
 
 
 def test_the_log_says_if_nothing_was_gained(found: Prepared, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
