@@ -40,6 +40,7 @@ test: $(STAMP) ## run every test
 	$(TEST_ENV) $(PY) -m pytest -n $(JOBS) --dist loadgroup
 
 # Processors round differently: torch's vector instructions, seed of the pretend processor (tests/processor.py), threads.
+# The first has MKL's products without vector instructions, too: MKL_ENABLE_INSTRUCTIONS is not obeyed on AMD, MKL_CBWR is.
 PROCESSORS ?= default:1:1 avx2:2:2 native:3:1
 NUMERICAL := tests/functional tests/models tests/fitting tests/training tests/evaluation tests/test_contracts.py \
 	$(addprefix --ignore=tests/,training/test_resume.py training/test_shortage.py training/test_memory.py training/test_loggers.py \
@@ -49,7 +50,9 @@ test-processors: $(STAMP) ## run the numerical tests as three other processors w
 	@for each in $(PROCESSORS); do \
 		IFS=: read -r vectors seed threads <<< "$$each"; \
 		echo "vector instructions: $$vectors, pretend processor: $$seed, threads: $$threads"; \
-		if [ $$vectors = native ]; then unset ATEN_CPU_CAPABILITY; else export ATEN_CPU_CAPABILITY=$$vectors; fi; \
+		unset ATEN_CPU_CAPABILITY MKL_CBWR; \
+		if [ $$vectors != native ]; then export ATEN_CPU_CAPABILITY=$$vectors; fi; \
+		if [ $$vectors = default ]; then export MKL_CBWR=COMPATIBLE; fi; \
 		LGMML_PROCESSOR=$$seed OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=$$threads MKL_NUM_THREADS=$$threads \
 			$(PY) -m pytest -q -n $(JOBS) --dist loadgroup $(NUMERICAL) || exit 1; \
 	done

@@ -103,9 +103,10 @@ def _fit_model(
     if params["verbose"]:
         on_round, watching = log_rounds, [LogEpochs()]
     prepared = prepare(splits, recipe, on_round, start=start)
-    trainer = {"max_epochs": params["epochs"], "accelerator": ACCELERATORS[params["device"]]}
-    if params["epochs"] is None:
-        trainer["max_epochs"] = chosen.epochs
+    trainer: dict[str, Any] = {"max_epochs": chosen.epochs, "check_val_every_n_epoch": chosen.validate_every}
+    trainer["accelerator"] = ACCELERATORS[params["device"]]
+    if params["epochs"] is not None:
+        trainer["max_epochs"] = params["epochs"]
     if chosen.bank == "trained":
         trainer["gradient_clip_val"] = GRADIENT_CLIP
     with tempfile.TemporaryDirectory() as folder:

@@ -114,12 +114,14 @@ def by_estimator(params: dict[str, Any], data: RankingData) -> dict[str, Any]:
     chosen = choose_defaults(Sizes.of(data), _asked_params(given))
     epochs = chosen.epochs if given["epochs"] is None else given["epochs"]
     clip = GRADIENT_CLIP if chosen.bank == "trained" else None
-    return described(make_recipe(given, chosen, given["random_state"] or 0), {"epochs": epochs, "clip": clip})
+    trainer = {"epochs": epochs, "every": chosen.validate_every, "clip": clip}
+    return described(make_recipe(given, chosen, given["random_state"] or 0), trainer)
 
 
 def by_configuration(overrides: list[str], data: RankingData) -> dict[str, Any]:
     cfg = settle(load_config(overrides), overrides, data)
-    trainer = {"epochs": cfg.trainer.max_epochs, "clip": cfg.trainer.get("gradient_clip_val")}
+    trainer = {"epochs": cfg.trainer.max_epochs, "every": cfg.trainer.check_val_every_n_epoch}
+    trainer["clip"] = cfg.trainer.get("gradient_clip_val")
     return described(recipe_of_config(cfg), trainer)
 
 

@@ -42,6 +42,8 @@ _MAX_COLUMN_BYTES = 4 << 30  # all preprocessed features of the training documen
 _MAX_RAMPS = 6
 _TRAINED_RATE, _WEIGHT_DECAY = 2e-3, 0.3
 _WARP_EPOCHS, _WARP_RATE = 10, 0.001
+_LONG_EPOCH = 100_000  # documents
+_VALIDATIONS = 5  # of trained metrics, about: on few training queries, ranking validation lists takes half of the time
 GRADIENT_CLIP = 10.0  # of trained metrics, for the trainer
 _SPEED = 3e10  # floating-point operations a second of one core, in training
 
@@ -63,8 +65,10 @@ class _Budget:
     epochs: tuple[int, int]
 
     def epochs_for(self, documents: int) -> int:
-        """Epochs that visit about ``visits`` documents."""
+        """Epochs that visit about ``visits`` documents; a third fewer at most where an epoch has many of them."""
         least, most = self.epochs
+        if documents >= _LONG_EPOCH:
+            most = most * 2 // 3
         return round(min(most, max(least, self.visits / max(1, documents))))
 
     def seconds_for(self, documents: int, columns: int) -> float:
@@ -184,6 +188,7 @@ class Defaults:
         rank: R of trained metrics.
         max_columns: of the preprocessed features, within which a feature gets ramps.
         epochs: of training.
+        validate_every: epochs from one validation to the next; the last one is among them.
         dropout: of trained metrics.
     """
 
@@ -194,6 +199,7 @@ class Defaults:
     rank: int = 8
     max_columns: int = _MAX_COLUMNS
     epochs: int = _WARP_EPOCHS
+    validate_every: int = 1
     dropout: Dropout = field(default_factory=Dropout)
 
 
@@ -259,14 +265,17 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     dropout = next(dropout for most, dropout in _DROPOUTS if sizes.documents < most)
     rank = 8 if work.directions <= 1024 else 16
     count, epochs = work.directions // rank, work.epochs_for(sizes.documents)
+    every = 1
+    if "epochs" not in asked:
+        every = max(n for n in range(1, epochs + 1) if epochs % n == 0 and n <= max(1, epochs // _VALIDATIONS))
     values = {
         "num_metrics": f"{count} of rank {rank}",
-        "epochs": f"at most {epochs} epochs",
+        "epochs": f"at most {epochs} epochs, validated every {every}",
         "preprocess": f"ramps of features within {room:,} columns",
         "feature_dropout": f"dropout {dropout.features:g} of features",
         "metric_dropout": f"dropout {dropout.metrics:g} of metrics",
     }
-    return Defaults(bank, beginning + _unasked(asked, values), work.rounds, count, rank, room, epochs, dropout)
+    return Defaults(bank, beginning + _unasked(asked, values), work.rounds, count, rank, room, epochs, every, dropout)
 
 
 def _unasked(asked: Mapping[str, Any], values: Mapping[str, str]) -> str:

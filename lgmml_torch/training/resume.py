@@ -164,7 +164,8 @@ class KeepCheckpoints(Checkpoint):
         """Validate the starting weights, unless this run resumes from a checkpoint."""
         self.run = trainer.strategy.broadcast(self.run)
         if not self.curve and trainer.enable_validation:
-            values = cast("LGMMLModule", pl_module).validate_now(trainer.datamodule.val_dataloader())
+            lists = trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]  # Lightning has set up none yet
+            values = cast("LGMMLModule", pl_module).validate_now(lists)
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=0)
             self._judge(trainer, 0, values.get(self.monitor, math.nan))

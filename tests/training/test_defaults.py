@@ -40,10 +40,13 @@ def test_more_data_means_fewer_epochs_and_less_dropout() -> None:
     dropouts = [(chosen.dropout.features, chosen.dropout.metrics) for chosen in found]
     assert epochs == sorted(epochs, reverse=True)
     assert dropouts == sorted(dropouts, reverse=True)
-    assert epochs[0] > epochs[2] > epochs[3]
+    assert epochs[0] > epochs[1] >= epochs[2] > epochs[3]
     assert dropouts[0] > dropouts[1] > dropouts[2]
     for chosen in found:
         assert f"{chosen.epochs} epochs" in chosen.reason
+        assert chosen.epochs % chosen.validate_every == 0  # so the last epoch is among those that are judged
+    assert found[0].validate_every > 1
+    assert choose_defaults(Sizes(500, 50_000, 110), {"epochs": 15}).validate_every == 1
 
 
 def test_the_reason_leaves_out_what_was_asked_for() -> None:
@@ -148,6 +151,7 @@ class TestSettle:
                 f"local_metrics.num_metrics={chosen.num_metrics}",
                 f"local_metrics.rank={chosen.rank}",
                 f"trainer.max_epochs={chosen.epochs}",
+                f"trainer.check_val_every_n_epoch={chosen.validate_every}",
                 f"dropout.features={chosen.dropout.features}",
                 f"dropout.metrics={chosen.dropout.metrics}",
                 f"preprocess.max_columns={chosen.max_columns}",
