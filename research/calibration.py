@@ -22,7 +22,7 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from lgmml_torch import LGMMLRanker, RankingData, __version__
+from lgmml_torch import LGMMLRanker, RankingData
 from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.calibration import fit_grade_map, reliability
@@ -136,8 +136,8 @@ def main() -> None:
     for name, fold in chosen.items():
         found[name] = measure(name, fold(), args.seed, budget=budget)
     if not args.quick:
-        facts = {"release": __version__, **machine_facts()}
-        write_text(RESULTS, json.dumps({"seed": args.seed, "machine": facts, "sets": found}, indent=1) + "\n")
+        content = {"seed": args.seed, "machine": machine_facts(), "sets": found}
+        write_text(RESULTS, json.dumps(content, indent=1) + "\n")
     print(tables(found))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lgmml_torch import __version__
 from lgmml_torch.checks import DataError
 from lgmml_torch.files import write_text
 from lgmml_torch.progress import progress_bar
@@ -169,6 +170,7 @@ def machine_facts() -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     return {
+        "release": __version__,
         "processor": models[0].split(":", 1)[1].strip() if models else platform.processor(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),

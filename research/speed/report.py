@@ -132,8 +132,21 @@ def training() -> str:
     return table(columns, rows) if rows else MISSING
 
 
+def origins() -> str:
+    """Where each stored figure is from."""
+    rows = []
+    for file in sorted(RESULTS.glob("*.json")):
+        found = load(file.stem)
+        if isinstance(found, dict) and "machine" in found:
+            facts = found["machine"]
+            names = ("release", "processor", "cores", "torch_threads", "load_1min", "date")
+            rows.append((file.stem, *(str(facts[name]) for name in names)))
+    return table(("figures", "release", "processor", "cores", "threads", "load", "date"), rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "scale": scale, "kernel": kernel, "growth": growth, "race": race, "scoring": scoring, "training": training,
+    "origins": origins,
 }  # fmt: skip
 
 

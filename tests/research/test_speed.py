@@ -103,3 +103,9 @@ def test_the_test_curve_of_the_readme_is_that_of_the_bank() -> None:
     scores = score(bank.metrics(fold.test.features), bank.phi[None], fold.test.offsets, kernel=bank.kernel)
     assert kept == pytest.approx(mean_ndcg(scores, fold.test))
     assert 0 < chance < 1
+
+
+def test_the_page_shows_the_stored_figures_and_where_each_is_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", Path(report.__file__).parents[1] / "results")
+    text = report.PAGE.read_text()
+    assert report.fill(text) == text
