@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lgmml_torch.data.generated import letor_like
-from research import protocol, starts
+from research import closed_forms, protocol, starts
 from research.compare import find_system
 from research.protocol import RankingFold, large_fold
 from research.quality import large, large_report
@@ -132,16 +132,23 @@ def test_starts_are_compared_with_random_ones(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(starts, "SIZES", (8,))
     few = {name: starts.START_SETTINGS[name] for name in ("random", "strength")}
     monkeypatch.setattr(starts, "START_SETTINGS", few)
-    closed = ("random", "through the global geometric mean", "through gradient outer products")
+    closed = ("random", "strength", "through the global geometric mean", "through gradient outer products")
     monkeypatch.setattr(starts, "CLOSED_FORMS", {name: starts.CLOSED_FORMS[name] for name in closed})
     monkeypatch.setattr(starts, "CLOSED_SEEDS", 2)
     monkeypatch.setattr(starts, "SEEDS", 2)
     monkeypatch.setattr(starts, "PART_SEEDS", 2)
     monkeypatch.setattr(starts, "PARTS", {name: starts.PARTS[name] for name in ("the recipe",)})
+    monkeypatch.setattr(starts, "PULLS", (10,))
+    monkeypatch.setattr(starts, "TURN_DATA", protocol.TOY)
+    monkeypatch.setattr(starts, "FOLDS", range(1))
+    monkeypatch.setattr(closed_forms, "SETTINGS", (*closed_forms.SETTINGS, "trainer.max_epochs=1"))
     starts.main(["--store", str(tmp_path / "store"), "--out", str(tmp_path / "starts.md")])
     page = (tmp_path / "starts.md").read_text()
     assert "| strength |" in page
     assert "| through gradient outer products |" in page
+    assert "| through the global geometric mean, pulled 10 |" in page
+    assert "| alternated twice |" in page
+    assert "Not run yet" not in page
 
 
 @pytest.mark.usefixtures("toy")
