@@ -34,6 +34,12 @@ SETTINGS = (
 BANDWIDTHS = (0.3, 0.5, 1.0, 2.0)
 TURNS = ("closed form", "alternated once", "alternated twice")
 LAM = 0.1
+GRID = f"local_metrics.bandwidth={list(BANDWIDTHS)}"
+ENDS: dict[str, tuple[str, ...]] = {  # with anchors chosen for each of them
+    "identity, own anchors": (GRID, "local_metrics.lam=1e9"),  # λ pulls towards it
+    "inverse similar scatter (t = 0), own anchors": (GRID, "local_metrics.t=0.0"),
+    "dissimilar scatter (t = 1), own anchors": (GRID, "local_metrics.t=1.0"),
+}
 
 
 class TowardsStart(torch.optim.AdamW):
@@ -119,6 +125,23 @@ def alternate(start: Prepared, seed: int) -> dict[str, list[float]]:
         scores = trained(name, factors)
         factors = weighted_metrics(train, gradients(scores, train), start.bank.history["regions"], factors)
     return values
+
+
+def ends(data: str, fold: int, seed: int) -> dict[str, list[float]]:
+    """Validation NDCG@10 of every query with what stands at the ends of the geodesic, and with the identity."""
+    parts = ranking_fold(data, fold)
+    values: dict[str, list[float]] = {}
+    for name, overrides in ENDS.items():
+        settings = [*SETTINGS, *overrides]
+        model = train_weights(fit_bank(parts, settings, seed), settings, seed).model
+        values[name] = rank_data(model.score(parts.valid), parts.valid, metrics=["ndcg@10"])["ndcg@10"].tolist()
+    return values
+
+
+def ends_job(data: str, fold: int, seed: int) -> Job:
+    """One fold of the rows that were added."""
+    settings = {"data": data, "fold": fold, "seed": seed, "settings": list(SETTINGS), "ends": list(ENDS)}
+    return Job("ends", settings, lambda: Record(ends(data, fold, seed)))
 
 
 def alternating_job(data: str, fold: int, seed: int) -> Job:

@@ -148,6 +148,7 @@ def test_starts_are_compared_with_random_ones(tmp_path: Path, monkeypatch: pytes
     assert "| through gradient outer products |" in page
     assert "| through the global geometric mean, pulled 10 |" in page
     assert "| alternated twice |" in page
+    assert "| identity, own anchors |" in page
     assert "Not run yet" not in page
 
 
