@@ -2,14 +2,13 @@
 
 Run with ``python -m research.quality.large``; ``research/quality/large.md`` says what is selected where. Every fit is
 stored when it is done, so a run that was stopped goes on, and several processes may share the work: each takes the next
-piece that nobody has begun. ``--stage choices`` scores no test query;
-``--stage report`` writes docs/large.md from what is stored.
+piece that nobody has begun. ``--stage choices`` scores no test query; ``--stage default`` fits the default only;
+``--stage report`` writes docs/large.md from what is stored and what earlier reports kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -22,21 +21,30 @@ import torch
 from lgmml_torch.functional.measures import mean_ndcg
 from research.compare import find_system
 from research.protocol import NOISES, Noise, RankingFold, large_fold, noisy_ranking
-from research.quality.work import GRID, lightgbm_options, score_all
+from research.quality.work import PATIENCE, SAMPLING, XGBOOST_SAMPLING, Point, score_all
 from research.store import Job, Record, Store
-from research.systems.base import grid_points
 
 log = logging.getLogger("research.quality")
 
 ROOT = Path(__file__).parent.parent.parent
-FIGURES = ROOT / "research" / "results" / "quality-large.json"
 SIZES: dict[str, tuple[int | None, ...]] = {"debian": (500, 2000, None), "moby": (500, 2000, None)}
-TREES = ("lightgbm", "lightgbm+ranks")
 SEEDS = 3  # the seed is the draw of the training queries, too
 NOISY: dict[str, dict[int | None, tuple[str, ...]]] = {
     "debian": {500: NOISES, 2000: ("permuted",)}
 }  # sizes and kinds of noise that are tried
-SHORTLISTS = (8, 4)  # points of the grid that are tried again with more queries: the best of the next smaller size
+MOST_TREES = 2000
+LEAVES, RATES = (15, 31, 63, 127), (0.03, 0.05, 0.1, 0.2)
+# What each setting may be, in the order of the stages; the leaves are tried once more at the end.
+GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
+    "lightgbm": {"num_leaves": LEAVES, "min_data_in_leaf": (5, 20, 50, 100), "learning_rate": RATES},
+    "xgboost": {"num_leaves": LEAVES, "min_child_weight": (0.1, 1.0, 5.0, 20.0), "learning_rate": RATES},
+}
+STARTS: dict[str, Point] = {
+    "lightgbm": {"num_leaves": 31, "min_data_in_leaf": 20, "learning_rate": 0.1},
+    "xgboost": {"num_leaves": 31, "min_child_weight": 1.0, "learning_rate": 0.1},
+}
+ALONE = {"debian": "", "moby": "+ranks"}  # the variant with all queries, for time: the former grid's at 2,000
+SAMPLINGS = {"lightgbm": SAMPLING, "xgboost": XGBOOST_SAMPLING}
 
 
 @dataclass(frozen=True)
@@ -60,111 +68,102 @@ class Place:
         return {"data": self.data, "queries": self.queries or "all", "draw": self.draw, **noise}
 
 
-def point_job(place: Place, name: str, point: dict[str, Any]) -> Job:
-    """One point of the grid of a tree system: its validation NDCG@10."""
+def tree_options(name: str, point: Point) -> dict[str, Any]:
+    """Settings of a tree system, with the sampling and the number of trees that all of them share."""
+    family = name.partition("+")[0]
+    return {"params": {**SAMPLINGS[family], **point}, "num_rounds": MOST_TREES, "patience": PATIENCE}
+
+
+# --- what is chosen on validation queries of draw 0 ---
+
+
+def point_job(place: Place, name: str, point: Point) -> Job:
+    """One fit of a tree system: its validation NDCG@10."""
 
     def make() -> Record:
         fold = place.fold()
         start = time.process_time()
-        found = find_system(name).fit(fold, 0, lightgbm_options(point))
+        found = find_system(name).fit(fold, 0, tree_options(name, point))
         seconds = time.process_time() - start
         value = mean_ndcg(found.scores[name](fold.valid), fold.valid)
+        log.info("%s, %s: %.4f on validation, %d trees", name, dict(point), value, found.info["trees"])
         return Record(info={"valid": value, "trees": found.info["trees"], "fit seconds": seconds})
 
     return Job("point", {"system": name, **place.settings, **point}, make)
 
 
-def points(store: Store, data: str, queries: int | None, name: str) -> list[dict[str, Any]]:
-    """The points to try: the whole grid at the smallest size, then the best of the next smaller one."""
-    place = SIZES[data].index(queries)
-    if place == 0:
-        return list(grid_points(**GRID))
-    smaller = SIZES[data][place - 1]
-    before = points(store, data, smaller, name)
-    ranked = sorted(before, key=lambda point: -_value(store, Place(data, smaller), name, point))
-    return ranked[: SHORTLISTS[place - 1]]
+def search_job(store: Store, place: Place, name: str) -> Job:
+    """One setting after the other, each from the best so far: what is chosen, and what it was chosen from."""
+
+    def make() -> Record:
+        family = name.partition("+")[0]
+        point, tried = STARTS[family], []
+        grid = {setting: values if place.queries else values[1:] for setting, values in GRIDS[family].items()}
+        for setting in (*grid, "num_leaves"):
+            points = [{**point, setting: value} for value in grid[setting]]
+            found = [(store.get(point_job(place, name, one)).info, one) for one in points]
+            tried += [{**one, **info} for info, one in found if {**one, **info} not in tried]
+            point = max(found, key=lambda pair: pair[0]["valid"])[1]
+        return Record(info={"chosen": point, "valid": max(one["valid"] for one in tried), "tried": tried})
+
+    return Job("search", {"system": name, **place.settings}, make)
 
 
-def _value(store: Store, place: Place, name: str, point: dict[str, Any]) -> float:
-    value: float = store.get(point_job(place, name, point)).info["valid"]
-    return value
+def variants(data: str, queries: int | None, family: str) -> tuple[str, ...]:
+    """Without and with list ranks; with all queries one of them."""
+    return (family, f"{family}+ranks") if queries else (family + ALONE[data],)
 
 
-def kept_choice(data: str, queries: int | None) -> tuple[str, dict[str, Any]] | None:
-    """What validation chose in an earlier run whose fits may be gone: the variant of LightGBM and its point."""
-    figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.is_file() else {"sets": {}}
-    found = figures["sets"].get(data, {}).get(str(queries or "all"))
-    return None if found is None else (found["lightgbm"]["system"], found["lightgbm chosen"])
+def better(store: Store, data: str, queries: int | None, family: str) -> tuple[str, Point]:
+    """The variant that validation prefers, and its settings."""
+    tried = variants(data, queries, family)
+    searched = {name: store.get(search_job(store, Place(data, queries), name)).info for name in tried}
+    name = max(searched, key=lambda name: searched[name]["valid"])
+    return name, searched[name]["chosen"]
 
 
-def chosen_point(store: Store, data: str, queries: int | None, name: str) -> dict[str, Any]:
-    """The point with the best validation NDCG@10 of draw 0, the first of equals."""
-    kept = kept_choice(data, queries)
-    if kept is not None and kept[0] == name:
-        return kept[1]
-    place = Place(data, queries)
-    return max(points(store, data, queries, name), key=lambda point: _value(store, place, name, point))
+def choices(store: Store, data: str, queries: int | None, family: str) -> list[Job]:
+    """All that is selected for one family of trees at one size."""
+    return [search_job(store, Place(data, queries), name) for name in variants(data, queries, family)]
 
 
-def better_trees(store: Store, data: str, queries: int | None) -> str:
-    """LightGBM with or without list ranks, whichever validation prefers."""
-    if (kept := kept_choice(data, queries)) is not None:
-        return kept[0]
-    tried = variants(store, data, queries)
-    best = {name: _value(store, Place(data, queries), name, chosen_point(store, data, queries, name)) for name in tried}
-    return max(tried, key=lambda name: best[name])
+# --- fits whose test queries are scored ---
 
 
-def fit_job(store: Store, place: Place, name: str, seed: int) -> Job:
-    """One fit, and what it makes of the test queries."""
+def fit_job(place: Place, name: str, seed: int, point: Point | None = None) -> Job:
+    """One fit, and what it makes of the test queries; ``point`` holds the settings of trees."""
 
     def make() -> Record:
         fold = place.fold()
-        options = lightgbm_options(chosen_point(store, place.data, place.queries, name)) if name in TREES else {}
         start = time.process_time()
-        found = find_system(name).fit(fold, seed, options)
+        found = find_system(name).fit(fold, seed, {} if point is None else tree_options(name, point))
         seconds = time.process_time() - start
         row = next(iter(found.scores))
         values = score_all({name: found.scores[row]}, fold.test)
         valid = mean_ndcg(found.scores[row](fold.valid), fold.valid)
         return Record(values, {**found.info, "valid": valid, "fit seconds": seconds})
 
-    return Job("large", {"system": name, **place.settings, "seed": seed}, make)
+    return Job("large", {"system": name, **place.settings, **(point or {}), "seed": seed}, make)
 
 
-def choices(store: Store, data: str) -> Iterator[Job]:
-    """All that is selected on validation queries, smaller sizes first."""
-    for queries in SIZES[data]:
-        for name in variants(store, data, queries) if kept_choice(data, queries) is None else ():
-            for point in points(store, data, queries, name):
-                yield point_job(Place(data, queries), name, point)
+def fits(
+    store: Store, data: str, queries: int | None, family: str, seeds: Sequence[int], noise: str | None = None
+) -> Iterator[Job]:
+    """Of one system at one size: the default, or the better variant of a family of trees."""
+    name, point = ("default", None) if family == "default" else better(store, data, queries, family)
+    for seed in seeds:
+        yield fit_job(Place(data, queries, 0 if queries is None else seed, noise), name, seed, point)
 
 
-def variants(store: Store, data: str, queries: int | None) -> tuple[str, ...]:
-    """LightGBM with and without list ranks; with all queries only what was better at the next smaller size."""
-    return TREES if queries is not None else (better_trees(store, data, SIZES[data][-2]),)
-
-
-def fits(store: Store, data: str, seeds: int = SEEDS, only: str | None = None) -> Iterator[Job]:
-    """The default and the better LightGBM, a seed at a time."""
-    for seed in range(seeds):
-        for queries in SIZES[data]:
-            yield from _both(store, Place(data, queries, 0 if queries is None else seed), seed, only)
-
-
-def noisy_fits(store: Store, data: str, seeds: int = SEEDS, only: str | None = None) -> Iterator[Job]:
-    """Both again where two thirds of the features mean nothing, with the settings chosen without noise."""
-    for queries, kinds in NOISY.get(data, {}).items():
-        for seed in range(seeds):
-            for kind in (None, *kinds):  # without noise first: what the loss is measured from
-                yield from _both(store, Place(data, queries, seed, kind), seed, only)
-
-
-def _both(store: Store, place: Place, seed: int, only: str | None) -> Iterator[Job]:
-    if only != "trees":
-        yield fit_job(store, place, "default", seed)
-    if only != "default":
-        yield fit_job(store, place, better_trees(store, place.data, place.queries), seed)
+def share(store: Store, data: str, queries: int | None, family: str, args: argparse.Namespace) -> None:
+    """Everything a stage does with one system at one size; what is selected comes first."""
+    if family != "default":
+        store.share(choices(store, data, queries, family))
+    if args.stage == "choices":
+        return
+    kinds = NOISY.get(data, {}).get(queries, ()) if args.stage == "noise" else ()
+    for noise in (None, *kinds):
+        store.share(fits(store, data, queries, family, args.seeds, noise))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -174,9 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--sets", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--only", choices=("default", "trees"), help="fits of one side")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--stage", choices=("choices", "all", "noise", "report"), default="all")
+    parser.add_argument("--sizes", nargs="+", help="numbers of training queries, or all (default: every size)")
+    parser.add_argument("--systems", nargs="+", choices=("default", *GRIDS), default=("default", "lightgbm"))
+    parser.add_argument("--seeds", nargs="+", type=int, default=range(SEEDS), help="of the fits (default: all)")
+    parser.add_argument("--stage", choices=("choices", "default", "all", "noise", "report"), default="all")
     parser.add_argument("--out", type=Path, default=ROOT, help="root for research/results and docs")
     parser.add_argument("--store", type=Path, help="where finished fits are kept (default: outputs/quality)")
     args = parser.parse_args(arguments)
@@ -184,17 +184,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log.setLevel(logging.INFO)
     torch.set_num_threads(1)
     store = Store(args.store or ROOT / "outputs" / "quality")
-    for data in args.sets if args.stage != "report" else ():
-        if args.only != "default":
-            store.share(choices(store, data))
-        if args.stage == "all":
-            store.share(fits(store, data, args.seeds, args.only))
-        if args.stage in ("all", "noise"):
-            store.share(noisy_fits(store, data, args.seeds, args.only))
     if args.stage == "report":
         from research.quality.large_report import write_page  # it needs this module
 
         write_page(store, root=args.out)
+        return
+    families = ("default",) if args.stage == "default" else args.systems
+    for data in args.sets:
+        sizes = [size for size in SIZES[data] if args.sizes is None or str(size or "all") in args.sizes]
+        for queries in sizes:
+            for family in families:
+                share(store, data, queries, family, args)
 
 
 if __name__ == "__main__":
