@@ -100,6 +100,18 @@ class ParquetFiles:
         system = fs.LocalFileSystem()
         return cls(system, "", system.get_file_info(list(map(str, paths))))
 
+    @classmethod
+    def open(cls, path: PathLike, options: ReadOptions) -> ArrowSource:
+        """The files at a path as one table; ``-`` is standard input."""
+        require_arrow()
+        if str(path) != "-":
+            return cls.find(path).source(options, str(path))
+        from pyarrow import parquet
+
+        with readable("<stdin>", "Parquet"):
+            table = parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
+        return ArrowSource.of_table(table, options, "<stdin>")
+
     @cached_property
     def names(self) -> list[str]:
         """What messages call each file."""
@@ -250,18 +262,6 @@ def _kind(schema: pa.Schema, column: str) -> str:
     while is_list(dtype):
         lists, dtype = lists + "lists of ", inner(dtype)
     return lists + (no_number(dtype) or "numbers")
-
-
-def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
-    """The Parquet files at a path as one table; ``-`` is standard input."""
-    require_arrow()
-    if str(path) != "-":
-        return ParquetFiles.find(path).source(options, str(path))
-    from pyarrow import parquet
-
-    with readable("<stdin>", "Parquet"):
-        table = parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
-    return ArrowSource.of_table(table, options, "<stdin>")
 
 
 def even_owners(

@@ -74,6 +74,11 @@ class LetorSource(DataSource):
         missing = options.missing != "error"
         self.rules = Rules(sizes is None, first_index, width, missing, options.kind, self.has_labels, because)
 
+    @classmethod
+    def of_lightgbm(cls, path: PathLike, options: ReadOptions) -> LetorSource:
+        """Lines without ``qid:``; the sizes of the queries stand in the file beside them."""
+        return cls(path, options, sizes=sizes_file(path))
+
     def _first_words(self) -> tuple[int, list[bytes]]:
         for line, block in self.text.blocks(1):
             if words := block.partition(b"#")[0].split():
@@ -203,11 +208,6 @@ class LetorSource(DataSource):
             total, where = int(sizes.sum()), f"{self.sizes}:{len(sizes)}"
             raise DataError(f"{where}: the sizes add up to {total}, but {self.name} has {rows} documents")
         return np.repeat(np.arange(len(sizes)), sizes), range(len(sizes))
-
-
-def open_lightgbm(path: PathLike, options: ReadOptions) -> LetorSource:
-    """Lines without ``qid:``; the sizes of the queries stand in the file beside them."""
-    return LetorSource(path, options, sizes=sizes_file(path))
 
 
 class _Documents:
