@@ -176,6 +176,18 @@ class SharedLists:
         if self.sizes.shape != self.owner.shape:
             raise LGMMLError(f"`owner` must name a process for each of {len(self.sizes)} lists, got {len(self.owner)}")
 
+    @staticmethod
+    def owners(
+        sizes: Tensor,  # (n,)
+        processes: int | None = None,
+    ) -> Tensor:  # (n,)
+        """The process that has each of some pieces: runs of pieces with about the same number of documents.
+
+        Every process works this out alike. With fewer pieces than processes some have none.
+        """
+        middles = 2 * sizes.cumsum(0) - sizes  # twice, so that they are whole numbers
+        return middles * (processes or world_size()) // (2 * max(1, int(sizes.sum())))
+
     @cached_property
     def own(self) -> Tensor:  # (q,)
         """Numbers of the lists that this process has."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.files import replacing
 from lgmml_torch.functional.significance import Interval
-from lgmml_torch.models.importance import PartialEffect, feature_weight
+from lgmml_torch.models.importance import PartialEffect
 from lgmml_torch.models.local_metrics import LocalMetrics
 
 
@@ -51,7 +51,7 @@ def metrics_picture(
         axis.set_yticks(range(len(labels)), labels, fontsize=7)
     top.suptitle("heaviest local metrics M = F Fᵀ (blue −, red +)")
     axis = bottom.subplots()
-    weight = feature_weight(bank, phi).cpu().numpy()
+    weight = bank.shares(phi).numpy()
     order = np.argsort(-weight)[: 5 * panels]
     axis.bar(range(len(order)), weight[order], color="#4477aa")
     axis.set_xticks(range(len(order)), _names(names, order.tolist()), rotation=90, fontsize=7)
@@ -200,7 +200,7 @@ def spectrum_picture(bank: LocalMetrics) -> Figure:
     """Eigenvalues of the metrics, each divided by its largest, and their condition numbers."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    spectra, conditions = metric_spectra(bank)
+    spectra, conditions = bank.spectra()
     left.hist(np.log10(np.maximum(spectra.numpy(), 1e-16)), bins=40, color="#4477aa")
     left.set_xlabel("log₁₀ eigenvalue / largest of its metric")
     left.set_ylabel("eigenvalues")
@@ -208,17 +208,6 @@ def spectrum_picture(bank: LocalMetrics) -> Figure:
     right.set_xlabel("log₁₀ condition number")
     right.set_ylabel("metrics")
     return figure
-
-
-def metric_spectra(bank: LocalMetrics) -> tuple[Tensor, Tensor]:
-    """All eigenvalues relative to the largest of their metric, and the condition number of each metric."""
-    spectra, conditions = [], []
-    for block in bank.iter_blocks():
-        values = torch.linalg.svdvals(block.zoomed_factors.detach().cpu().double()).square()
-        relative = values / values.amax(-1, keepdim=True).clamp_min(1e-300)
-        spectra.append(relative.reshape(-1))
-        conditions.append(1 / relative.amin(-1).clamp_min(1e-16))
-    return torch.cat(spectra), torch.cat(conditions)
 
 
 def _names(names: Sequence[str] | None, features: Sequence[int]) -> list[str]:

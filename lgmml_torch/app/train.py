@@ -30,7 +30,7 @@ from lgmml_torch.app.compose import (
     recipe_of,
     settle,
 )
-from lgmml_torch.app.config import asked_for, check_settings, load_config
+from lgmml_torch.app.config import check_settings, load_config
 from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, reference_names
 from lgmml_torch.app.report import RunResult, evaluate_model, reported_part
 from lgmml_torch.app.start import Watch
@@ -371,17 +371,3 @@ def _add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
         return
     base.own_weight, base.weight = own, theirs
     model.base = base
-
-
-def run_as_asked(cfg: DictConfig, watch: Watch) -> float | None:
-    """A run of the command line, here or where a launcher starts it.
-
-    Returns:
-        What the weights that were kept are worth on validation, by the measure that decides, for a sweep to compare.
-    """
-    words = asked_for()
-    if cfg.get("launcher"):
-        build(cfg.launcher)(words, Path(cfg.paths.output_dir))
-        return None
-    result = train(cfg, words, watch)
-    return None if result is None else result.best_valid

@@ -264,18 +264,6 @@ def _kind(schema: pa.Schema, column: str) -> str:
     return lists + (no_number(dtype) or "numbers")
 
 
-def even_owners(
-    sizes: Tensor,  # (n,)
-    processes: int,
-) -> Tensor:  # (n,)
-    """The process that has each of some pieces: runs of pieces with about the same number of documents.
-
-    Every process works this out alike. With fewer pieces than processes some have none.
-    """
-    middles = 2 * sizes.cumsum(0) - sizes  # twice, so that they are whole numbers
-    return middles * processes // (2 * max(1, int(sizes.sum())))
-
-
 def places_of(data: RankingData) -> Tensor:  # (N,) int32
     """Where each document stands in its list in the caller's order, from 0."""
     places = torch.empty(data.num_documents, dtype=torch.int32)
@@ -401,10 +389,9 @@ def _stream_part(
         about = {"feature_names": source.feature_names, "categories": source.categories, "table": source.table}
         found, start = {}, 0
         for name, part in parts.items():
-            owner = even_owners(part.sizes, distributed.world_size())
-            shared = SharedLists(part.sizes, owner, distributed.rank())
+            shared = SharedLists(part.sizes, SharedLists.owners(part.sizes), distributed.rank())
             qids = [source.qids[ids[part.qids[number]]] for number in shared.own.tolist()]
-            before = int(part.sizes[owner < shared.rank].sum())
+            before = int(part.sizes[shared.owner < shared.rank].sum())
             found[name] = shared_data(arrays, start + before, shared, qids, **about)
             start += part.num_documents
         return found

@@ -11,21 +11,23 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from pytorch_lightning.callbacks import Callback
+from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
+from pytorch_lightning.callbacks import Callback, ProgressBar
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.strategies import DDPStrategy
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
+from lgmml_torch.checks import CheckpointError, ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import Bank, BankBuilder, as_builder
 from lgmml_torch.functional.measures import Function, Measure, mean_measure
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.storage import load_checkpoint, write_checkpoint
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
-from lgmml_torch.training.callbacks import QUIET, StepSize, in_order
+from lgmml_torch.training.callbacks import QUIET, StepSize
 from lgmml_torch.training.losses import Loss, Warp
 from lgmml_torch.training.module import (
     DEFAULT_OPTIMIZER,
@@ -33,7 +35,7 @@ from lgmml_torch.training.module import (
     OptimizerFactory,
     make_optimizer,
 )
-from lgmml_torch.training.resume import CheckpointFiles, KeepCheckpoints
+from lgmml_torch.training.resume import KeepCheckpoints
 
 _TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
 MakePhi = Callable[..., Phi]
@@ -163,11 +165,63 @@ class TrainerSettings:
             make = self.trainer
         else:
             settings = {**QUIET, **self.trainer, **settings}
-        callbacks = in_order([*self.callbacks, keeper])
+        callbacks = _in_order([*self.callbacks, keeper])
         trainer = make(callbacks=callbacks, logger=list(self.loggers), **settings)
-        trainer.strategy.checkpoint_io = CheckpointFiles()
+        trainer.strategy.checkpoint_io = _CheckpointFiles()
         distributed.leave_at_exit()  # Lightning does so for NCCL only
         return trainer
+
+
+class _EpochValues(Callback):
+    """Reduce the logged values of an epoch on all ranks, before a progress bar asks for them on the first rank alone.
+
+    Lightning reduces a value when it is first read, which is a collective call: a bar that reads it on one rank would
+    wait for ever. Other callbacks may log as well, so this one stands behind them and before the bars.
+    """
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Read them."""
+        dict(trainer.callback_metrics)
+
+
+def _in_order(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks with the progress bars last, and `_EpochValues` before these."""
+    bars, others = [], []
+    for callback in callbacks:
+        if isinstance(callback, ProgressBar):
+            bars.append(callback)
+        else:
+            others.append(callback)
+    return [*others, _EpochValues(), *bars]
+
+
+class _CheckpointFiles(CheckpointIO):
+    """Lightning's checkpoints as files: written atomically with a seal, read without running code."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint; an earlier one of that name survives any failure.
+
+        Raises:
+            NoSpaceError: the disk is full.
+        """
+        write_checkpoint(path, checkpoint)
+
+    def load_checkpoint(self, path: str | os.PathLike[str], *_: Any, **__: Any) -> dict[str, Any]:
+        """Read a checkpoint into main memory.
+
+        Raises:
+            CheckpointError: it is missing, foreign, damaged or newer than this release.
+        """
+        content = load_checkpoint(path)
+        if "rows" in content:
+            raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
+        return content
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint."""
+        Path(path).unlink(missing_ok=True)
 
 
 def rehearse(recipe: Recipe) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import io
 import logging
 import math
-import os
 import pickle
 import time
 import uuid
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytorch_lightning as pl
-from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
 from pytorch_lightning.callbacks import Checkpoint
 
 from lgmml_torch import distributed
@@ -112,35 +110,6 @@ class Start:
                 reason = "the same names in another order"
             raise ConfigError(f"the data must have the features of the model to start from, in order, got {reason}")
         return dict(splits)
-
-
-class CheckpointFiles(CheckpointIO):
-    """Lightning's checkpoints as files: written atomically with a seal, read without running code."""
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
-    ) -> None:
-        """Write a checkpoint; an earlier one of that name survives any failure.
-
-        Raises:
-            NoSpaceError: the disk is full.
-        """
-        write_checkpoint(path, checkpoint)
-
-    def load_checkpoint(self, path: str | os.PathLike[str], *_: Any, **__: Any) -> dict[str, Any]:
-        """Read a checkpoint into main memory.
-
-        Raises:
-            CheckpointError: it is missing, foreign, damaged or newer than this release.
-        """
-        content = load_checkpoint(path)
-        if "rows" in content:
-            raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
-        return content
-
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint."""
-        Path(path).unlink(missing_ok=True)
 
 
 class KeepCheckpoints(Checkpoint):
