@@ -159,18 +159,12 @@ class SharedLists:
 
     Lists are numbered as they would be on one process. A process keeps the documents of its own lists, one list after
     the other in the order of their numbers.
-
-    Attributes:
-        sizes: ``(Q,)`` documents of every list.
-        owner: ``(Q,)`` the process that has it.
-        rank: of this process.
-        traffic: what was sent.
     """
 
-    sizes: Tensor
-    owner: Tensor
-    rank: int = 0
-    traffic: _Traffic = field(default_factory=_Traffic)
+    sizes: Tensor  # (Q,) documents of every list
+    owner: Tensor  # (Q,) the process that has it
+    rank: int = 0  # of this process
+    traffic: _Traffic = field(default_factory=_Traffic)  # what was sent
 
     def __post_init__(self) -> None:
         if self.sizes.shape != self.owner.shape:

@@ -145,21 +145,13 @@ def _least_loss(scores: Tensor, above: Tensor) -> Tensor:  # (N,), (N, T) -> (1+
 
 
 class Reliability(NamedTuple):
-    """Chances beside what came true, in groups of equally many documents, lowest chances first.
+    """Chances beside what came true, in groups of equally many documents, lowest chances first."""
 
-    Attributes:
-        chances: the mean chance of each group.
-        shares: the share of its documents of which it came true.
-        documents: how many they are; equal chances stay together.
-        error: the expected calibration error: by how much chance and share differ, mean over documents.
-        brier: mean square of chance minus outcome, over all documents.
-    """
-
-    chances: tuple[float, ...]
-    shares: tuple[float, ...]
-    documents: tuple[int, ...]
-    error: float
-    brier: float
+    chances: tuple[float, ...]  # the mean chance of each group
+    shares: tuple[float, ...]  # the share of its documents of which it came true
+    documents: tuple[int, ...]  # how many they are; equal chances stay together
+    error: float  # the expected calibration error: by how much chance and share differ, mean over documents
+    brier: float  # mean square of chance minus outcome, over all documents
 
 
 def reliability(

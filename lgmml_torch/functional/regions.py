@@ -31,19 +31,13 @@ from lgmml_torch.segments import (
 
 @dataclass(frozen=True)
 class Regions:
-    """K regions; each of the three ragged lists has its own offsets ``(K+1,)``, everything ``long``.
+    """K regions; each of the three ragged lists has its own offsets ``(K+1,)``, everything ``long``."""
 
-    Attributes:
-        queries: Query indices of each region.
-        positives: Rows of X₊, the documents of high relevance.
-        negatives: Rows of X₋, the documents of lowest relevance; never one of X₊.
-    """
-
-    queries: Tensor
+    queries: Tensor  # query indices of each region
     query_offsets: Tensor
-    positives: Tensor
+    positives: Tensor  # rows of X₊, the documents of high relevance
     positive_offsets: Tensor
-    negatives: Tensor
+    negatives: Tensor  # rows of X₋, the documents of lowest relevance; never one of X₊
     negative_offsets: Tensor
 
     def __len__(self) -> int:
@@ -205,17 +199,11 @@ _LEVELS = 1 << 36  # distances are told apart to this share of their norm
 
 @dataclass(frozen=True)
 class _Anchors:
-    """One anchor for each region.
+    """One anchor for each region."""
 
-    Attributes:
-        points: Where the anchors lie, ``(K, D)``, in the features' dtype.
-        rows: The document each anchor is, or was moved from, ``(K,)``.
-        ndcg: Mean NDCG of the distance order, ``(K,)`` float64; NaN when no list had anything relevant left.
-    """
-
-    points: Tensor
-    rows: Tensor
-    ndcg: Tensor
+    points: Tensor  # (K, D) where the anchors lie, in the features' dtype
+    rows: Tensor  # (K,) the document each anchor is, or was moved from
+    ndcg: Tensor  # (K,) float64 mean NDCG of the distance order; NaN when no list had anything relevant left
 
 
 def choose_anchors(

@@ -50,19 +50,12 @@ _Step = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class CategoryEncoder:
-    """A fixed map from lists with categories to lists of numbers.
+    """A fixed map from lists with categories to lists of numbers."""
 
-    Attributes:
-        names: of the raw features.
-        categories: their vocabularies, None for numbers.
-        steps: what happens to each raw feature.
-        settings: how the encoder was fitted.
-    """
-
-    names: tuple[str, ...]
-    categories: Categories
-    steps: tuple[_Step, ...]
-    settings: CategorySettings
+    names: tuple[str, ...]  # of the raw features
+    categories: Categories  # their vocabularies, None for numbers
+    steps: tuple[_Step, ...]  # what happens to each raw feature
+    settings: CategorySettings  # how the encoder was fitted
 
     @classmethod
     def fit(cls, train: RankingData, settings: CategorySettings) -> Self:

@@ -35,36 +35,21 @@ class TrainingBatch(NamedTuple):
 
     Documents are numbered by their place in ``rows``. Triplets are lists too: the positive and its draws, each with the
     weights Φ of its query. Where ranks share a batch, this is the part of one of them.
-
-    Attributes:
-        rows: ``(M,)`` documents the batch needs, as rows of the training data.
-        lists: ``(B,)`` the query of each list, numbered in the whole training data.
-        list_offsets: ``(B+1,)`` where each list stands in ``rows``.
-        list_weights: ``(B,)`` of the queries.
-        labels: ``(M,)``.
-        document_weights: ``(M,)``; ``weights`` has those of the positives in it.
-        positives: ``(P,)`` place of the positive in ``rows``.
-        negatives: ``(P, T)`` places of the drawn negatives.
-        num_negatives: ``(P,)`` number of documents they were drawn from.
-        num_draws: ``(P,)`` number of the T draws that count.
-        weights: ``(P,)``.
-        places: ``(M,)`` where the documents stand in the whole batch.
-        whole: sizes of the whole batch.
     """
 
-    rows: Tensor
-    lists: Tensor
-    list_offsets: Tensor
-    list_weights: Tensor
-    labels: Tensor
-    document_weights: Tensor
-    positives: Tensor
-    negatives: Tensor
-    num_negatives: Tensor
-    num_draws: Tensor
-    weights: Tensor
-    places: Tensor
-    whole: Whole
+    rows: Tensor  # (M,) documents the batch needs, as rows of the training data
+    lists: Tensor  # (B,) the query of each list, numbered in the whole training data
+    list_offsets: Tensor  # (B+1,) where each list stands in ``rows``
+    list_weights: Tensor  # (B,) of the queries
+    labels: Tensor  # (M,)
+    document_weights: Tensor  # (M,); ``weights`` has those of the positives in it
+    positives: Tensor  # (P,) place of the positive in ``rows``
+    negatives: Tensor  # (P, T) places of the drawn negatives
+    num_negatives: Tensor  # (P,) number of documents they were drawn from
+    num_draws: Tensor  # (P,) number of the T draws that count
+    weights: Tensor  # (P,)
+    places: Tensor  # (M,) where the documents stand in the whole batch
+    whole: Whole  # sizes of the whole batch
 
     @property
     def queries(self) -> Tensor:  # (P,)
@@ -78,17 +63,11 @@ Score = Callable[[Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class LossValue:
-    """The loss of a batch.
+    """The loss of a batch."""
 
-    Attributes:
-        total: ``()`` to be differentiated; what processes that share a batch find adds up to its loss.
-        terms: of how many terms that loss is the sum; logs show the mean.
-        facts: further numbers worth a curve, by name.
-    """
-
-    total: Tensor
-    terms: int
-    facts: dict[str, Tensor] = field(default_factory=dict)
+    total: Tensor  # () to be differentiated; what processes that share a batch find adds up to its loss
+    terms: int  # of how many terms that loss is the sum; logs show the mean
+    facts: dict[str, Tensor] = field(default_factory=dict)  # further numbers worth a curve, by name
 
 
 class Loss(Protocol):

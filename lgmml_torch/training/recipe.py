@@ -47,29 +47,17 @@ _USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
 @dataclass(frozen=True)
 class PhiSettings:
-    """How Φ is trained.
+    """How Φ is trained."""
 
-    Attributes:
-        loss: what is minimised, see `build_loss`.
-        loader: settings of `RankingDataModule`.
-        optimizer: see `LGMMLModule`.
-        step_size: see `LGMMLModule`.
-        dropout: see `LGMMLModule`.
-        deviation_penalty: see `LGMMLModule`.
-        keep: the weights of the result: ``"best"`` by validation, or ``"last"``.
-        preset: metric definitions of the curves.
-        distances: dtype distances are kept in: the model's when None, or a half precision.
-    """
-
-    loss: Loss = field(default_factory=Warp)
-    loader: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER
-    step_size: StepSize | None = None
-    dropout: Dropout = field(default_factory=Dropout)
-    deviation_penalty: float = 0.0
-    keep: str = "best"
-    preset: str = "default"
-    distances: torch.dtype | None = None
+    loss: Loss = field(default_factory=Warp)  # what is minimised, see `build_loss`
+    loader: Mapping[str, Any] = field(default_factory=dict)  # settings of `RankingDataModule`
+    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER  # see `LGMMLModule`
+    step_size: StepSize | None = None  # see `LGMMLModule`
+    dropout: Dropout = field(default_factory=Dropout)  # see `LGMMLModule`
+    deviation_penalty: float = 0.0  # see `LGMMLModule`
+    keep: str = "best"  # the weights of the result: ``"best"`` by validation, or ``"last"``
+    preset: str = "default"  # metric definitions of the curves
+    distances: torch.dtype | None = None  # dtype distances are kept in: the model's when None, or a half precision
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, _KEEP)
@@ -77,29 +65,20 @@ class PhiSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is fitted, part by part.
+    """What is fitted, part by part."""
 
-    Attributes:
-        preprocess: makes an unfitted preprocessing.
-        fit_bank: builds the local metrics.
-        make_phi: called with the numbers of queries and metrics and, where the bank has weights, with ``init``.
-        phi: how Φ is trained.
-        seed: of all draws.
-        categories: settings of the encoder of categories.
-        measure: decides on validation lists when to stop and what to keep; a name or a function.
-        grows: whether the metrics are added to those of an earlier model.
-        features: ``"auto"`` sets raw features aside that mean nothing, see `choose_features`, for boosted and trained
-            metrics; ``"all"`` keeps them.
-    """
-
-    preprocess: Callable[[], Preprocess]
-    fit_bank: BankBuilder | Callable[..., Bank]
+    preprocess: Callable[[], Preprocess]  # makes an unfitted preprocessing
+    fit_bank: BankBuilder | Callable[..., Bank]  # builds the local metrics
+    # called with the numbers of queries and metrics and, where the bank has weights, with ``init``
     make_phi: MakePhi = Phi
-    phi: PhiSettings = field(default_factory=PhiSettings)
-    seed: int = 0
-    categories: CategorySettings = field(default_factory=CategorySettings)
+    phi: PhiSettings = field(default_factory=PhiSettings)  # how Φ is trained
+    seed: int = 0  # of all draws
+    categories: CategorySettings = field(default_factory=CategorySettings)  # settings of the encoder of categories
+    # decides on validation lists when to stop and what to keep; a name or a function
     measure: str | Function | Measure = _USUAL
-    grows: bool = False
+    grows: bool = False  # whether the metrics are added to those of an earlier model
+    # ``"auto"`` sets raw features aside that mean nothing, see `choose_features`, for boosted and trained metrics;
+    # ``"all"`` keeps them
     features: str = "auto"
 
     def __post_init__(self) -> None:
@@ -135,25 +114,16 @@ class Recipe:
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Output folder, trainer, callbacks, loggers and cache of training.
+    """Output folder, trainer, callbacks, loggers and cache of training."""
 
-    Attributes:
-        folder: for ``best.ckpt`` and ``last.ckpt``.
-        trainer: settings of `pytorch_lightning.Trainer`, or something that makes one of callbacks and loggers.
-        callbacks: further ones.
-        loggers: e.g. TensorBoard.
-        cache: where distances are kept; in memory when None.
-        resume: a ``last.ckpt`` to resume from.
-        every_n_steps: how often ``last.ckpt`` is written within an epoch.
-    """
-
-    folder: Path
+    folder: Path  # for ``best.ckpt`` and ``last.ckpt``
+    # settings of `pytorch_lightning.Trainer`, or something that makes one of callbacks and loggers
     trainer: Mapping[str, Any] | Callable[..., pl.Trainer] = field(default_factory=dict)
-    callbacks: Sequence[Callback] = ()
-    loggers: Sequence[Logger] = ()
-    cache: Cache | None = None
-    resume: Path | None = None
-    every_n_steps: int = 500
+    callbacks: Sequence[Callback] = ()  # further ones
+    loggers: Sequence[Logger] = ()  # e.g. TensorBoard
+    cache: Cache | None = None  # where distances are kept; in memory when None
+    resume: Path | None = None  # a ``last.ckpt`` to resume from
+    every_n_steps: int = 500  # how often ``last.ckpt`` is written within an epoch
 
     def make_trainer(self, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
         """Lightning's trainer."""

@@ -42,23 +42,14 @@ STATE_SECONDS = 10.0  # between two states on disk, each of a few hundred kB
 
 @dataclass(frozen=True)
 class Start:
-    """The parts of an earlier model that a new fit starts from; copies, so that the model does not change.
+    """The parts of an earlier model that a new fit starts from; copies, so that the model does not change."""
 
-    Attributes:
-        preprocess: fitted.
-        bank: the metrics and, as Φ₀, the mean of the model's weights.
-        encoder: turns categories into numbers; None without categories.
-        feature_names: of the encoded features; None without names.
-        shared: whether all queries share the model's weights.
-        based: whether the model adds its scores to those of a tree model.
-    """
-
-    preprocess: Preprocess
-    bank: Bank
-    encoder: CategoryEncoder | None
-    feature_names: tuple[str, ...] | None
-    shared: bool
-    based: bool
+    preprocess: Preprocess  # fitted
+    bank: Bank  # the metrics and, as Φ₀, the mean of the model's weights
+    encoder: CategoryEncoder | None  # turns categories into numbers; None without categories
+    feature_names: tuple[str, ...] | None  # of the encoded features; None without names
+    shared: bool  # whether all queries share the model's weights
+    based: bool  # whether the model adds its scores to those of a tree model
 
     @classmethod
     def of(cls, model: LGMML) -> Start:
