@@ -274,11 +274,7 @@ class _Prune(Callback):
         self.trial = trial
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Report an epoch.
-
-        Raises:
-            TrialPruned: it is not worth going on.
-        """
+        """Report an epoch."""
         from optuna import TrialPruned
 
         keeper = cast(KeepCheckpoints, trainer.checkpoint_callback)

@@ -67,18 +67,12 @@ class _Stopwatch:
 
 
 def train(
-    cfg: DictConfig,
-    asked: Sequence[str] | None = None,
-    watch: Watch | None = None,
-    watchers: Sequence[pl.Callback] = (),
+    cfg: DictConfig,  # the whole configuration
+    asked: Sequence[str] | None = None,  # the overrides of the user; the rest may follow from the data, see `settle`
+    watch: Watch | None = None,  # may ask training to stop
+    watchers: Sequence[pl.Callback] = (),  # callbacks beside the configured ones
 ) -> RunResult | None:
     """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report.
-
-    Args:
-        cfg: the whole configuration.
-        asked: the overrides of the user; the rest may follow from the data, see `settle`.
-        watch: may ask training to stop.
-        watchers: callbacks beside the configured ones.
 
     Returns:
         None on ranks other than 0.
@@ -142,12 +136,7 @@ def _set_threads(asked: int | None) -> None:
 
 
 def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | None:
-    """The trees that ours shall be added to, where the configuration names any; tried before anything is fitted.
-
-    Raises:
-        LGMMLError: a file that is no such model, trees of other features, a missing library, nothing to weigh them by,
-            data with categories.
-    """
+    """The trees that ours shall be added to, where the configuration names any; tried before anything is fitted."""
     if cfg.base is None:
         return None
     if any(part.shared_lists is not None for part in splits.values()):

@@ -298,11 +298,7 @@ class CsvSource(ArrowSource):
         )
 
     def _flag(self, message: str, lines: _Lines, flags: set[str]) -> str:
-        """The column that holds true or false and is read as numbers.
-
-        Raises:
-            DataError: anything else that pyarrow found wrong.
-        """
+        """The column that holds true or false and is read as numbers."""
         if bad := _BAD_ROW.match(message):
             where = f"{self.name}:{lines.number(int(bad[1]) - 1)}"
             raise DataError(f"{where}: the header has {len(self.header)} columns, got {bad[2]}")

@@ -282,11 +282,7 @@ def _measure_of_all(scores: Tensor, data: RankingData, measure: Measure) -> floa
 
 
 def _resumed(state: BoostState, start: BoostState, problem: Problem) -> BoostState:
-    """The state with the scores its metrics give, added up round by round as the fit did, so that no bit differs.
-
-    Raises:
-        ConfigError: the state of another fit.
-    """
+    """The state with the scores its metrics give, added up round by round as the fit did, so that no bit differs."""
     if state.identity != problem.identity:
         raise ConfigError(
             f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"

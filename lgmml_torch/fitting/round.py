@@ -251,11 +251,7 @@ def _shape(data: RankingData) -> tuple[int, int]:
 
 
 def _check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
-    """Require a bank that rounds can be added to.
-
-    Raises:
-        LGMMLError: it has no weights, another kernel, or other features.
-    """
+    """Require a bank that rounds can be added to."""
     if start.phi is None:
         raise LGMMLError("`start` must have weights Φ to go on from, got none")
     if start.kernel != config.kernel:

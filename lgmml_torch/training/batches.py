@@ -41,32 +41,24 @@ _WITHOUT_WORKERS = "with loader.num_workers=0 the run makes its batches itself"
 class TrainingBatches(Dataset[TrainingBatch]):
     """All batches of all epochs; item ``(epoch, batch)`` is made on demand.
 
-    Args:
-        data: training data; labels, offsets and, where there are any, weights are used.
-        batching: ``"lists"``: whole lists, each once per epoch in random order, draws for all their positives.
-            ``"triplets"``: queries and positives drawn independently, as in the paper.
-        batch_size: lists, or triplets, per batch.
-        max_draws: draws per positive; None allows as many as it has negatives (the paper's limit).
-        negatives: ``"lower"`` labelled than the positive, or ``"zero"`` labelled only.
-        seed: of all draws.
-        batches_per_epoch: for triplets; by default an epoch has one triplet for each positive document.
-        draws: whether negatives are drawn; losses of whole lists need none.
-
     Raises:
         DataError: when no query has a positive and something lower to draw.
     """
 
     def __init__(
         self,
-        data: RankingData,
+        data: RankingData,  # training data; labels, offsets and, where there are any, weights are used
         *,
+        # ``"lists"``: whole lists, each once per epoch in random order, draws for all their positives. ``"triplets"``:
+        # queries and positives drawn independently, as in the paper
         batching: str = "lists",
-        batch_size: int = 32,
-        max_draws: int | None = 10,
-        negatives: str = "lower",
-        seed: int = 0,
+        batch_size: int = 32,  # lists, or triplets, per batch
+        max_draws: int | None = 10,  # draws per positive; None allows as many as it has negatives (the paper's limit)
+        negatives: str = "lower",  # ``"lower"`` labelled than the positive, or ``"zero"`` labelled only
+        seed: int = 0,  # of all draws
+        # for triplets; by default an epoch has one triplet for each positive document
         batches_per_epoch: int | None = None,
-        draws: bool = True,
+        draws: bool = True,  # whether negatives are drawn; losses of whole lists need none
     ) -> None:
         check_choice("batching", batching, _BATCHING)
         check_whole("batch_size", batch_size)

@@ -100,15 +100,11 @@ class _Named:
 
 @dataclass(frozen=True)
 class Warp(_Named):
-    """Sampled WARP: Σ over tuples of weight · L(rank) · (ζ − f(p⁺) + f(p⁻)), p⁻ the first drawn violator.
-
-    Attributes:
-        margin: ζ.
-    """
+    """Sampled WARP: Σ over tuples of weight · L(rank) · (ζ − f(p⁺) + f(p⁻)), p⁻ the first drawn violator."""
 
     name: ClassVar[str] = "warp"
     draws: ClassVar[bool] = True
-    margin: float = 0.1
+    margin: float = 0.1  # ζ
 
     def __post_init__(self) -> None:
         check_positive("margin", self.margin)
@@ -150,15 +146,11 @@ class Warp(_Named):
 
 @dataclass(frozen=True)
 class Softmax(_Named):
-    """Listwise softmax with gains as targets: −Σ_q w_q Σ_i (gain_i/Σ gain) · log softmax(f)_i, mean over the lists.
-
-    Attributes:
-        temperature: scores are divided by it.
-    """
+    """Listwise softmax with gains as targets: −Σ_q w_q Σ_i (gain_i/Σ gain) · log softmax(f)_i, mean over the lists."""
 
     name: ClassVar[str] = "softmax"
     draws: ClassVar[bool] = False
-    temperature: float = 1.0
+    temperature: float = 1.0  # scores are divided by it
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
@@ -172,17 +164,12 @@ class Softmax(_Named):
 
 @dataclass(frozen=True)
 class LambdaRank(_Named):
-    """The linear surrogate −Σ gᵢ·fᵢ of LambdaRank's gradients g, mean over the lists.
-
-    Attributes:
-        sigma: slope of the pairwise probability.
-        truncation: pairs need a document among the first ``truncation`` places.
-    """
+    """The linear surrogate −Σ gᵢ·fᵢ of LambdaRank's gradients g, mean over the lists."""
 
     name: ClassVar[str] = "lambdarank"
     draws: ClassVar[bool] = False
-    sigma: float = 1.0
-    truncation: int = 30
+    sigma: float = 1.0  # slope of the pairwise probability
+    truncation: int = 30  # pairs need a document among the first ``truncation`` places
 
     def __post_init__(self) -> None:
         check_positive("sigma", self.sigma)
@@ -205,16 +192,11 @@ class LambdaRank(_Named):
 
 @dataclass(frozen=True)
 class ListLoss:
-    """A function ``(scores, labels, offsets) -> (Q,)`` of whole lists, differentiable in the scores; their mean.
-
-    Attributes:
-        name: a built-in one, or the dotted name of the function, which is all that `spec` holds of it.
-        function: None where only its name is known.
-    """
+    """A function ``(scores, labels, offsets) -> (Q,)`` of whole lists, differentiable in the scores; their mean."""
 
     draws: ClassVar[bool] = False
-    name: str
-    function: Function | None = field(default=None, repr=False)
+    name: str  # a built-in one, or the dotted name of the function, which is all that `spec` holds of it
+    function: Function | None = field(default=None, repr=False)  # None where only its name is known
 
     def spec(self) -> dict[str, Any]:
         """The name."""

@@ -166,24 +166,16 @@ def _in_order(callbacks: Sequence[Callback]) -> list[Callback]:
 
 
 class _CheckpointFiles(CheckpointIO):
-    """Lightning's checkpoints as files: written atomically with a seal, read without running code."""
+    """Lightning's checkpoints as files: written atomically, read without running code."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Write a checkpoint; an earlier one of that name survives any failure.
-
-        Raises:
-            NoSpaceError: the disk is full.
-        """
+        """Write a checkpoint; an earlier one of that name survives any failure."""
         write_checkpoint(path, checkpoint)
 
     def load_checkpoint(self, path: str | os.PathLike[str], *_: Any, **__: Any) -> dict[str, Any]:
-        """Read a checkpoint into main memory.
-
-        Raises:
-            CheckpointError: it is missing, foreign, damaged or newer than this release.
-        """
+        """Read a checkpoint into main memory."""
         content = load_checkpoint(path)
         if "rows" in content:
             raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")

@@ -238,26 +238,17 @@ class Unfinished:
     """The state of an unfinished fit of a bank, kept on disk so that a killed run resumes when it is repeated.
 
     A state belongs to the builder with its settings, the seed and the data.
-
-    Args:
-        folder: of all states; None keeps nothing.
-        builder: of the bank; only some can resume.
-        data: preprocessed training lists.
-        valid: and validation lists.
-        seed: of the fit.
-        start: the bank that the fit adds to.
-        measure: what decides when the fit stops, where it is not the usual one.
     """
 
     def __init__(
         self,
-        folder: Path | None,
-        builder: BankBuilder,
-        data: RankingData,
-        valid: RankingData | None,
-        seed: int,
-        start: Bank | None = None,
-        measure: Measure | None = None,
+        folder: Path | None,  # of all states; None keeps nothing
+        builder: BankBuilder,  # of the bank; only some can resume
+        data: RankingData,  # preprocessed training lists
+        valid: RankingData | None,  # and validation lists
+        seed: int,  # of the fit
+        start: Bank | None = None,  # the bank that the fit adds to
+        measure: Measure | None = None,  # what decides when the fit stops, where it is not the usual one
     ) -> None:
         self._builder = builder
         self._written = time.monotonic()

@@ -186,11 +186,7 @@ def _compare_rankers(args: Namespace) -> Paired:
 
 
 def _reading_of(first: Ranker, second: Ranker) -> dict[str, Any]:
-    """What a reader must know: the columns of two models that have names for them, or else the features of both.
-
-    Raises:
-        LGMMLError: different numbers of features without names; different rules for missing values.
-    """
+    """What a reader must know: the columns of two models that have names for them, or else the features of both."""
     ours, theirs = first.num_features, second.num_features
     models = list(filter(None, (first.model, second.model)))
     rules = sorted({model.reading["missing"] for model in models})
@@ -278,11 +274,7 @@ def _report(args: Namespace) -> None:
 
 
 def _report_of_run(folder: Path) -> dict[str, Any]:
-    """The ``report.json`` of a run.
-
-    Raises:
-        DataError: there is none, or it is not that of a run.
-    """
+    """The ``report.json`` of a run."""
     file = folder / "report.json"
     if not file.is_file():
         raise DataError(f"{folder} is not the folder of a finished run: it has no report.json")

@@ -311,11 +311,7 @@ def _explain(args: Namespace) -> None:
 
 
 def _document(data: RankingData, name: str) -> str | int:
-    """An id when the list has it; otherwise a number is a place, from 1.
-
-    Raises:
-        DataError: a place that the list does not have, told as it was given.
-    """
+    """An id when the list has it; otherwise a number is a place, from 1."""
     known = data.doc_ids is not None and name in data.doc_ids
     if known or not name.isdigit():
         return name
