@@ -23,25 +23,15 @@ _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # names that pandas g
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a table that are no features.
+    """Names of the columns of a table that are no features."""
 
-    Attributes:
-        qid: the query of each row.
-        label: its relevance; may be absent where nothing is trained.
-        doc_id: the id of the document; may be absent.
-        drop: columns to leave out.
-        weight: what the relevance of each row counts, see `RankingData.weighed`; may be absent.
-        position: where each row was shown; may be absent.
-        spare: more columns to leave out; they may be absent.
-    """
-
-    qid: str = "qid"
-    label: str = "label"
-    doc_id: str = "docid"
-    drop: tuple[str, ...] = ()
-    weight: str | None = None
-    position: str | None = None
-    spare: tuple[str, ...] = ()
+    qid: str = "qid"  # the query of each row
+    label: str = "label"  # its relevance; may be absent where nothing is trained
+    doc_id: str = "docid"  # the id of the document; may be absent
+    drop: tuple[str, ...] = ()  # columns to leave out
+    weight: str | None = None  # what the relevance of each row counts, see `RankingData.weighed`; may be absent
+    position: str | None = None  # where each row was shown; may be absent
+    spare: tuple[str, ...] = ()  # more columns to leave out; they may be absent
 
     @property
     def left_out(self) -> list[str]:

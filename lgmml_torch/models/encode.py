@@ -23,17 +23,13 @@ _ROWS_AT_ONCE = 8192  # of lists that may exceed memory
 
 @dataclass(frozen=True)
 class CategorySettings:
-    """How categories become numbers.
+    """How categories become numbers."""
 
-    Attributes:
-        max_one_hot: up to this many words get a column each; where there are more, a word becomes its mean label.
-        smoothing: number of documents of the overall mean that are added to the documents of every word.
-        folds: parts of the training queries: a query's means come from the other parts, so that no document's own
-            label is in its features.
-    """
-
+    # up to this many words get a column each; where there are more, a word becomes its mean label
     max_one_hot: int = 12
-    smoothing: float = 10.0
+    smoothing: float = 10.0  # number of documents of the overall mean that are added to the documents of every word
+    # parts of the training queries: a query's means come from the other parts, so that no document's own label is in
+    # its features
     folds: int = 5
 
     def __post_init__(self) -> None:
