@@ -343,15 +343,7 @@ def limit_documents(data: RankingData, documents: int, *, seed: int = 0, folder:
     drawn = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
     within = sizes[drawn].cumsum(0) <= documents
     within[0] = True
-    return _pick_lists(data, drawn[within].sort().values, folder)
-
-
-def _pick_lists(
-    data: RankingData,
-    queries: Tensor,  # (C,) rising
-    folder: Path | None = None,
-) -> RankingData:
-    """Lists by their numbers in the whole set; each stays on its process."""
+    queries = drawn[within].sort().values
     if data.shared_lists is None:
         return data.select(queries)
     own = torch.isin(data.shared_lists.own, queries).nonzero()[:, 0]

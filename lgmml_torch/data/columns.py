@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lgmml_torch.categories import Vocabulary
 from lgmml_torch.checks import DataError, did_you_mean, require
 from lgmml_torch.inputs import check_distinct
 
@@ -94,12 +93,6 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
             raise DataError(f"{where}: column {name!r} is no feature, but the index of a pandas table; {hint}")
     features = tuple(place[name] for name in found)
     return _Layout(place[columns.qid], place.get(columns.label), place.get(columns.doc_id), features, found)
-
-
-def vocabularies(data: Any) -> dict[str, Vocabulary]:
-    """The words of each category, by name, of what has ``feature_names`` and ``categories``."""
-    pairs = zip(data.feature_names or (), data.categories or (), strict=False)
-    return {name: words for name, words in pairs if words is not None}
 
 
 def check_same_names(found: Sequence[str], wanted: Sequence[str], where: str, *, model: bool) -> None:

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.categories import Asked, WordColumns
+from lgmml_torch.categories import Asked, WordColumns, vocabularies
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.cache import Arrays, Cache
-from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, readable, require_arrow, vocabularies
+from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, readable, require_arrow
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
 from lgmml_torch.distributed import SharedLists
@@ -359,7 +359,7 @@ def stream_table(
         found.update(_stream_part(path, reading, cut, Cache.of(cache), name))
         first = next(iter(found.values()))
         options["feature_names"] = first.feature_names
-        categories = vocabularies(first) or categories
+        categories = vocabularies(first.feature_names, first.categories) or categories
     return found
 
 

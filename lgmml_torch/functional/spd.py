@@ -279,8 +279,10 @@ def broadcast_pair(
     *,
     names: tuple[str, str],
 ) -> tuple[Tensor, Tensor, torch.dtype]:  # (..., D, D), (..., D, D) float64
-    """Two stacks in float64 and of one shape, each checked to be square, finite and symmetric, and their own dtype."""
-    dtype = _result_dtype(A, B)
+    """Two stacks in float64 and of one shape, checked to be square, finite and symmetric, and the dtype to return."""
+    dtype = torch.promote_types(A.dtype, B.dtype)
+    if not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
     shapes = f"got {tuple(A.shape)} and {tuple(B.shape)}"
     A, B = A.to(torch.float64), B.to(torch.float64)
     for name, X in zip(names, (A, B), strict=True):
@@ -291,11 +293,3 @@ def broadcast_pair(
             A, B = torch.broadcast_tensors(A, B)  # type: ignore[no-untyped-call]
             return A, B, dtype
     raise LGMMLError(f"`{names[0]}` and `{names[1]}` must have matching shapes (..., D, D), D >= 1, {shapes}")
-
-
-def _result_dtype(A: Tensor, B: Tensor) -> torch.dtype:
-    """The dtype to return: what the inputs promote to, or torch's default when both are integers."""
-    dtype = torch.promote_types(A.dtype, B.dtype)
-    if not dtype.is_floating_point:
-        return torch.get_default_dtype()
-    return dtype

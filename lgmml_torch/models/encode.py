@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words
+from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words, vocabularies
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
 from lgmml_torch.files import scratch_array
 from lgmml_torch.ragged import RankingData
@@ -62,7 +62,7 @@ class CategoryEncoder:
         """
         if train.categories is None or train.feature_names is None:
             raise DataError("categories must stand in columns with names, got features without")
-        if train.shared_lists is not None and len(train.all_sizes) != len(train):
+        if len(train.all_sizes) != len(train):
             raise DataError("categories need all training lists in one process, got several processes that share them")
         steps: list[_Step] = [None] * train.num_features
         for column in category_columns(train.categories):
@@ -79,11 +79,7 @@ class CategoryEncoder:
     @property
     def vocabularies(self) -> dict[str, tuple[str, ...]]:
         """The words of each category, by name: what a reader must know to give the codes meant here."""
-        found = {}
-        for name, words in zip(self.names, self.categories, strict=True):
-            if words is not None:
-                found[name] = words
-        return found
+        return vocabularies(self.names, self.categories)
 
     @property
     def columns(self) -> tuple[str, ...]:

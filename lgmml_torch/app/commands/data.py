@@ -33,10 +33,10 @@ from lgmml_torch.app.commands import Command
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_source, chosen_part, columns_of, is_set, load_model
 from lgmml_torch.app.commands.score import score_batches
 from lgmml_torch.app.start import hydra_value
+from lgmml_torch.categories import vocabularies
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache, digest
 from lgmml_torch.data.catalog import find_table, open_dataset, open_table
-from lgmml_torch.data.columns import vocabularies
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.shards import PLACE, SHARD_COLUMNS, Manifest, Shard, check_room, clear_folder
 from lgmml_torch.data.source import ReadOptions, is_folder, open_file, open_source
@@ -101,7 +101,7 @@ def _read_table(path: str, settings: dict[str, Any]) -> dict[str, RankingData]:
     with TemporaryDirectory() as cache:  # what is mapped from there stays until it is not needed
         parts = open_table(path, cache=cache, stream=is_folder(path), **settings)
     data = parts["train"]
-    for name, words in vocabularies(data).items():
+    for name, words in vocabularies(data.feature_names, data.categories).items():
         if len(words) > _FREE_TEXT * data.num_documents:
             many = f"{len(words):,} words in {data.num_documents:,} documents"
             raise DataError(f"column {name!r} must have fewer different words to be a category, got {many}")
