@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -140,19 +141,6 @@ def broadcast_file(path: Path) -> None:
         write_bytes(path, content)
 
 
-@dataclass
-class _Traffic:
-    """What one process has sent to others so far."""
-
-    calls: int = 0
-    bytes: int = 0
-
-    def add(self, size: int) -> None:
-        """Count a call that sent that many bytes."""
-        self.calls += 1
-        self.bytes += size
-
-
 @dataclass(frozen=True, eq=False)
 class SharedLists:
     """A set whose lists several processes share: how long every list is, and which process has it.
@@ -164,7 +152,7 @@ class SharedLists:
     sizes: Tensor  # (Q,) documents of every list
     owner: Tensor  # (Q,) the process that has it
     rank: int = 0  # of this process
-    traffic: _Traffic = field(default_factory=_Traffic)  # what was sent
+    traffic: Counter[str] = field(default_factory=Counter)  # what was sent: ``calls`` and ``bytes``
 
     def __post_init__(self) -> None:
         if self.sizes.shape != self.owner.shape:
@@ -258,7 +246,7 @@ class SharedLists:
         if self.rank != receiver:
             if len(values):
                 dist.send(values.contiguous(), receiver)
-                self.traffic.add(values.nbytes)
+                self.traffic.update(calls=1, bytes=values.nbytes)
             return values[:0]
         owner = self.owner.repeat_interleave(self.sizes)
         whole = values.new_empty((len(owner), *values.shape[1:]))
@@ -275,7 +263,7 @@ class SharedLists:
     def all_reduce(self, values: Tensor, operation: str) -> Tensor:
         """`all_reduce` over processes, counted in `traffic`."""
         if world_size() > 1:
-            self.traffic.add(values.nbytes)
+            self.traffic.update(calls=1, bytes=values.nbytes)
         return all_reduce(values, operation)
 
     def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
@@ -286,7 +274,7 @@ class SharedLists:
                 parts = one if isinstance(one, tuple) else (one,)
                 for part in parts:
                     size += part.nbytes
-            self.traffic.add(size)
+            self.traffic.update(calls=1, bytes=size)
         return all_gather(arrays)
 
     def part(
@@ -310,7 +298,7 @@ class SharedLists:
         sent[: len(values)] = values
         received = [torch.empty_like(sent) for _ in range(size)]
         dist.all_gather(received, sent)
-        self.traffic.add(sent.nbytes)
+        self.traffic.update(calls=1, bytes=sent.nbytes)
         whole = values.new_empty((len(owner), *values.shape[1:]))
         for source, part in enumerate(received):
             whole[(owner == source).to(whole.device)] = part[: counts[source]]

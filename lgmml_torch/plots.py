@@ -55,8 +55,7 @@ def metrics_picture(
     order = np.argsort(-weight)[: 5 * panels]
     axis.bar(range(len(order)), weight[order], color="#4477aa")
     axis.set_xticks(range(len(order)), _names(names, order.tolist()), rotation=90, fontsize=7)
-    axis.set_ylabel("share of Φ·diag(M)")
-    axis.set_title("features that count most", fontsize=10)
+    axis.set(ylabel="share of Φ·diag(M)", title="features that count most")
     return figure
 
 
@@ -70,9 +69,7 @@ def curves_picture(
         axis.plot(list(points), list(points.values()), marker="o", markersize=3, label=label)
     if best is not None:
         axis.axvline(best, color="grey", linestyle=":", label=f"kept: {best:g}")
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
-    axis.set_title(title)
+    axis.set(xlabel=x, ylabel=y, title=title)
     axis.grid(alpha=0.3)
     axis.legend()
     return figure
@@ -189,8 +186,7 @@ def differences_picture(gaps: Sequence[float], *, first: str, second: str, measu
         axis.fill_between(range(len(ordered)), ordered, step="mid", where=side, color=colour, label=f"{name} better")
     axis.axhline(0, color="grey", linewidth=0.8)
     axis.axhline(float(ordered.mean()), color="black", linestyle=":", label=f"mean {ordered.mean():+.4f}")
-    axis.set_xlabel("queries, by difference")
-    axis.set_ylabel(f"difference in {measure}")
+    axis.set(xlabel="queries, by difference", ylabel=f"difference in {measure}")
     axis.grid(alpha=0.3)
     axis.legend()
     return figure
@@ -202,11 +198,9 @@ def spectrum_picture(bank: LocalMetrics) -> Figure:
     left, right = figure.subplots(1, 2)
     spectra, conditions = bank.spectra()
     left.hist(np.log10(np.maximum(spectra.numpy(), 1e-16)), bins=40, color="#4477aa")
-    left.set_xlabel("log₁₀ eigenvalue / largest of its metric")
-    left.set_ylabel("eigenvalues")
+    left.set(xlabel="log₁₀ eigenvalue / largest of its metric", ylabel="eigenvalues")
     right.hist(np.log10(conditions.numpy()), bins=30, color="#cc6677")
-    right.set_xlabel("log₁₀ condition number")
-    right.set_ylabel("metrics")
+    right.set(xlabel="log₁₀ condition number", ylabel="metrics")
     return figure
 
 

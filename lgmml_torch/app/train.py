@@ -139,8 +139,7 @@ def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase |
     """The trees that ours shall be added to, where the configuration names any; tried before anything is fitted."""
     if cfg.base is None:
         return None
-    if any(part.shared_lists is not None for part in splits.values()):
-        raise ConfigError("`base` needs data in memory, got data=shards or data=folder")
+    _check_in_memory("base", splits)
     if "valid" not in splits:
         raise ConfigError("`base` needs validation queries to choose the weights by, and the data has none")
     if splits["train"].categories is not None:
@@ -150,6 +149,11 @@ def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase |
     base = TreeBase.read(str(cfg.base))
     base.check(splits["train"].num_features, splits["train"].feature_names)
     return base
+
+
+def _check_in_memory(setting: str, splits: Mapping[str, RankingData]) -> None:
+    if any(part.shared_lists is not None for part in splits.values()):
+        raise ConfigError(f"`{setting}` needs data in memory, got data=shards or data=folder")
 
 
 def _find_cache(cfg: DictConfig) -> Cache | None:
@@ -224,8 +228,8 @@ def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list
     """The files among the references; each is tried before anything is fitted."""
     found = []
     names = reference_names(cfg.reference)
-    if names and any(part.shared_lists is not None for part in splits.values()):
-        raise ConfigError("`reference` needs data in memory, got data=shards or data=folder")
+    if names:
+        _check_in_memory("reference", splits)
     for name in names:
         if name in FITTED:
             continue

@@ -144,17 +144,13 @@ class DataSource(ABC):
     Attributes:
         name: what messages call it.
         options: how it is read.
-        has_labels: whether it says how relevant the documents are; labels are 0 where it does not.
-        feature_names: the names of the features, or None.
-        categories: for each feature the words its codes stand for, see `RankingData`; None where all are numbers.
         table: how it is read, see `RankingData`.
-        header: the names of the columns of a table.
     """
 
-    has_labels: bool = True
-    feature_names: tuple[str, ...] | None = None
-    categories: Categories | None = None
-    header: Sequence[str] = ()
+    has_labels: bool = True  # whether it says how relevant the documents are; labels are 0 where it does not
+    feature_names: tuple[str, ...] | None = None  # of the features
+    categories: Categories | None = None  # the words of each feature, see `RankingData`; None where all are numbers
+    header: Sequence[str] = ()  # the names of the columns of a table
     gap = "missing"  # what a value that is not there is called
 
     def __init__(self, name: str, options: ReadOptions) -> None:

@@ -71,7 +71,7 @@ def _stages(found: dict[str, Any], folder: Path, settings: dict[str, Any], rank:
     found |= {"bank bytes sent": 0, "bank calls": 0, "columns": bank.bank.metrics.num_features}
     if fold.train.shared_lists is not None:
         sent = fold.train.shared_lists.traffic
-        found |= {"bank bytes sent": sent.bytes, "bank calls": sent.calls}
+        found |= {"bank bytes sent": sent["bytes"], "bank calls": sent["calls"]}
     asked = [*TRAINED, f"trainer.max_epochs={settings['epochs']}"]
     start = fit_bank(fold, asked, 0)
     trained = _timed(found, "trained", lambda: train_weights(start, asked, 0))
