@@ -71,12 +71,8 @@ def train(
     asked: Sequence[str] | None = None,  # the overrides of the user; the rest may follow from the data, see `settle`
     watch: Watch | None = None,  # may ask training to stop
     watchers: Sequence[pl.Callback] = (),  # callbacks beside the configured ones
-) -> RunResult | None:
-    """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report.
-
-    Returns:
-        None on ranks other than 0.
-    """
+) -> RunResult | None:  # None on ranks other than 0
+    """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report."""
     check_settings(cfg)  # whatever is wrong is told before data is read
     cfg = _resolve_resume(cfg)
     check_parts(cfg)

@@ -149,10 +149,9 @@ class Cache:
 
 
 def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
-    """Compare the bytes of all entries of a cache, by default that of `_default_folder`, with their checksums.
+    """A sentence for each damaged entry of a cache, by default that of `_default_folder`, by bytes and checksums.
 
-    Returns:
-        A sentence for each entry that is damaged. It is safe to remove such an entry.
+    It is safe to remove such an entry.
     """
     damage = []
     for entry in sorted(Cache(folder).folder.glob("*.lgc")):

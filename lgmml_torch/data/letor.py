@@ -36,19 +36,17 @@ _DOC_ID = re.compile(rb"docid\s*=\s*(\S+)")
 
 
 class LetorSource(DataSource):
-    """``label qid:7 1:0.5 …``, or lines without ``qid:`` and a file of sizes; no labels if the first line has none.
-
-    Args:
-        path: the file.
-        options: how to read it; ``num_features`` is how many there may be at most.
-        sizes: the file with the number of documents of each query, for lines without ``qid:``.
-        first_index: the smallest feature index.
-    """
+    """``label qid:7 1:0.5 …``, or lines without ``qid:`` and a file of sizes; no labels if the first line has none."""
 
     gap = "absent"
 
     def __init__(
-        self, path: PathLike, options: ReadOptions, *, sizes: Path | None = None, first_index: int = 1
+        self,
+        path: PathLike,
+        options: ReadOptions,  # ``num_features`` is how many there may be at most
+        *,
+        sizes: Path | None = None,  # with the number of documents of each query, for lines without ``qid:``
+        first_index: int = 1,  # the smallest feature index
     ) -> None:
         if options.categories.known:
             names = ", ".join(options.categories.known)
