@@ -146,13 +146,10 @@ def _whole(name: str, text: str, where: str) -> int:
 def as_arrays(
     run: Mapping[str, Mapping[str, float]], qrels: Mapping[str, Mapping[str, int]]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[int]]:
-    """Every judged query with the documents that were ranked or judged, one query after the other.
+    """Scores, labels and whether a document was ranked, one judged query after the other, and the sizes of the queries.
 
-    Scores are single precision, and documents of a query stand by falling id, which is how trec_eval breaks ties.
-
-    Returns:
-        Scores, labels (0 where nothing was judged or the judgement is negative), whether a document was ranked, and
-        the number of documents of each query.
+    Documents are those that were ranked or judged. Scores are single precision, and documents of a query stand by
+    falling id, which is how trec_eval breaks ties. Labels are 0 where nothing was judged or the judgement is negative.
     """
     scores: list[float] = []
     labels: list[int] = []

@@ -64,7 +64,7 @@ def structural_importance(model: LGMML) -> Importance:
     `pair_importance` and `permutation_importance`. Weights Φ are those of a new query; where they depend on the list,
     the mean over the training queries. Trees that the model adds to are not looked at.
 
-    >>> from lgmml_torch.models.local_metrics import MetricBlock
+    >>> from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
     >>> from lgmml_torch.models.phi import Phi
     >>> from lgmml_torch.models.preprocess.steps import Standardize
     >>> view = Standardize().fit(torch.tensor([[1.0, 2.0], [3.0, 1.0]]), torch.tensor([0, 2]))
