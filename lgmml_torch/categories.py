@@ -177,6 +177,11 @@ def gathered(found: Sequence[Vocabulary | None]) -> Categories | None:
     return tuple(found)
 
 
+def vocabularies(names: Sequence[str] | None, categories: Categories | None) -> dict[str, Vocabulary]:
+    """The words of each category, by name."""
+    return {name: words for name, words in zip(names or (), categories or (), strict=False) if words is not None}
+
+
 def category_columns(categories: Categories | None) -> list[int]:
     """The features that are categories."""
     return [column for column, words in enumerate(categories or ()) if words is not None]

@@ -324,4 +324,3 @@ def count_or_all(name: str, value: Any) -> None:
 
 counts_from_zero: Rule = partial(check_whole, zero=True)
 from_zero: Rule = at_least(0)
-flag: Rule = check_flag

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -140,41 +141,34 @@ def broadcast_file(path: Path) -> None:
         write_bytes(path, content)
 
 
-@dataclass
-class _Traffic:
-    """What one process has sent to others so far."""
-
-    calls: int = 0
-    bytes: int = 0
-
-    def add(self, size: int) -> None:
-        """Count a call that sent that many bytes."""
-        self.calls += 1
-        self.bytes += size
-
-
 @dataclass(frozen=True, eq=False)
 class SharedLists:
     """A set whose lists several processes share: how long every list is, and which process has it.
 
     Lists are numbered as they would be on one process. A process keeps the documents of its own lists, one list after
     the other in the order of their numbers.
-
-    Attributes:
-        sizes: ``(Q,)`` documents of every list.
-        owner: ``(Q,)`` the process that has it.
-        rank: of this process.
-        traffic: what was sent.
     """
 
-    sizes: Tensor
-    owner: Tensor
-    rank: int = 0
-    traffic: _Traffic = field(default_factory=_Traffic)
+    sizes: Tensor  # (Q,) documents of every list
+    owner: Tensor  # (Q,) the process that has it
+    rank: int = 0  # of this process
+    traffic: Counter[str] = field(default_factory=Counter)  # what was sent: ``calls`` and ``bytes``
 
     def __post_init__(self) -> None:
         if self.sizes.shape != self.owner.shape:
             raise LGMMLError(f"`owner` must name a process for each of {len(self.sizes)} lists, got {len(self.owner)}")
+
+    @staticmethod
+    def owners(
+        sizes: Tensor,  # (n,)
+        processes: int | None = None,
+    ) -> Tensor:  # (n,)
+        """The process that has each of some pieces: runs of pieces with about the same number of documents.
+
+        Every process works this out alike. With fewer pieces than processes some have none.
+        """
+        middles = 2 * sizes.cumsum(0) - sizes  # twice, so that they are whole numbers
+        return middles * (processes or world_size()) // (2 * max(1, int(sizes.sum())))
 
     @cached_property
     def own(self) -> Tensor:  # (q,)
@@ -252,7 +246,7 @@ class SharedLists:
         if self.rank != receiver:
             if len(values):
                 dist.send(values.contiguous(), receiver)
-                self.traffic.add(values.nbytes)
+                self.traffic.update(calls=1, bytes=values.nbytes)
             return values[:0]
         owner = self.owner.repeat_interleave(self.sizes)
         whole = values.new_empty((len(owner), *values.shape[1:]))
@@ -269,7 +263,7 @@ class SharedLists:
     def all_reduce(self, values: Tensor, operation: str) -> Tensor:
         """`all_reduce` over processes, counted in `traffic`."""
         if world_size() > 1:
-            self.traffic.add(values.nbytes)
+            self.traffic.update(calls=1, bytes=values.nbytes)
         return all_reduce(values, operation)
 
     def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
@@ -280,7 +274,7 @@ class SharedLists:
                 parts = one if isinstance(one, tuple) else (one,)
                 for part in parts:
                     size += part.nbytes
-            self.traffic.add(size)
+            self.traffic.update(calls=1, bytes=size)
         return all_gather(arrays)
 
     def part(
@@ -304,7 +298,7 @@ class SharedLists:
         sent[: len(values)] = values
         received = [torch.empty_like(sent) for _ in range(size)]
         dist.all_gather(received, sent)
-        self.traffic.add(sent.nbytes)
+        self.traffic.update(calls=1, bytes=sent.nbytes)
         whole = values.new_empty((len(owner), *values.shape[1:]))
         for source, part in enumerate(received):
             whole[(owner == source).to(whole.device)] = part[: counts[source]]
@@ -337,15 +331,7 @@ def limit_documents(data: RankingData, documents: int, *, seed: int = 0, folder:
     drawn = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
     within = sizes[drawn].cumsum(0) <= documents
     within[0] = True
-    return _pick_lists(data, drawn[within].sort().values, folder)
-
-
-def _pick_lists(
-    data: RankingData,
-    queries: Tensor,  # (C,) rising
-    folder: Path | None = None,
-) -> RankingData:
-    """Lists by their numbers in the whole set; each stays on its process."""
+    queries = drawn[within].sort().values
     if data.shared_lists is None:
         return data.select(queries)
     own = torch.isin(data.shared_lists.own, queries).nonzero()[:, 0]

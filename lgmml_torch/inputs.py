@@ -90,16 +90,13 @@ _STEPS = 1 << 17  # of float32 within the range of a feature; with more of them 
 
 
 def flattened(
-    features: NDArray[Any],  # (N, D) cast
+    features: NDArray[Any],  # (N, D) as they were cast
+    # called with the number of a feature, gives its values before the cast; None where it was no number
     original: Callable[[int], NDArray[Any] | None],
 ) -> list[int]:
     """Features whose values float32 cannot tell apart, because they are large and close together, as timestamps are.
 
     Only features in whose range there are few numbers of float32 are looked at.
-
-    Args:
-        features: as they were cast.
-        original: called with the number of a feature, gives its values before the cast; None where it was no number.
     """
     if features.dtype != np.float32 or not features.size:
         return []

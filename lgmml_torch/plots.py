@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.files import replacing
 from lgmml_torch.functional.significance import Interval
-from lgmml_torch.models.importance import PartialEffect, feature_weight
+from lgmml_torch.models.importance import PartialEffect
 from lgmml_torch.models.local_metrics import LocalMetrics
 
 
@@ -51,12 +51,11 @@ def metrics_picture(
         axis.set_yticks(range(len(labels)), labels, fontsize=7)
     top.suptitle("heaviest local metrics M = F Fᵀ (blue −, red +)")
     axis = bottom.subplots()
-    weight = feature_weight(bank, phi).cpu().numpy()
+    weight = bank.shares(phi).numpy()
     order = np.argsort(-weight)[: 5 * panels]
     axis.bar(range(len(order)), weight[order], color="#4477aa")
     axis.set_xticks(range(len(order)), _names(names, order.tolist()), rotation=90, fontsize=7)
-    axis.set_ylabel("share of Φ·diag(M)")
-    axis.set_title("features that count most", fontsize=10)
+    axis.set(ylabel="share of Φ·diag(M)", title="features that count most")
     return figure
 
 
@@ -70,9 +69,7 @@ def curves_picture(
         axis.plot(list(points), list(points.values()), marker="o", markersize=3, label=label)
     if best is not None:
         axis.axvline(best, color="grey", linestyle=":", label=f"kept: {best:g}")
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
-    axis.set_title(title)
+    axis.set(xlabel=x, ylabel=y, title=title)
     axis.grid(alpha=0.3)
     axis.legend()
     return figure
@@ -189,8 +186,7 @@ def differences_picture(gaps: Sequence[float], *, first: str, second: str, measu
         axis.fill_between(range(len(ordered)), ordered, step="mid", where=side, color=colour, label=f"{name} better")
     axis.axhline(0, color="grey", linewidth=0.8)
     axis.axhline(float(ordered.mean()), color="black", linestyle=":", label=f"mean {ordered.mean():+.4f}")
-    axis.set_xlabel("queries, by difference")
-    axis.set_ylabel(f"difference in {measure}")
+    axis.set(xlabel="queries, by difference", ylabel=f"difference in {measure}")
     axis.grid(alpha=0.3)
     axis.legend()
     return figure
@@ -200,25 +196,12 @@ def spectrum_picture(bank: LocalMetrics) -> Figure:
     """Eigenvalues of the metrics, each divided by its largest, and their condition numbers."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    spectra, conditions = metric_spectra(bank)
+    spectra, conditions = bank.spectra()
     left.hist(np.log10(np.maximum(spectra.numpy(), 1e-16)), bins=40, color="#4477aa")
-    left.set_xlabel("log₁₀ eigenvalue / largest of its metric")
-    left.set_ylabel("eigenvalues")
+    left.set(xlabel="log₁₀ eigenvalue / largest of its metric", ylabel="eigenvalues")
     right.hist(np.log10(conditions.numpy()), bins=30, color="#cc6677")
-    right.set_xlabel("log₁₀ condition number")
-    right.set_ylabel("metrics")
+    right.set(xlabel="log₁₀ condition number", ylabel="metrics")
     return figure
-
-
-def metric_spectra(bank: LocalMetrics) -> tuple[Tensor, Tensor]:
-    """All eigenvalues relative to the largest of their metric, and the condition number of each metric."""
-    spectra, conditions = [], []
-    for block in bank.iter_blocks():
-        values = torch.linalg.svdvals(block.zoomed_factors.detach().cpu().double()).square()
-        relative = values / values.amax(-1, keepdim=True).clamp_min(1e-300)
-        spectra.append(relative.reshape(-1))
-        conditions.append(1 / relative.amin(-1).clamp_min(1e-16))
-    return torch.cat(spectra), torch.cat(conditions)
 
 
 def _names(names: Sequence[str] | None, features: Sequence[int]) -> list[str]:

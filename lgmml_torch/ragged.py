@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lgmml_torch import categories as vocabularies
@@ -22,10 +22,6 @@ from lgmml_torch import inputs, segments
 from lgmml_torch.categories import Asked, Categories
 from lgmml_torch.checks import DataError, check_choice, check_positive
 from lgmml_torch.distributed import SharedLists
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
 
 _Value = TypeVar("_Value")
 _ROWS_AT_ONCE = 4096  # of features that may be more than memory holds
@@ -385,24 +381,24 @@ class RankingData:
         return merged.replace(query_weights=torch.tensor([weights[qid] for qid in merged.qids]))
 
     def statistics(self) -> dict[str, Any]:
-        """Counts people ask for first: sizes, labels, queries without a relevant document, constant features."""
+        """Counts people ask for first: sizes, labels, queries without a relevant document, constant features.
+
+        Of lists that processes share, only those that each of them knows.
+        """
+        sizes = self.all_sizes
+        extent = (int(sizes.min()), int(sizes.median()), int(sizes.max())) if len(sizes) else (0, 0, 0)
+        found: dict[str, Any] = {"queries": len(sizes), "documents": int(sizes.sum()), "features": self.num_features}
+        found |= {"labels": {}, "documents per query (min, median, max)": extent}
+        if self.shared_lists is not None:
+            return found
         values, counts = torch.unique(self.labels, return_counts=True)
-        sizes = self.sizes
+        found["labels"] = dict(zip(values.tolist(), counts.tolist(), strict=True))
         constant = torch.ones(self.num_features, dtype=torch.bool, device=self.features.device)
         for start in range(0, self.num_documents, _ROWS_AT_ONCE):  # whole columns of a mapped file would be read often
             constant &= (self.features[start : start + _ROWS_AT_ONCE] == self.features[0]).all(0)
-        extent = (int(sizes.min()), int(sizes.median()), int(sizes.max())) if len(sizes) else (0, 0, 0)
-        return {
-            "queries": self.num_queries,
-            "documents": self.num_documents,
-            "features": self.num_features,
-            "labels": dict(zip(values.tolist(), counts.tolist(), strict=True)),
-            "documents per query (min, median, max)": extent,
-            "queries without a relevant document": int(
-                (segments.segment_max(self.labels, self.offsets, empty=0.0) <= 0).sum()
-            ),
-            "constant features": int(constant.sum()),
-        }
+        irrelevant = segments.segment_max(self.labels, self.offsets, empty=0.0) <= 0
+        found["queries without a relevant document"] = int(irrelevant.sum())
+        return {**found, "constant features": int(constant.sum())}
 
 
 def _or_ones(weights: Tensor | None, count: int) -> Tensor:

@@ -26,7 +26,7 @@ from lgmml_torch import LGMMLRanker, RankingData
 from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.files import write_text
 from lgmml_torch.functional.calibration import fit_grade_map, reliability
-from lgmml_torch.functional.measures import Measure, mean_ndcg
+from lgmml_torch.functional.measures import Measure, mean_measure
 from research.protocol import RankingFold, large_fold, ranking_fold
 from research.stats import markdown
 from research.store import machine_facts
@@ -91,8 +91,8 @@ def measure(name: str, fold: RankingFold, seed: int, *, budget: str = "normal") 
     log.info("%s: %s", name, rows)
     return {
         "rows": rows,
-        "ndcg@10": [mean_ndcg(scores, fold.test), mean_ndcg(model.calibrated.at_least(scores), fold.test)],
-        "ndcg@10 by expected label": mean_ndcg(model.calibrated.expected(scores), fold.test),
+        "ndcg@10": [mean_measure(scores, fold.test), mean_measure(model.calibrated.at_least(scores), fold.test)],
+        "ndcg@10 by expected label": mean_measure(model.calibrated.expected(scores), fold.test),
         "validation": line_or_steps(fold.valid, on_valid, seed),
         "queries": {"train": len(fold.train), "validation": len(fold.valid), "test": len(fold.test)},
         "test documents": fold.test.num_documents,

@@ -31,7 +31,7 @@ from lgmml_torch.checks import ConfigError, DegenerateScoresWarning, did_you_mea
 from lgmml_torch.fitting.bank import merge_banks
 from lgmml_torch.fitting.sampled import SampledBuilder, fit_sampled
 from lgmml_torch.functional.losses import lambda_gradients
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
 from lgmml_torch.models.preprocess.steps import ListRank, Quantile, RemoveConstant, Standardize
@@ -294,7 +294,7 @@ def fit_linear(fold: RankingFold, seed: int, options: Options) -> Fitted:
             weights.grad = -(train.features.mT @ gradients.to(scores)) / train.num_queries
         optimizer.step()
         if step % EVERY == 0:
-            value = mean_ndcg(valid.features @ weights.detach(), valid)
+            value = mean_measure(valid.features @ weights.detach(), valid)
             if value > best:
                 best, kept, kept_step = value, weights.detach().clone(), step
     return Fitted({"linear": lambda data: features(data.features, data.offsets) @ kept}, {"step": kept_step})

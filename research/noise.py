@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.functional.selection import FeatureSums, choose_features
 from lgmml_torch.ragged import RankingData
 from research.compare import find_system
@@ -70,7 +70,7 @@ class Trial:
             seconds = time.process_time() - start
             score = next(iter(found.scores.values()))
             values = score_all({self.system: score}, fold.test)
-            facts = {"valid": mean_ndcg(score(fold.valid), fold.valid), "fit seconds": seconds}
+            facts = {"valid": mean_measure(score(fold.valid), fold.valid), "fit seconds": seconds}
             return Record(values, {**facts, "columns": fold.train.num_features})
 
         return Job("noise", {**vars(self)}, make)

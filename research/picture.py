@@ -17,7 +17,7 @@ import torch
 from lgmml_torch import RankingData, fit_boosted, fit_sampled, list_rank_features
 from lgmml_torch.data.catalog import generated_splits
 from lgmml_torch.fitting.boosted import RoundInfo
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.plots import save_figure
 from research.plots import Figure, overview_picture
 from research.protocol import RankingFold
@@ -44,14 +44,14 @@ def fit_curve(queries: int, rounds: int) -> tuple[dict[str, Any], float]:
     test = fold.test
     generator = torch.Generator().manual_seed(0)
     draws = [torch.rand(test.num_documents, generator=generator) for _ in range(20)]
-    chance = float(np.mean([mean_ndcg(scores, test) for scores in draws]))
+    chance = float(np.mean([mean_measure(scores, test) for scores in draws]))
     seen: list[RoundInfo] = []
     settings: dict[str, Any] = {"rounds": rounds, "patience": rounds, "seed": 0}
     bank = fit_boosted(fold.train, fold.valid, on_round=lambda _, info: seen.append(info), **settings)
     learners = seen[-1].state.learners  # of all rounds; the bank ends with the round that validation chose
     kernels = learners.kernels(test.features, bank.kernel)
     kept = [learners.rounds <= number for number in bank.history["rounds"]]
-    curve = [mean_ndcg(-(kernels[:, some] @ learners.phi[some]), test) for some in kept]
+    curve = [mean_measure(-(kernels[:, some] @ learners.phi[some]), test) for some in kept]
     return {**bank.history, "test_ndcg": curve}, chance
 
 

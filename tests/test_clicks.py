@@ -13,7 +13,7 @@ from torch import Tensor
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.estimator import LGMMLRanker
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.models.preprocess.steps import ListRank
 from lgmml_torch.ragged import RankingData
 from research.clicks import ClickLog, simulate_clicks
@@ -54,7 +54,7 @@ def rows_of(data: RankingData) -> dict[str, Any]:
 def learned(way: str, seed: int, **extras: Any) -> tuple[LGMMLRanker, float]:
     log, test = world(seed)
     ranker = LGMMLRanker(**WAYS[way], validation_fraction=0, random_state=seed).fit(**rows_of(log.data), **extras)
-    return ranker, mean_ndcg(ranker.model_.score(test), test)
+    return ranker, mean_measure(ranker.model_.score(test), test)
 
 
 def inverse_propensities(log: ClickLog) -> Tensor:

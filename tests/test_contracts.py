@@ -33,7 +33,7 @@ from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.fitting.sampled import SampledBuilder
 from lgmml_torch.fitting.trained import TrainedBuilder
 from lgmml_torch.functional.losses import lambda_gradients
-from lgmml_torch.functional.measures import mean_ndcg, ndcg
+from lgmml_torch.functional.measures import mean_measure, ndcg
 from lgmml_torch.functional.presets import REPORTED
 from lgmml_torch.functional.score import kernel as kappa_of
 from lgmml_torch.functional.score import tie_equal_rows
@@ -83,7 +83,7 @@ class TestOrder:
         model, data = small_model(), small_data(seed=3, shuffled=True)
         given = model.score_in_caller_order(data)
         assert not isinstance(given, torch.Tensor)
-        for measure in (lambda: ndcg(given, data.labels, data.offsets), lambda: mean_ndcg(given, data)):  # type: ignore[arg-type]
+        for measure in (lambda: ndcg(given, data.labels, data.offsets), lambda: mean_measure(given, data)):  # type: ignore[arg-type]
             with pytest.raises(LGMMLError, match="`scores` must be a tensor in the order of the rows, got ndarray"):
                 measure()
 

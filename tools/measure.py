@@ -9,7 +9,7 @@ Definitions:
   nested conditional expression has another one inside.
 - The widest signature counts parameters without ``self`` and ``cls``.
 - Homonyms are public names, constants included, that two or more modules define. Left out are ``log``, ``main``, and
-  ``run`` and ``add_options``, which every command has.
+  ``COMMANDS``, which every file of commands has.
 - The median file leaves out files below five lines.
 - Tests are ``*_test.py`` and files below ``tests`` or ``testing``, in or beside the package. Test/code compares code.
 """
@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# A module's logger, a program's entry, and the two functions of a command.
-EXPECTED_TWICE = {"log", "main", "run", "add_options"}
+# A module's logger, a program's entry, and the table of a file of commands.
+EXPECTED_TWICE = {"log", "main", "COMMANDS"}
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lgmml_torch import __version__
+from lgmml_torch.app.commands import Command
 from lgmml_torch.app.start import Interrupted, Watch, wait_quietly
 from lgmml_torch.app.start import main as train
 from lgmml_torch.checks import LGMMLError, sentence
 
-# The module of each command, whose function add_COMMAND_options says what runs it, and what the command does.
-_COMMANDS = {
+# The module of each command, whose table COMMANDS has it, and what the command does.
+_KNOWN = {
     "train": ("", "train a model (the same as train.py: Hydra overrides such as data=mq2008)"),
     "inspect": ("commands.data", "list all problems of a table and print the command that trains on it"),
     "score": ("commands.score", "score the documents of a file"),
@@ -77,7 +78,7 @@ def build_parser(commands: Sequence[str] | None = None) -> argparse.ArgumentPars
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, about) in _COMMANDS.items():
+    for name, (module, about) in _KNOWN.items():
         subparser = subparsers.add_parser(
             name,
             help=about,
@@ -85,16 +86,16 @@ def build_parser(commands: Sequence[str] | None = None) -> argparse.ArgumentPars
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if module and (commands is None or name in commands):
-            getattr(importlib.import_module(f"lgmml_torch.app.{module}"), f"add_{name}_options")(subparser)
+            command: Command = importlib.import_module(f"lgmml_torch.app.{module}").COMMANDS[name]
+            command.add_options(subparser)
+            subparser.epilog = command.epilog
+            subparser.set_defaults(execute=command.run)
     return parser
 
 
-def add_completion_options(parser: argparse.ArgumentParser) -> None:
-    """Arguments and options of the command."""
+def _completion_options(parser: argparse.ArgumentParser) -> None:
     import shtab
 
-    parser.epilog = _COMPLETION_EXAMPLES
-    parser.set_defaults(execute=_complete)
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="the shell to write the script for")
 
 
@@ -123,6 +124,9 @@ def _plain_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = before
+
+
+COMMANDS = {"completion": Command(_completion_options, _complete, _COMPLETION_EXAMPLES)}
 
 
 if __name__ == "__main__":

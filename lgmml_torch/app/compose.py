@@ -334,11 +334,6 @@ def check_parts(cfg: DictConfig) -> None:
     """
     recipe_of(cfg)
     _check_trainer(cfg)
-    _check_start_files(cfg)
-
-
-def _check_start_files(cfg: DictConfig) -> None:
-    """Refuse files to start from that are missing or of another kind, before data is read."""
     if cfg.warm_start is not None:
         read_model(cfg.warm_start)
     elif cfg.grow:

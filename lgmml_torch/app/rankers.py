@@ -174,11 +174,7 @@ def _as_lightgbm(lightgbm: Any, data: RankingData, **settings: Any) -> Any:
 
 
 def _run_scores(run: dict[str, dict[str, float]], data: RankingData, name: str) -> Tensor:  # (N,)
-    """What a run gives the documents, which it knows by id or by row of the file, from 1; those it lacks come last.
-
-    Raises:
-        DataError: none of the documents is in the run.
-    """
+    """What a run gives the documents, which it knows by id or by row of the file, from 1; those it lacks come last."""
     queries, order = data.query_index.tolist(), data.order.tolist()
     found = torch.full((data.num_documents,), -math.inf, dtype=torch.float64)
     for row, query in enumerate(queries):

@@ -200,11 +200,6 @@ def _evaluate_split(
 
 def _statistics(data: RankingData) -> dict[str, Any]:
     """`RankingData.statistics` with the most frequent labels only: fractions may all be different."""
-    if data.shared_lists is not None:  # of all processes what each of them knows; labels stay with their lists
-        sizes = data.all_sizes
-        spans = (int(sizes.min()), int(sizes.median()), int(sizes.max()))
-        counts = {"queries": len(sizes), "documents": int(sizes.sum()), "features": data.num_features}
-        return {**counts, "documents per query (min, median, max)": spans, "labels": {}}
     found = data.statistics()
     common = Counter(found["labels"]).most_common(_LABELS)
     return {**found, "labels": dict(sorted(common))}

@@ -75,19 +75,26 @@ def _train(watch: Watch, command: list[str]) -> None:
         _fail(error)
 
     def run(cfg: DictConfig) -> float | None:
+        """A run; what the weights that were kept are worth on validation, for a sweep of Hydra to compare."""
         from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-        from lgmml_torch.app.train import run_as_asked
+        from lgmml_torch.app.compose import build
+        from lgmml_torch.app.config import asked_for
+        from lgmml_torch.app.train import train
 
-        sys.argv = command
+        sys.argv, result = command, None
         try:
-            return run_as_asked(cfg, watch)
+            if cfg.get("launcher"):
+                build(cfg.launcher)(asked_for(), Path(cfg.paths.output_dir))
+            else:
+                result = train(cfg, asked_for(), watch)
         except (LGMMLError, MisconfigurationException) as error:
             _fail(error)
         except OSError as error:
             _fail(sentence(error))
         except Interrupted as stop:
             sys.exit(_say_goodbye(stop, Path(cfg.paths.output_dir) / "checkpoints" / "last.ckpt"))
+        return None if result is None else result.best_valid
 
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(run)()
 

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning.callbacks import Callback
 from rich.table import Table
 
+from lgmml_torch.app.commands import Command
 from lgmml_torch.app.commands.common import print_tables
 from lgmml_torch.app.compose import fitted_metrics
 from lgmml_torch.app.config import load_config, parse_overrides
@@ -57,10 +58,7 @@ examples:
 """
 
 
-def add_sweep_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = _EXAMPLES
-    parser.set_defaults(execute=_sweep)
+def _sweep_options(parser: ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="SETTING", help="key=value, see below")
     add = parser.add_argument
     help_ = "how many to have in all, those of earlier calls included (default: 20)"
@@ -86,6 +84,9 @@ def _sweep(args: Namespace) -> None:
         table.add_row(*row)
     best = f"the best trial: {folder / rows[0][0]}; all of them: {folder / 'study.md'}, study.png"
     print_tables(table, best, width=200)
+
+
+COMMANDS = {"sweep": Command(_sweep_options, _sweep, _EXAMPLES)}
 
 
 @dataclass(frozen=True)
@@ -273,11 +274,7 @@ class _Prune(Callback):
         self.trial = trial
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Report an epoch.
-
-        Raises:
-            TrialPruned: it is not worth going on.
-        """
+        """Report an epoch."""
         from optuna import TrialPruned
 
         keeper = cast(KeepCheckpoints, trainer.checkpoint_callback)

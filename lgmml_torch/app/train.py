@@ -30,7 +30,7 @@ from lgmml_torch.app.compose import (
     recipe_of,
     settle,
 )
-from lgmml_torch.app.config import asked_for, check_settings, load_config
+from lgmml_torch.app.config import check_settings, load_config
 from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, reference_names
 from lgmml_torch.app.report import RunResult, evaluate_model, reported_part
 from lgmml_torch.app.start import Watch
@@ -67,22 +67,12 @@ class _Stopwatch:
 
 
 def train(
-    cfg: DictConfig,
-    asked: Sequence[str] | None = None,
-    watch: Watch | None = None,
-    watchers: Sequence[pl.Callback] = (),
-) -> RunResult | None:
-    """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report.
-
-    Args:
-        cfg: the whole configuration.
-        asked: the overrides of the user; the rest may follow from the data, see `settle`.
-        watch: may ask training to stop.
-        watchers: callbacks beside the configured ones.
-
-    Returns:
-        None on ranks other than 0.
-    """
+    cfg: DictConfig,  # the whole configuration
+    asked: Sequence[str] | None = None,  # the overrides of the user; the rest may follow from the data, see `settle`
+    watch: Watch | None = None,  # may ask training to stop
+    watchers: Sequence[pl.Callback] = (),  # callbacks beside the configured ones
+) -> RunResult | None:  # None on ranks other than 0
+    """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report."""
     check_settings(cfg)  # whatever is wrong is told before data is read
     cfg = _resolve_resume(cfg)
     check_parts(cfg)
@@ -142,16 +132,10 @@ def _set_threads(asked: int | None) -> None:
 
 
 def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase | None:
-    """The trees that ours shall be added to, where the configuration names any; tried before anything is fitted.
-
-    Raises:
-        LGMMLError: a file that is no such model, trees of other features, a missing library, nothing to weigh them by,
-            data with categories.
-    """
+    """The trees that ours shall be added to, where the configuration names any; tried before anything is fitted."""
     if cfg.base is None:
         return None
-    if any(part.shared_lists is not None for part in splits.values()):
-        raise ConfigError("`base` needs data in memory, got data=shards or data=folder")
+    _check_in_memory("base", splits)
     if "valid" not in splits:
         raise ConfigError("`base` needs validation queries to choose the weights by, and the data has none")
     if splits["train"].categories is not None:
@@ -161,6 +145,11 @@ def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase |
     base = TreeBase.read(str(cfg.base))
     base.check(splits["train"].num_features, splits["train"].feature_names)
     return base
+
+
+def _check_in_memory(setting: str, splits: Mapping[str, RankingData]) -> None:
+    if any(part.shared_lists is not None for part in splits.values()):
+        raise ConfigError(f"`{setting}` needs data in memory, got data=shards or data=folder")
 
 
 def _find_cache(cfg: DictConfig) -> Cache | None:
@@ -235,8 +224,8 @@ def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list
     """The files among the references; each is tried before anything is fitted."""
     found = []
     names = reference_names(cfg.reference)
-    if names and any(part.shared_lists is not None for part in splits.values()):
-        raise ConfigError("`reference` needs data in memory, got data=shards or data=folder")
+    if names:
+        _check_in_memory("reference", splits)
     for name in names:
         if name in FITTED:
             continue
@@ -371,17 +360,3 @@ def _add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
         return
     base.own_weight, base.weight = own, theirs
     model.base = base
-
-
-def run_as_asked(cfg: DictConfig, watch: Watch) -> float | None:
-    """A run of the command line, here or where a launcher starts it.
-
-    Returns:
-        What the weights that were kept are worth on validation, by the measure that decides, for a sweep to compare.
-    """
-    words = asked_for()
-    if cfg.get("launcher"):
-        build(cfg.launcher)(words, Path(cfg.paths.output_dir))
-        return None
-    result = train(cfg, words, watch)
-    return None if result is None else result.best_valid

@@ -42,16 +42,6 @@ _STEP = 8192  # documents decoded at a time, about
 NAMES = b"feature_names"  # in the metadata: a JSON list
 
 
-def open_ipc(path: PathLike, options: ReadOptions) -> ArrowSource:
-    """An Arrow IPC file (feather, version 2), memory-mapped."""
-    pa = require_arrow()
-    name = "<stdin>" if str(path) == "-" else str(path)
-    with readable(name, "Arrow"):
-        mapped = pa.BufferReader(sys.stdin.buffer.read()) if str(path) == "-" else pa.memory_map(str(path))
-        reader = pa.ipc.open_file(mapped)
-        return ArrowSource(name, "Arrow", options, reader.schema, *ArrowSource.batches_of(reader), mapped.close)
-
-
 class ArrowSource(DataSource):
     """Columns in the types of Arrow."""
 
@@ -83,6 +73,16 @@ class ArrowSource(DataSource):
         except BaseException:
             close()
             raise
+
+    @classmethod
+    def of_ipc(cls, path: PathLike, options: ReadOptions) -> ArrowSource:
+        """An Arrow IPC file (feather, version 2), memory-mapped."""
+        pa = require_arrow()
+        name = "<stdin>" if str(path) == "-" else str(path)
+        with readable(name, "Arrow"):
+            mapped = pa.BufferReader(sys.stdin.buffer.read()) if str(path) == "-" else pa.memory_map(str(path))
+            reader = pa.ipc.open_file(mapped)
+            return cls(name, "Arrow", options, reader.schema, *cls.batches_of(reader), mapped.close)
 
     @classmethod
     def of_table(cls, table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:

@@ -149,10 +149,9 @@ class Cache:
 
 
 def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
-    """Compare the bytes of all entries of a cache, by default that of `_default_folder`, with their checksums.
+    """A sentence for each damaged entry of a cache, by default that of `_default_folder`, by bytes and checksums.
 
-    Returns:
-        A sentence for each entry that is damaged. It is safe to remove such an entry.
+    It is safe to remove such an entry.
     """
     damage = []
     for entry in sorted(Cache(folder).folder.glob("*.lgc")):
@@ -200,11 +199,7 @@ def _write(entry: Path, key: str, shapes: _Shapes, fill: Callable[[Arrays], None
 
 
 def _description(entry: Path) -> dict[str, Any]:
-    """The content of ``key.json``.
-
-    Raises:
-        CheckpointError: it is missing, damaged or of another release.
-    """
+    """The content of ``key.json``."""
     try:
         about: dict[str, Any] = json.loads((entry / _KEY).read_text())
         version = about["version"]
@@ -216,11 +211,7 @@ def _description(entry: Path) -> dict[str, Any]:
 
 
 def _open(entry: Path, key: str) -> Arrays:
-    """Map the arrays of an entry, copy-on-write.
-
-    Raises:
-        CheckpointError: the entry is damaged, of another release or of another key.
-    """
+    """Map the arrays of an entry, copy-on-write."""
     about = _description(entry)
     if about["key"] != key:
         raise CheckpointError(f"cache entry {entry} belongs to another key")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lgmml_torch.categories import Asked, WordColumns
+from lgmml_torch.categories import Asked, WordColumns, vocabularies
 from lgmml_torch.checks import DataError, check_choice, did_you_mean
-from lgmml_torch.data.columns import Columns, require_arrow, vocabularies
+from lgmml_torch.data.columns import Columns, require_arrow
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, load_file
 from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, open_file, sizes_file
@@ -234,7 +234,7 @@ def load_parts(
         data = load_file(file, feature_names=feature_names, categories=categories, **options)
         feature_names = feature_names or data.feature_names
         if same_words:
-            categories = vocabularies(data) or categories
+            categories = vocabularies(data.feature_names, data.categories) or categories
         parts[split] = data
     widest = max([part.num_features for part in parts.values()])
     for split, part in parts.items():

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lgmml_torch.categories import Vocabulary
 from lgmml_torch.checks import DataError, did_you_mean, require
 from lgmml_torch.inputs import check_distinct
 
@@ -23,25 +22,15 @@ _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # names that pandas g
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a table that are no features.
+    """Names of the columns of a table that are no features."""
 
-    Attributes:
-        qid: the query of each row.
-        label: its relevance; may be absent where nothing is trained.
-        doc_id: the id of the document; may be absent.
-        drop: columns to leave out.
-        weight: what the relevance of each row counts, see `RankingData.weighed`; may be absent.
-        position: where each row was shown; may be absent.
-        spare: more columns to leave out; they may be absent.
-    """
-
-    qid: str = "qid"
-    label: str = "label"
-    doc_id: str = "docid"
-    drop: tuple[str, ...] = ()
-    weight: str | None = None
-    position: str | None = None
-    spare: tuple[str, ...] = ()
+    qid: str = "qid"  # the query of each row
+    label: str = "label"  # its relevance; may be absent where nothing is trained
+    doc_id: str = "docid"  # the id of the document; may be absent
+    drop: tuple[str, ...] = ()  # columns to leave out
+    weight: str | None = None  # what the relevance of each row counts, see `RankingData.weighed`; may be absent
+    position: str | None = None  # where each row was shown; may be absent
+    spare: tuple[str, ...] = ()  # more columns to leave out; they may be absent
 
     @property
     def left_out(self) -> list[str]:
@@ -104,12 +93,6 @@ def lay_out(header: Sequence[str], options: ReadOptions, where: str, *, what: st
             raise DataError(f"{where}: column {name!r} is no feature, but the index of a pandas table; {hint}")
     features = tuple(place[name] for name in found)
     return _Layout(place[columns.qid], place.get(columns.label), place.get(columns.doc_id), features, found)
-
-
-def vocabularies(data: Any) -> dict[str, Vocabulary]:
-    """The words of each category, by name, of what has ``feature_names`` and ``categories``."""
-    pairs = zip(data.feature_names or (), data.categories or (), strict=False)
-    return {name: words for name, words in pairs if words is not None}
 
 
 def check_same_names(found: Sequence[str], wanted: Sequence[str], where: str, *, model: bool) -> None:

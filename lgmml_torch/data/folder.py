@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch import distributed
-from lgmml_torch.categories import Asked, WordColumns
+from lgmml_torch.categories import Asked, WordColumns, vocabularies
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.cache import Arrays, Cache
-from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, readable, require_arrow, vocabularies
+from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, readable, require_arrow
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
 from lgmml_torch.distributed import SharedLists
@@ -99,6 +99,18 @@ class ParquetFiles:
 
         system = fs.LocalFileSystem()
         return cls(system, "", system.get_file_info(list(map(str, paths))))
+
+    @classmethod
+    def open(cls, path: PathLike, options: ReadOptions) -> ArrowSource:
+        """The files at a path as one table; ``-`` is standard input."""
+        require_arrow()
+        if str(path) != "-":
+            return cls.find(path).source(options, str(path))
+        from pyarrow import parquet
+
+        with readable("<stdin>", "Parquet"):
+            table = parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
+        return ArrowSource.of_table(table, options, "<stdin>")
 
     @cached_property
     def names(self) -> list[str]:
@@ -252,30 +264,6 @@ def _kind(schema: pa.Schema, column: str) -> str:
     return lists + (no_number(dtype) or "numbers")
 
 
-def open_parquet(path: PathLike, options: ReadOptions) -> ArrowSource:
-    """The Parquet files at a path as one table; ``-`` is standard input."""
-    require_arrow()
-    if str(path) != "-":
-        return ParquetFiles.find(path).source(options, str(path))
-    from pyarrow import parquet
-
-    with readable("<stdin>", "Parquet"):
-        table = parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
-    return ArrowSource.of_table(table, options, "<stdin>")
-
-
-def even_owners(
-    sizes: Tensor,  # (n,)
-    processes: int,
-) -> Tensor:  # (n,)
-    """The process that has each of some pieces: runs of pieces with about the same number of documents.
-
-    Every process works this out alike. With fewer pieces than processes some have none.
-    """
-    middles = 2 * sizes.cumsum(0) - sizes  # twice, so that they are whole numbers
-    return middles * processes // (2 * max(1, int(sizes.sum())))
-
-
 def places_of(data: RankingData) -> Tensor:  # (N,) int32
     """Where each document stands in its list in the caller's order, from 0."""
     places = torch.empty(data.num_documents, dtype=torch.int32)
@@ -371,7 +359,7 @@ def stream_table(
         found.update(_stream_part(path, reading, cut, Cache.of(cache), name))
         first = next(iter(found.values()))
         options["feature_names"] = first.feature_names
-        categories = vocabularies(first) or categories
+        categories = vocabularies(first.feature_names, first.categories) or categories
     return found
 
 
@@ -401,10 +389,9 @@ def _stream_part(
         about = {"feature_names": source.feature_names, "categories": source.categories, "table": source.table}
         found, start = {}, 0
         for name, part in parts.items():
-            owner = even_owners(part.sizes, distributed.world_size())
-            shared = SharedLists(part.sizes, owner, distributed.rank())
+            shared = SharedLists(part.sizes, SharedLists.owners(part.sizes), distributed.rank())
             qids = [source.qids[ids[part.qids[number]]] for number in shared.own.tolist()]
-            before = int(part.sizes[owner < shared.rank].sum())
+            before = int(part.sizes[shared.owner < shared.rank].sum())
             found[name] = shared_data(arrays, start + before, shared, qids, **about)
             start += part.num_documents
         return found

@@ -145,24 +145,16 @@ class LetorLike:
     little, their order within the list much. Raw scales are mixed: counts with ties, log-normal values up to 1e8 and
     more, shares, negative scores and flags. The features that carry nothing new are noisy copies of informative ones or
     plain noise.
-
-    Attributes:
-        num_queries: number of lists.
-        num_features: D, at least 3.
-        num_documents: exact total; without it about 120 for each list.
-        informative: features that matter, at least 2 (one to place, one to count); by default a third, at most 16.
-        regions: of different combinations; 1 leaves a linear utility.
-        noise: standard deviation of the labels' noise against a utility of about 1.
-        seed: the same seed gives the same lists.
     """
 
-    num_queries: int = 200
-    num_features: int = 136
-    num_documents: int | None = None
+    num_queries: int = 200  # number of lists
+    num_features: int = 136  # D, at least 3
+    num_documents: int | None = None  # exact total; without it about 120 for each list
+    # features that matter, at least 2 (one to place, one to count); by default a third, at most 16
     informative: int | None = None
-    regions: int = 6
-    noise: float = 0.5
-    seed: int = 0
+    regions: int = 6  # of different combinations; 1 leaves a linear utility
+    noise: float = 0.5  # standard deviation of the labels' noise against a utility of about 1
+    seed: int = 0  # the same seed gives the same lists
 
     def __post_init__(self) -> None:
         rules = {

@@ -36,19 +36,17 @@ _DOC_ID = re.compile(rb"docid\s*=\s*(\S+)")
 
 
 class LetorSource(DataSource):
-    """``label qid:7 1:0.5 …``, or lines without ``qid:`` and a file of sizes; no labels if the first line has none.
-
-    Args:
-        path: the file.
-        options: how to read it; ``num_features`` is how many there may be at most.
-        sizes: the file with the number of documents of each query, for lines without ``qid:``.
-        first_index: the smallest feature index.
-    """
+    """``label qid:7 1:0.5 …``, or lines without ``qid:`` and a file of sizes; no labels if the first line has none."""
 
     gap = "absent"
 
     def __init__(
-        self, path: PathLike, options: ReadOptions, *, sizes: Path | None = None, first_index: int = 1
+        self,
+        path: PathLike,
+        options: ReadOptions,  # ``num_features`` is how many there may be at most
+        *,
+        sizes: Path | None = None,  # with the number of documents of each query, for lines without ``qid:``
+        first_index: int = 1,  # the smallest feature index
     ) -> None:
         if options.categories.known:
             names = ", ".join(options.categories.known)
@@ -73,6 +71,11 @@ class LetorSource(DataSource):
             because = f"the model was trained on {width} features"
         missing = options.missing != "error"
         self.rules = Rules(sizes is None, first_index, width, missing, options.kind, self.has_labels, because)
+
+    @classmethod
+    def of_lightgbm(cls, path: PathLike, options: ReadOptions) -> LetorSource:
+        """Lines without ``qid:``; the sizes of the queries stand in the file beside them."""
+        return cls(path, options, sizes=sizes_file(path))
 
     def _first_words(self) -> tuple[int, list[bytes]]:
         for line, block in self.text.blocks(1):
@@ -203,11 +206,6 @@ class LetorSource(DataSource):
             total, where = int(sizes.sum()), f"{self.sizes}:{len(sizes)}"
             raise DataError(f"{where}: the sizes add up to {total}, but {self.name} has {rows} documents")
         return np.repeat(np.arange(len(sizes)), sizes), range(len(sizes))
-
-
-def open_lightgbm(path: PathLike, options: ReadOptions) -> LetorSource:
-    """Lines without ``qid:``; the sizes of the queries stand in the file beside them."""
-    return LetorSource(path, options, sizes=sizes_file(path))
 
 
 class _Documents:

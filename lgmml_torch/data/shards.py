@@ -24,11 +24,11 @@ import numpy as np
 import torch
 
 from lgmml_torch import distributed
-from lgmml_torch.categories import Categories, WordColumns
+from lgmml_torch.categories import Categories, WordColumns, vocabularies
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.cache import Cache, as_tuples, digest
-from lgmml_torch.data.columns import Columns, require_arrow, vocabularies
-from lgmml_torch.data.folder import ParquetFiles, decode_lists, even_owners, shared_data
+from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.folder import ParquetFiles, decode_lists, shared_data
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import PathLike, ReadOptions
 from lgmml_torch.distributed import SharedLists
@@ -242,7 +242,7 @@ def open_shards(
     from pyarrow import parquet
 
     home, manifest = Path(folder), Manifest.read(folder)
-    owners = even_owners(torch.tensor([shard.documents for shard in manifest.shards]), processes)
+    owners = SharedLists.owners(torch.tensor([shard.documents for shard in manifest.shards]), processes)
     shards = [manifest.shards[number] for number in (owners == rank).nonzero()[:, 0].tolist()]
     manifest.check_files(home, shards)
     manifest.index.check_content(home, None)
@@ -261,7 +261,7 @@ def open_shards(
         dtype=getattr(torch, manifest.dtype),
         columns=SHARD_COLUMNS,
         progress=progress,
-        categories=WordColumns(vocabularies(manifest)),
+        categories=WordColumns(vocabularies(manifest.feature_names, manifest.categories)),
         doc_ids=False,
     )
     key = {"shards": 2, "content": [shard.sha256 for shard in shards]}

@@ -6,7 +6,6 @@ of whole lists and `RankingData` are the same for all formats. `open_source` pic
 
 from __future__ import annotations
 
-import importlib
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -14,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Self
 
 import numpy as np
@@ -50,12 +50,12 @@ class Format:
 
 FORMATS = {
     "letor": Format("lgmml_torch.data.letor:LetorSource", (".txt",)),
-    "lightgbm": Format("lgmml_torch.data.letor:open_lightgbm"),  # known by the file with the sizes beside it
+    "lightgbm": Format("lgmml_torch.data.letor:LetorSource.of_lightgbm"),  # known by the file with the sizes beside it
     "csv": Format("lgmml_torch.data.table:CsvSource", (".csv",)),
     "tsv": Format("lgmml_torch.data.table:TsvSource", (".tsv",)),
-    "npz": Format("lgmml_torch.data.table:open_npz", (".npz",)),
-    "parquet": Format("lgmml_torch.data.folder:open_parquet", (".parquet",)),
-    "arrow": Format("lgmml_torch.data.arrow:open_ipc", (".arrow", ".feather")),
+    "npz": Format("lgmml_torch.data.table:ArraySource.of_npz", (".npz",)),
+    "parquet": Format("lgmml_torch.data.folder:ParquetFiles.open", (".parquet",)),
+    "arrow": Format("lgmml_torch.data.arrow:ArrowSource.of_ipc", (".arrow", ".feather")),
 }
 
 
@@ -144,17 +144,13 @@ class DataSource(ABC):
     Attributes:
         name: what messages call it.
         options: how it is read.
-        has_labels: whether it says how relevant the documents are; labels are 0 where it does not.
-        feature_names: the names of the features, or None.
-        categories: for each feature the words its codes stand for, see `RankingData`; None where all are numbers.
         table: how it is read, see `RankingData`.
-        header: the names of the columns of a table.
     """
 
-    has_labels: bool = True
-    feature_names: tuple[str, ...] | None = None
-    categories: Categories | None = None
-    header: Sequence[str] = ()
+    has_labels: bool = True  # whether it says how relevant the documents are; labels are 0 where it does not
+    feature_names: tuple[str, ...] | None = None  # of the features
+    categories: Categories | None = None  # the words of each feature, see `RankingData`; None where all are numbers
+    header: Sequence[str] = ()  # the names of the columns of a table
     gap = "missing"  # what a value that is not there is called
 
     def __init__(self, name: str, options: ReadOptions) -> None:
@@ -406,8 +402,7 @@ def open_file(path: PathLike, options: ReadOptions, *, kind: str | None = None) 
         raise DataError(f"{path}: no such file")
     opener: Any = FORMATS[kind].opener
     if isinstance(opener, str):
-        module, _, name = opener.partition(":")
-        opener = getattr(importlib.import_module(module), name)
+        opener = resolve_name(opener)
     source: DataSource = opener(path, options)
     return source
 

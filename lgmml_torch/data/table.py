@@ -144,6 +144,33 @@ class ArraySource(DataSource):
         source.table = options.table(named=True)
         return source
 
+    @classmethod
+    def of_npz(cls, path: PathLike, options: ReadOptions) -> ArraySource:
+        """Arrays ``X``, ``qid`` and, optionally, ``y``, ``docid`` and ``feature_names``; the file is read whole."""
+        name = str(path)
+        content: Path | BytesIO = Path(path)
+        try:
+            if name == "-":
+                name = "<stdin>"
+                content = BytesIO(sys.stdin.buffer.read())
+            _check_zip(name, content)
+            with np.load(content, allow_pickle=False) as arrays:
+                found = dict(arrays)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{name}: not a readable .npz file: {str(error) or type(error).__name__}") from error
+        for key in ("X", "qid"):
+            if key not in found:
+                there = ", ".join(sorted(found)) or "none"
+                raise DataError(f"{name}: there must be an array {key!r}, got {there}{did_you_mean(key, list(found))}")
+        texts: dict[str, Any] = {}
+        if "docid" in found:
+            texts["doc_ids"] = list(map(str, found["docid"].tolist()))
+        if "feature_names" in found:
+            texts["names"] = tuple(map(str, found["feature_names"].tolist()))
+        return cls(name, options, found["X"], found.get("y"), qid=found["qid"], **texts)
+
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         return self._codes, self._ids
 
@@ -155,33 +182,6 @@ class ArraySource(DataSource):
         if self.options.missing != "error":  # gaps are filled in place, but not in the caller's array
             features = features.copy()
         return SourceRows(features, self._labels, self._doc_ids)
-
-
-def open_npz(path: PathLike, options: ReadOptions) -> ArraySource:
-    """Arrays ``X``, ``qid`` and, optionally, ``y``, ``docid`` and ``feature_names``; the file is read whole."""
-    name = str(path)
-    content: Path | BytesIO = Path(path)
-    try:
-        if name == "-":
-            name = "<stdin>"
-            content = BytesIO(sys.stdin.buffer.read())
-        _check_zip(name, content)
-        with np.load(content, allow_pickle=False) as arrays:
-            found = dict(arrays)
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{name}: not a readable .npz file: {str(error) or type(error).__name__}") from error
-    for key in ("X", "qid"):
-        if key not in found:
-            there = ", ".join(sorted(found)) or "none"
-            raise DataError(f"{name}: there must be an array {key!r}, got {there}{did_you_mean(key, list(found))}")
-    texts: dict[str, Any] = {}
-    if "docid" in found:
-        texts["doc_ids"] = list(map(str, found["docid"].tolist()))
-    if "feature_names" in found:
-        texts["names"] = tuple(map(str, found["feature_names"].tolist()))
-    return ArraySource(name, options, found["X"], found.get("y"), qid=found["qid"], **texts)
 
 
 def _check_zip(name: str, content: BytesIO | Path) -> None:
@@ -298,11 +298,7 @@ class CsvSource(ArrowSource):
         )
 
     def _flag(self, message: str, lines: _Lines, flags: set[str]) -> str:
-        """The column that holds true or false and is read as numbers.
-
-        Raises:
-            DataError: anything else that pyarrow found wrong.
-        """
+        """The column that holds true or false and is read as numbers."""
         if bad := _BAD_ROW.match(message):
             where = f"{self.name}:{lines.number(int(bad[1]) - 1)}"
             raise DataError(f"{where}: the header has {len(self.header)} columns, got {bad[2]}")

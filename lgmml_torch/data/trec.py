@@ -60,14 +60,12 @@ def read_qrels(path: PathLike) -> dict[str, dict[str, int]]:
     return _read(path, "qid 0 docid relevance", lambda words, where: _whole("relevance", words[3], where))
 
 
-def run_lines(batch: Batch, scores: NDArray[Any], tag: str) -> Iterator[str]:
-    """The lines of a run, best first; equal scores in the order of the rows.
-
-    Args:
-        batch: whole lists.
-        scores: ``(n,)`` of their rows, in the order of the file.
-        tag: the last word.
-    """
+def run_lines(
+    batch: Batch,
+    scores: NDArray[Any],  # (n,) in the order of the file
+    tag: str,
+) -> Iterator[str]:
+    """The lines of a run, best first, with the tag as the last word; equal scores in the order of the rows."""
     names, queries = _document_names(batch), batch.data.in_caller_order(batch.data.query_index)
     best = torch.from_numpy(scores).argsort(descending=True, stable=True)
     best = best[queries[best].argsort(stable=True)]
@@ -148,13 +146,10 @@ def _whole(name: str, text: str, where: str) -> int:
 def as_arrays(
     run: Mapping[str, Mapping[str, float]], qrels: Mapping[str, Mapping[str, int]]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[int]]:
-    """Every judged query with the documents that were ranked or judged, one query after the other.
+    """Scores, labels and whether a document was ranked, one judged query after the other, and the sizes of the queries.
 
-    Scores are single precision, and documents of a query stand by falling id, which is how trec_eval breaks ties.
-
-    Returns:
-        Scores, labels (0 where nothing was judged or the judgement is negative), whether a document was ranked, and
-        the number of documents of each query.
+    Documents are those that were ranked or judged. Scores are single precision, and documents of a query stand by
+    falling id, which is how trec_eval breaks ties. Labels are 0 where nothing was judged or the judgement is negative.
     """
     scores: list[float] = []
     labels: list[int] = []

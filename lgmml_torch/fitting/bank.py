@@ -72,24 +72,15 @@ class BankBuilder:
     """Builds a bank from preprocessed lists: a frozen dataclass whose fields are its settings.
 
     Settings are checked when a builder is made. A call fits; the attributes say what else it takes.
-
-    Attributes:
-        kind: of metrics: ``"boosted"``, ``"trained"``, ``"sampled"``, or ``""`` for another.
-        trains_metrics: whether its banks are a start that gradients go on from.
-        grows: whether ``start=bank`` adds metrics to an earlier bank.
-        takes_measure: whether ``measure=…`` decides when it stops.
-        takes_positions: whether it learns what a position adds to a score.
-        takes_shared_lists: whether it fits lists that several processes share.
-        resumes: whether ``resume=state`` goes on from a state that ``on_round`` reported.
     """
 
-    kind: ClassVar[str] = ""
-    trains_metrics: ClassVar[bool] = False
-    grows: ClassVar[bool] = False
-    takes_measure: ClassVar[bool] = False
-    takes_positions: ClassVar[bool] = False
-    takes_shared_lists: ClassVar[bool] = False
-    resumes: ClassVar[bool] = False
+    kind: ClassVar[str] = ""  # of metrics: ``"boosted"``, ``"trained"``, ``"sampled"``, or ``""`` for another
+    trains_metrics: ClassVar[bool] = False  # whether its banks are a start that gradients go on from
+    grows: ClassVar[bool] = False  # whether ``start=bank`` adds metrics to an earlier bank
+    takes_measure: ClassVar[bool] = False  # whether ``measure=…`` decides when it stops
+    takes_positions: ClassVar[bool] = False  # whether it learns what a position adds to a score
+    takes_shared_lists: ClassVar[bool] = False  # whether it fits lists that several processes share
+    resumes: ClassVar[bool] = False  # whether ``resume=state`` goes on from a state that ``on_round`` reported
 
     fit: Callable[..., Bank]  # (data, valid, *, seed, on_round, **further), defined by each builder
 

@@ -28,39 +28,23 @@ IDLE_ROUNDS = 5  # rounds without any useful candidate after which there is noth
 
 @dataclass(frozen=True)
 class BoostState:
-    """Everything a later call needs to go on as if it had never stopped.
+    """Everything a later call needs to go on as if it had never stopped."""
 
-    Attributes:
-        round: rounds done.
-        scores: ``(N,)`` float64 scores of the training documents, in the fit's own order.
-        valid_scores: the same for the validation documents; empty without any.
-        learners: the metrics so far.
-        evaluated: rounds done at each evaluation.
-        train_ndcg: NDCG of the training queries at each evaluation.
-        valid_ndcg: NDCG of the validation queries; empty without any.
-        best_round: rounds done at the best smoothed validation NDCG.
-        best_value: that NDCG.
-        idle: rounds in a row that found no metric worth adding.
-        identity: what the fit belongs to (settings, seed, sizes of the data); a resume with another is refused.
-        position_bias: ``(P,)`` float64 what being shown at each position adds to a score; None without positions.
-        best_bias: the same at the best round.
-        valid_measure: the measure that decides, at each evaluation, where it is another than NDCG.
-    """
-
-    round: int
-    scores: Tensor
-    valid_scores: Tensor
-    learners: Learners
-    evaluated: tuple[int, ...] = ()
-    train_ndcg: tuple[float, ...] = ()
-    valid_ndcg: tuple[float, ...] = ()
-    best_round: int = 0
-    best_value: float = float("-inf")
-    idle: int = 0
-    identity: str = ""
+    round: int  # rounds done
+    scores: Tensor  # (N,) float64 scores of the training documents, in the fit's own order
+    valid_scores: Tensor  # the same for the validation documents; empty without any
+    learners: Learners  # the metrics so far
+    evaluated: tuple[int, ...] = ()  # rounds done at each evaluation
+    train_ndcg: tuple[float, ...] = ()  # NDCG of the training queries at each evaluation
+    valid_ndcg: tuple[float, ...] = ()  # NDCG of the validation queries; empty without any
+    best_round: int = 0  # rounds done at the best smoothed validation NDCG
+    best_value: float = float("-inf")  # that NDCG
+    idle: int = 0  # rounds in a row that found no metric worth adding
+    identity: str = ""  # what the fit belongs to (settings, seed, sizes of the data); a resume with another is refused
+    # (P,) float64 what being shown at each position adds to a score; None without positions
     position_bias: Tensor | None = None
-    best_bias: Tensor | None = None
-    valid_measure: tuple[float, ...] = ()
+    best_bias: Tensor | None = None  # the same at the best round
+    valid_measure: tuple[float, ...] = ()  # the measure that decides, at each evaluation, where it is another than NDCG
 
     def export(self) -> dict[str, Any]:
         """Tensors and primitives, fit for ``torch.save`` and ``weights_only=True``.
@@ -170,21 +154,13 @@ class BoostState:
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """What `fit_boosted` reports after each round.
+    """What `fit_boosted` reports after each round."""
 
-    Attributes:
-        total: rounds there may be at most.
-        num_metrics: metrics so far.
-        train_ndcg: NDCG of the training queries; None in rounds without an evaluation.
-        valid_ndcg: NDCG of the validation queries; None likewise, and without validation data.
-        state: pass it as ``resume``, or store ``state.export()``, to go on from here.
-    """
-
-    total: int
-    num_metrics: int
-    train_ndcg: float | None
-    valid_ndcg: float | None
-    state: BoostState
+    total: int  # rounds there may be at most
+    num_metrics: int  # metrics so far
+    train_ndcg: float | None  # NDCG of the training queries; None in rounds without an evaluation
+    valid_ndcg: float | None  # NDCG of the validation queries; None likewise, and without validation data
+    state: BoostState  # pass it as ``resume``, or store ``state.export()``, to go on from here
 
 
 @dataclass(frozen=True)
@@ -306,11 +282,7 @@ def _measure_of_all(scores: Tensor, data: RankingData, measure: Measure) -> floa
 
 
 def _resumed(state: BoostState, start: BoostState, problem: Problem) -> BoostState:
-    """The state with the scores its metrics give, added up round by round as the fit did, so that no bit differs.
-
-    Raises:
-        ConfigError: the state of another fit.
-    """
+    """The state with the scores its metrics give, added up round by round as the fit did, so that no bit differs."""
     if state.identity != problem.identity:
         raise ConfigError(
             f"`resume` must belong to this fit ({problem.identity}), got a state of another ({state.identity})"

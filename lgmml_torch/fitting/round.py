@@ -38,63 +38,37 @@ LARGEST = 1e30  # its square, and its product with a feature, are still numbers
 
 @dataclass(frozen=True)
 class BoostConfig:
-    """Settings of `fit_boosted`; the defaults are the recipe of the method, not tuned any further.
+    """Settings of `fit_boosted`; the defaults are the recipe of the method, not tuned any further."""
 
-    Attributes:
-        rounds: largest number of rounds.
-        batch: metrics added in each round.
-        shrinkage: ν, the share of a Newton step that is taken.
-        candidates: subspaces tried in each round, shared out evenly over ``sizes``.
-        sizes: numbers of features of the subspaces.
-        anchors: documents tried as anchors in each subspace.
-        steps: how far the mean anchor is moved away from the negatives, further anchors to try.
-        bandwidths: times the mean distance, what distances are divided by.
-        kernel: κ of the score, see `lgmml_torch.functional.score.kernel`.
-        metric: ``"gmml"`` (pairs within queries), ``"gmml-pooled"`` (pairs of all queries) or ``"identity"``.
-        lam: λ, regularisation of both scatters relative to their trace.
-        t: weight on the geodesic from S⁻¹ to D.
-        method: how the geometric mean is computed, ``"cholesky"`` or ``"eigh"``.
-        ridge: of the Newton system, relative to the total Hessian.
-        min_deviation: kernels that vary less over the documents are rejected.
-        subsample: share of the queries a round looks at.
-        cap: documents a round fits to; the gradients come from whole lists of at most four times as many.
-        truncation: LambdaRank pairs need a document among the first ``truncation`` places.
-        sigma: slope of LambdaRank.
-        hessian_floor: added to p(1 - p); without it a step has no bound.
-        feature_floor: smallest sampling weight of a feature, relative to the mean.
-        position_ridge: L2 penalty on the biases of positions, where the data has any, relative to their mean Hessian.
-        evaluate_every: rounds between two looks at NDCG.
-        k: cutoff of that NDCG.
-        smooth: evaluations averaged before they are compared.
-        patience: rounds without a better average after which to stop.
-    """
-
-    rounds: int = 200
-    batch: int = 4
-    shrinkage: float = 0.1
-    candidates: int = 24
-    sizes: tuple[int, ...] = (1, 2, 3)
-    anchors: int = 6
+    rounds: int = 200  # largest number of rounds
+    batch: int = 4  # metrics added in each round
+    shrinkage: float = 0.1  # ν, the share of a Newton step that is taken
+    candidates: int = 24  # subspaces tried in each round, shared out evenly over ``sizes``
+    sizes: tuple[int, ...] = (1, 2, 3)  # numbers of features of the subspaces
+    anchors: int = 6  # documents tried as anchors in each subspace
+    # how far the mean anchor is moved away from the negatives, further anchors to try
     steps: tuple[float, ...] = (2.0, 8.0)
-    bandwidths: tuple[float, ...] = (0.3, 1.0, 3.0)
-    kernel: str = "paper"
+    bandwidths: tuple[float, ...] = (0.3, 1.0, 3.0)  # times the mean distance, what distances are divided by
+    kernel: str = "paper"  # κ of the score, see `lgmml_torch.functional.score.kernel`
+    # ``"gmml"`` (pairs within queries), ``"gmml-pooled"`` (pairs of all queries) or ``"identity"``
     metric: str = "gmml"
-    lam: float = 0.1
-    t: float = 0.5
-    method: str = "cholesky"
-    ridge: float = 0.05
-    min_deviation: float = 0.01
-    subsample: float = 0.7
-    cap: int = 2500
-    truncation: int = 30
-    sigma: float = 1.0
-    hessian_floor: float = 0.05
-    feature_floor: float = 0.05
+    lam: float = 0.1  # λ, regularisation of both scatters relative to their trace
+    t: float = 0.5  # weight on the geodesic from S⁻¹ to D
+    method: str = "cholesky"  # how the geometric mean is computed, ``"cholesky"`` or ``"eigh"``
+    ridge: float = 0.05  # of the Newton system, relative to the total Hessian
+    min_deviation: float = 0.01  # kernels that vary less over the documents are rejected
+    subsample: float = 0.7  # share of the queries a round looks at
+    cap: int = 2500  # documents a round fits to; the gradients come from whole lists of at most four times as many
+    truncation: int = 30  # LambdaRank pairs need a document among the first ``truncation`` places
+    sigma: float = 1.0  # slope of LambdaRank
+    hessian_floor: float = 0.05  # added to p(1 - p); without it a step has no bound
+    feature_floor: float = 0.05  # smallest sampling weight of a feature, relative to the mean
+    # L2 penalty on the biases of positions, where the data has any, relative to their mean Hessian
     position_ridge: float = 0.01
-    evaluate_every: int = 5
-    k: int = 10
-    smooth: int = 3
-    patience: int = 40
+    evaluate_every: int = 5  # rounds between two looks at NDCG
+    k: int = 10  # cutoff of that NDCG
+    smooth: int = 3  # evaluations averaged before they are compared
+    patience: int = 40  # rounds without a better average after which to stop
 
     def __post_init__(self) -> None:
         for name in ("sizes", "steps", "bandwidths"):
@@ -251,11 +225,7 @@ def _shape(data: RankingData) -> tuple[int, int]:
 
 
 def _check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
-    """Require a bank that rounds can be added to.
-
-    Raises:
-        LGMMLError: it has no weights, another kernel, or other features.
-    """
+    """Require a bank that rounds can be added to."""
     if start.phi is None:
         raise LGMMLError("`start` must have weights Φ to go on from, got none")
     if start.kernel != config.kernel:

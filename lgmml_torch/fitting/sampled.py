@@ -25,7 +25,7 @@ from lgmml_torch.checks import (
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound
 from lgmml_torch.functional.distance import NORMS
 from lgmml_torch.functional.gmml import REDUCTIONS, gmml, gmml_bank, pooled_scatter
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.functional.regions import (
     CANDIDATES,
     choose_anchors,
@@ -141,7 +141,7 @@ class SampledBuilder(BankBuilder):
             ones = dists.new_ones(1, metrics.num_metrics)
             for value in grid:
                 scores = score(to_judge / value, ones, judges.offsets, kernel=self.kernel)
-                judged[value] = mean_ndcg(scores, judges)
+                judged[value] = mean_measure(scores, judges)
         chosen = max(grid, key=lambda value: judged.get(value, 0.0))
         metrics.set_scales(medians * chosen)
         beyond = float((dists > metrics.scales).double().mean())  # where the paper's kernel falls

@@ -138,23 +138,14 @@ class NewtonRows:
 
 @dataclass(frozen=True)
 class Learners:
-    """Metrics in subspaces of different sizes, as tensors padded to the largest one.
+    """Metrics in subspaces of different sizes, as tensors padded to the largest one."""
 
-    Attributes:
-        support: ``(K, S)`` features, -1 beyond the metric's size.
-        anchors: ``(K, S)``, zero beyond it.
-        factors: ``(K, S, S)``, zero beyond it.
-        scales: ``(K,)`` what distances are divided by.
-        phi: ``(K,)``.
-        rounds: ``(K,)`` the round each was added in.
-    """
-
-    support: Tensor
-    anchors: Tensor
-    factors: Tensor
-    scales: Tensor
-    phi: Tensor
-    rounds: Tensor
+    support: Tensor  # (K, S) features, -1 beyond the metric's size
+    anchors: Tensor  # (K, S), zero beyond it
+    factors: Tensor  # (K, S, S), zero beyond it
+    scales: Tensor  # (K,) what distances are divided by
+    phi: Tensor  # (K,)
+    rounds: Tensor  # (K,) the round each was added in
 
     @classmethod
     def empty(cls, width: int, like: Tensor) -> Self:

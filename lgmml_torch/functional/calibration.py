@@ -26,21 +26,15 @@ class GradeMap:
 
     So a higher score never has a lower chance, and lists keep their order. Chances within 1e-16 of 1 are equal.
 
-    Attributes:
-        grades: the labels, lowest first.
-        centre: c.
-        slope: a.
-        cuts: b of each grade but the lowest.
-
     >>> found = GradeMap((0.0, 1.0, 2.0), centre=5.0, slope=1.0, cuts=(0.0, -1.0))
     >>> found.chances(torch.tensor([5.0]))
     tensor([[0.5000, 0.2311, 0.2689]], dtype=torch.float64)
     """
 
-    grades: tuple[float, ...]
-    centre: float
-    slope: float
-    cuts: tuple[float, ...]
+    grades: tuple[float, ...]  # the labels, lowest first
+    centre: float  # c
+    slope: float  # a
+    cuts: tuple[float, ...]  # b of each grade but the lowest
 
     def __post_init__(self) -> None:
         check_positive("slope", self.slope)
@@ -145,21 +139,13 @@ def _least_loss(scores: Tensor, above: Tensor) -> Tensor:  # (N,), (N, T) -> (1+
 
 
 class Reliability(NamedTuple):
-    """Chances beside what came true, in groups of equally many documents, lowest chances first.
+    """Chances beside what came true, in groups of equally many documents, lowest chances first."""
 
-    Attributes:
-        chances: the mean chance of each group.
-        shares: the share of its documents of which it came true.
-        documents: how many they are; equal chances stay together.
-        error: the expected calibration error: by how much chance and share differ, mean over documents.
-        brier: mean square of chance minus outcome, over all documents.
-    """
-
-    chances: tuple[float, ...]
-    shares: tuple[float, ...]
-    documents: tuple[int, ...]
-    error: float
-    brier: float
+    chances: tuple[float, ...]  # the mean chance of each group
+    shares: tuple[float, ...]  # the share of its documents of which it came true
+    documents: tuple[int, ...]  # how many they are; equal chances stay together
+    error: float  # the expected calibration error: by how much chance and share differ, mean over documents
+    brier: float  # mean square of chance minus outcome, over all documents
 
 
 def reliability(

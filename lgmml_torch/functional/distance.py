@@ -215,25 +215,17 @@ class DistanceTiles:
 
     ``method`` is ``"factor"``, accurate to rounding; ``"quadratic"``, within 1e-4 of the mean distance and up to twice
     as fast for many rows and factors of full rank (float32 only); or ``"stacked"``, one product for all factors.
-
-    Args:
-        like: features, or anything of their dtype and device.
-        anchors: ``(K, s)``, s = D without ``support``.
-        factors: ``(K, s, R)``.
-        support: ``(K, s)`` the features each metric looks at; None for all.
-        norm: see `norm_factors`.
-        method: of metrics that look at all features.
     """
 
     def __init__(
         self,
-        like: Tensor,
-        anchors: Tensor,
-        factors: Tensor,
+        like: Tensor,  # features, or anything of their dtype and device
+        anchors: Tensor,  # (K, s), s = D without ``support``
+        factors: Tensor,  # (K, s, R)
         *,
-        support: Tensor | None = None,
-        norm: str = "mahalanobis",
-        method: str = "factor",
+        support: Tensor | None = None,  # (K, s) the features each metric looks at; None for all
+        norm: str = "mahalanobis",  # see `norm_factors`
+        method: str = "factor",  # of metrics that look at all features
     ) -> None:
         check_choice("method", method, _METHODS)
         lenses = norm_factors(factors, norm)

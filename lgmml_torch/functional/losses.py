@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import check_offsets, check_positive, check_shape
-from lgmml_torch.distributed import all_gather
 from lgmml_torch.functional.presets import log_discounts
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import (
@@ -229,12 +228,9 @@ def label_difference_loss(
 
 def num_positions(data: RankingData) -> int:
     """Positions from 0 to the last one at which a document of any process was shown; 0 without positions."""
-    last = -1
-    if data.positions is not None and data.num_documents:
-        last = int(data.positions.max())
-    if data.shared_lists is not None:
-        last = max(all_gather(last))
-    return 1 + last
+    if data.positions is None or not len(data.all_sizes):
+        return 0
+    return 1 + int(data.of_all_queries(segment_max(data.positions, data.offsets, empty=-1)).max())
 
 
 def bias_of(bias: Tensor, positions: Tensor) -> Tensor:  # (P,), (N,) -> (N,)

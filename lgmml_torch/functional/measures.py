@@ -209,21 +209,10 @@ def rank_data(
     return rank_metrics(scores, labels, offsets, metrics=metrics, tie_order=order, **rules)
 
 
-def mean_ndcg(
-    scores: Tensor,  # (N,) in the order of the rows of `data`
-    data: RankingData,
-    *,
-    k: int = 10,
-    weights: Tensor | None = None,  # (Q,)
-) -> float:
-    """NDCG@k over the queries that have a relevant document, weighted where asked for; NaN when none has."""
-    return mean_measure(scores, data, f"ndcg@{k}", weights=weights)
-
-
 def mean_measure(
     scores: Tensor,  # (N,) in the order of the rows of `data`
     data: RankingData,
-    measure: str | Function | Measure,
+    measure: str | Function | Measure = "ndcg@10",
     *,
     weights: Tensor | None = None,  # (Q,)
 ) -> float:

@@ -247,7 +247,9 @@ def _ranked_blocks(
         members = (widths == width).nonzero()[:, 0]
         for part in row_slices(len(members), 2**width, _BLOCK):
             queries = members[part]
-            rows = _padded_rows(offsets[queries], sizes[queries], len(labels) - 1)
+            places = torch.arange(int(sizes[queries].max()), device=sizes.device)
+            rows = offsets[queries, None] + places
+            rows = rows.masked_fill(places >= sizes[queries, None], len(labels) - 1)
             if tie_order is not None:
                 rows = rows.gather(dim=1, index=_take(tie_order, rows).argsort(dim=1, stable=True))
             if pessimistic:
@@ -264,15 +266,6 @@ def _ranked_blocks(
                 seen = given.masked_fill(missing, 0.0)
             ranked = seen.gather(dim=1, index=order[:, :depth])
             yield _RankedBlock(queries, counts[queries], given, seen, best, order, ranked)
-
-
-def _padded_rows(
-    starts: Tensor,  # (B,)
-    sizes: Tensor,  # (B,)
-    padding: int,
-) -> Tensor:  # (B, W)
-    places = torch.arange(int(sizes.max()), device=sizes.device)
-    return torch.where(places < sizes[:, None], starts[:, None] + places, padding)
 
 
 def _take(values: Tensor, rows: Tensor) -> Tensor:  # (N,), (B, W) -> (B, W)

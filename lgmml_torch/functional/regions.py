@@ -15,12 +15,11 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, check_choice, check_finite, check_offsets, check_positive, check_shape
 from lgmml_torch.functional.distance import norm_factors
-from lgmml_torch.functional.presets import log_discounts
+from lgmml_torch.functional.presets import PRESETS, MetricName
 from lgmml_torch.segments import (
     argsort_segments,
     gather_segments,
     offsets_from_sizes,
-    positions,
     row_slices,
     segment_ids,
     segment_max,
@@ -31,19 +30,13 @@ from lgmml_torch.segments import (
 
 @dataclass(frozen=True)
 class Regions:
-    """K regions; each of the three ragged lists has its own offsets ``(K+1,)``, everything ``long``.
+    """K regions; each of the three ragged lists has its own offsets ``(K+1,)``, everything ``long``."""
 
-    Attributes:
-        queries: Query indices of each region.
-        positives: Rows of X₊, the documents of high relevance.
-        negatives: Rows of X₋, the documents of lowest relevance; never one of X₊.
-    """
-
-    queries: Tensor
+    queries: Tensor  # query indices of each region
     query_offsets: Tensor
-    positives: Tensor
+    positives: Tensor  # rows of X₊, the documents of high relevance
     positive_offsets: Tensor
-    negatives: Tensor
+    negatives: Tensor  # rows of X₋, the documents of lowest relevance; never one of X₊
     negative_offsets: Tensor
 
     def __len__(self) -> int:
@@ -205,17 +198,11 @@ _LEVELS = 1 << 36  # distances are told apart to this share of their norm
 
 @dataclass(frozen=True)
 class _Anchors:
-    """One anchor for each region.
+    """One anchor for each region."""
 
-    Attributes:
-        points: Where the anchors lie, ``(K, D)``, in the features' dtype.
-        rows: The document each anchor is, or was moved from, ``(K,)``.
-        ndcg: Mean NDCG of the distance order, ``(K,)`` float64; NaN when no list had anything relevant left.
-    """
-
-    points: Tensor
-    rows: Tensor
-    ndcg: Tensor
+    points: Tensor  # (K, D) where the anchors lie, in the features' dtype
+    rows: Tensor  # (K,) the document each anchor is, or was moved from
+    ndcg: Tensor  # (K,) float64 mean NDCG of the distance order; NaN when no list had anything relevant left
 
 
 def choose_anchors(
@@ -290,13 +277,8 @@ class _Judge:
         self.rows, row_offsets = gather_segments(offsets, queries)
         # Equal documents must get equal distances, and a product may round equal rows differently: take each once.
         self.distinct, self.copy_of = torch.unique(features[self.rows], dim=0, return_inverse=True)
-        self.gains = torch.exp2(labels[self.rows].double()) - 1
-        self.owner = segment_ids(row_offsets)
-        self.num_queries = len(queries)
-        self.place = positions(row_offsets)
-        self.ideal = argsort_segments(self.gains, row_offsets, descending=True)
-        depth = torch.arange(int(self.place.max()) + 1, device=offsets.device)
-        self.discounts = torch.where(depth < k, log_discounts(depth), 0.0)
+        self.labels, self.owner = labels[self.rows].double(), segment_ids(row_offsets)
+        self.num_queries, self.measures = len(queries), [MetricName("ndcg", k)]
 
     def __call__(self, points: Tensor, factor: Tensor, left_out: Tensor) -> Tensor:
         """Mean NDCG (C,) of ``points (C, D)``, each judged without the row ``left_out (C,)``."""
@@ -318,24 +300,12 @@ class _Judge:
         return dists.div_(unit).round_().long()
 
     def _block(self, dists: Tensor, left_out: Tensor) -> Tensor:
-        # What is left out goes last and gains nothing, so no list changes its length.
-        out = self.rows == left_out[:, None]
-        # One sort does for all lists: the query leads the key, the distance follows.
-        order = (dists.masked_fill_(out, _LEVELS + 1) + self.owner * (_LEVELS + 2)).argsort(dim=1, stable=True)
-        found = self._dcg(self.gains.masked_fill(out, 0.0).gather(dim=1, index=order), self.place)
-        # The ideal order never changes; those behind the one left out only move up by one.
-        gone = out[:, self.ideal]
-        first = gone.to(torch.uint8).argmax(dim=1)
-        behind = (torch.arange(gone.shape[1], device=gone.device) > first[:, None]) & gone.any(dim=1, keepdim=True)
-        behind &= self.owner == self.owner[first][:, None]
-        ideal = self._dcg(self.gains[self.ideal].masked_fill(gone, 0.0), self.place - behind.long())
-        counts = ideal > 0
-        ndcg = torch.where(counts, found / torch.where(counts, ideal, 1.0), 0.0)
-        return ndcg.sum(dim=1) / counts.sum(dim=1)  # 0/0 = NaN: nothing relevant in any list
-
-    def _dcg(self, gains: Tensor, place: Tensor) -> Tensor:  # (C, n), (C, n) or (n,) -> (C, Q)
-        terms = gains * self.discounts[place]
-        return terms.new_zeros((len(terms), self.num_queries)).index_add(dim=1, index=self.owner, source=terms)
+        candidate, place = (self.rows != left_out[:, None]).nonzero().unbind(1)
+        lists = candidate * self.num_queries + self.owner[place]
+        offsets = _offsets(lists, len(dists) * self.num_queries)
+        ranked = (-dists[candidate, place], self.labels[place], offsets)
+        found = PRESETS["default"].measure(ranked, self.measures, tie_order=None, retrieved=None, max_grade=None)
+        return found.view(len(dists), self.num_queries).nanmean(dim=1)  # NaN: nothing relevant in any list
 
 
 def _part(values: Tensor, offsets: Tensor, r: int) -> Tensor:

@@ -119,19 +119,12 @@ class FeatureSums:
 
 @dataclass(frozen=True)
 class FeatureChoice:
-    """Which features stay, and why.
+    """Which features stay, and why."""
 
-    Attributes:
-        kept: ``(D',)`` their columns, rising.
-        features: how many there are.
-        lists: with different labels, by which they were chosen.
-        null_share: estimated share of the features that do not go with the labels by themselves.
-    """
-
-    kept: Tensor
-    features: int
-    lists: int
-    null_share: float
+    kept: Tensor  # (D',) their columns, rising
+    features: int  # how many there are
+    lists: int  # with different labels, by which they were chosen
+    null_share: float  # estimated share of the features that do not go with the labels by themselves
 
     @property
     def set_aside(self) -> list[int]:

@@ -49,13 +49,6 @@ class Comparison:
         """Whether the interval of the mean difference leaves out 0."""
         return self.difference.low > 0 or self.difference.high < 0
 
-    def __str__(self) -> str:
-        gap = self.difference
-        return (
-            f"{self.mean_a:.4f} against {self.mean_b:.4f}: {gap.mean:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}], "
-            f"{self.wins} wins, {self.ties} ties, {self.losses} losses, {gap.skipped} skipped"
-        )
-
 
 def bootstrap_interval(
     values: Tensor,  # (Q,)
@@ -107,8 +100,9 @@ def compare(
         LGMMLError: Shapes that differ, no query that both count, infinite values, wrong options.
 
     >>> a, b = torch.tensor([0.9, 0.6, 0.5, float("nan")]), torch.tensor([0.7, 0.5, 0.5, 0.1])
-    >>> print(compare(a, b, generator=torch.Generator().manual_seed(0)))
-    0.6667 against 0.5667: +0.1000 [+0.0000, +0.2000], 2 wins, 1 ties, 0 losses, 1 skipped
+    >>> found = compare(a, b, generator=torch.Generator().manual_seed(0))
+    >>> print(found.difference, found.wins, found.ties, found.losses, found.difference.skipped)
+    0.1000 [0.0000, 0.2000] 2 1 0 1
     """
     check_shape("a", a, (None,))
     check_shape("b", b, (len(a),))

@@ -119,9 +119,10 @@ def stacked_factor(
     names: tuple[str, str] = ("A", "B"),
     members: Tensor | None = None,  # (K,)
 ) -> Tensor:  # (K, D, D) float64
-    """`geometric_mean_factor` for checked input, accurate to what ``dtype`` can hold.
+    """A factor F of the mean, F Fᵀ = A ♯ₜ B, or of A⁻¹ ♯ₜ B with ``invert_first``, which never forms the inverse.
 
-    Errors of the Cholesky route use the numbers in ``members``.
+    The input has been checked. The factor is accurate to what ``dtype`` can hold. Errors of the Cholesky route use the
+    numbers in ``members``.
     """
     if method == "eigh":
         return _by_eigh(A, B, t, invert_first, names)
@@ -264,32 +265,12 @@ def geometric_mean(
     >>> geometric_mean(torch.tensor([[4.0]]), torch.tensor([[9.0]]))
     tensor([[6.]])
     """
-    F = geometric_mean_factor(A, B, t, method=method, dtype=torch.float64)
-    return (F @ F.mT).to(_result_dtype(A, B))
-
-
-def geometric_mean_factor(
-    A: Tensor,  # (..., D, D)
-    B: Tensor,  # (..., D, D)
-    t: float = 0.5,
-    *,
-    invert_first: bool = False,
-    method: str = "cholesky",
-    dtype: torch.dtype | None = None,
-) -> Tensor:  # (..., D, D)
-    """A factor F of the mean, F Fᵀ = A ♯ₜ B, or of A⁻¹ ♯ₜ B with ``invert_first``, which never forms the inverse.
-
-    Other arguments and errors are those of `geometric_mean`; ``dtype`` is that of the result, by default the inputs'.
-
-    >>> geometric_mean_factor(torch.tensor([[4.0]]), torch.tensor([[9.0]]), invert_first=True) ** 2
-    tensor([[1.5000]])
-    """
     check_choice("method", method, METHODS)
     check_unit_interval("t", t)
-    X, Y, usual = broadcast_pair(A, B, names=("A", "B"))
-    shape, size, dtype = X.shape, X.shape[-2:], dtype or usual
-    X, Y = X.reshape(-1, *size), Y.reshape(-1, *size)
-    return stacked_factor(X, Y, t, invert_first=invert_first, method=method, dtype=dtype).reshape(shape).to(dtype)
+    X, Y, dtype = broadcast_pair(A, B, names=("A", "B"))
+    size = X.shape[-2:]
+    F = stacked_factor(X.reshape(-1, *size), Y.reshape(-1, *size), t, invert_first=False, method=method)
+    return (F @ F.mT).reshape(X.shape).to(dtype)
 
 
 def broadcast_pair(
@@ -298,8 +279,10 @@ def broadcast_pair(
     *,
     names: tuple[str, str],
 ) -> tuple[Tensor, Tensor, torch.dtype]:  # (..., D, D), (..., D, D) float64
-    """Two stacks in float64 and of one shape, each checked to be square, finite and symmetric, and their own dtype."""
-    dtype = _result_dtype(A, B)
+    """Two stacks in float64 and of one shape, checked to be square, finite and symmetric, and the dtype to return."""
+    dtype = torch.promote_types(A.dtype, B.dtype)
+    if not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
     shapes = f"got {tuple(A.shape)} and {tuple(B.shape)}"
     A, B = A.to(torch.float64), B.to(torch.float64)
     for name, X in zip(names, (A, B), strict=True):
@@ -310,11 +293,3 @@ def broadcast_pair(
             A, B = torch.broadcast_tensors(A, B)  # type: ignore[no-untyped-call]
             return A, B, dtype
     raise LGMMLError(f"`{names[0]}` and `{names[1]}` must have matching shapes (..., D, D), D >= 1, {shapes}")
-
-
-def _result_dtype(A: Tensor, B: Tensor) -> torch.dtype:
-    """The dtype to return: what the inputs promote to, or torch's default when both are integers."""
-    dtype = torch.promote_types(A.dtype, B.dtype)
-    if not dtype.is_floating_point:
-        return torch.get_default_dtype()
-    return dtype

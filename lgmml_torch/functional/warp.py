@@ -29,23 +29,14 @@ _NEGATIVES = ("lower", "zero")
 
 @dataclass(frozen=True)
 class NegativeTable:
-    """For every document, the run of ``order`` that holds the documents a negative may be drawn from.
+    """For every document, the run of ``order`` that holds the documents a negative may be drawn from."""
 
-    Attributes:
-        order: Row indices, within each query by label ascending, ``(N,)``.
-        start: Where a document's run starts, ``(N,)``.
-        count: How long it is, n⁻, ``(N,)``; 0 for documents that are not positive.
-        positives: Rows with ``count > 0``, grouped by query, ``(M,)``.
-        positive_offsets: Boundaries of the queries in ``positives``, ``(Q+1,)``.
-        queries: The queries that have positives, ``(U,)``.
-    """
-
-    order: Tensor
-    start: Tensor
-    count: Tensor
-    positives: Tensor
-    positive_offsets: Tensor
-    queries: Tensor
+    order: Tensor  # (N,) row indices, within each query by label ascending
+    start: Tensor  # (N,) where a document's run starts
+    count: Tensor  # (N,) how long it is, n⁻; 0 for documents that are not positive
+    positives: Tensor  # (M,) rows with ``count > 0``, grouped by query
+    positive_offsets: Tensor  # (Q+1,) boundaries of the queries in ``positives``
+    queries: Tensor  # (U,) the queries that have positives
 
     @classmethod
     def of(
@@ -160,37 +151,22 @@ class NegativeTable:
 
 @dataclass(frozen=True)
 class Draws:
-    """P tuples of a query, one of its positives and T drawn negatives; rows index the documents.
+    """P tuples of a query, one of its positives and T drawn negatives; rows index the documents."""
 
-    Attributes:
-        queries: ``(P,)``.
-        positives: Rows, ``(P,)``.
-        negatives: Rows in the order drawn, ``(P, T)``.
-        num_negatives: How many documents they were drawn from, ``(P,)``.
-        num_draws: How many of the T draws count, ``(P,)``.
-        weights: 1 for triplets, 1/|positives| for whole lists, ``(P,)`` float64.
-    """
-
-    queries: Tensor
-    positives: Tensor
-    negatives: Tensor
-    num_negatives: Tensor
-    num_draws: Tensor
-    weights: Tensor
+    queries: Tensor  # (P,)
+    positives: Tensor  # (P,) rows
+    negatives: Tensor  # (P, T) rows in the order drawn
+    num_negatives: Tensor  # (P,) how many documents they were drawn from
+    num_draws: Tensor  # (P,) how many of the T draws count
+    weights: Tensor  # (P,) float64; 1 for triplets, 1/|positives| for whole lists
 
 
 class Among(NamedTuple):
-    """Where the positives of some lists stand among those of a batch that several processes share.
+    """Where the positives of some lists stand among those of a batch that several processes share."""
 
-    Attributes:
-        places: ``(M,)`` of these positives.
-        total: positives of the whole batch.
-        most: the largest number of negatives that one of them has.
-    """
-
-    places: Tensor
-    total: int
-    most: int
+    places: Tensor  # (M,) of these positives
+    total: int  # positives of the whole batch
+    most: int  # the largest number of negatives that one of them has
 
 
 def _pick(uniforms: Tensor, counts: Tensor) -> Tensor:
@@ -205,21 +181,13 @@ def _rand(rows: int, columns: int, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class WarpOutcome:
-    """What sampled WARP found for each of P tuples; a batch loss is ``loss.sum()``.
+    """What sampled WARP found for each of P tuples; a batch loss is ``loss.sum()``."""
 
-    Attributes:
-        loss: ``weight · (ζ − f(p⁺) + f(p⁻))``, 0 without a violator; differentiable in the scores.
-        violator: Which draw was the first violator, or −1.
-        draws: How many draws were made: up to and with the violator, or all.
-        rank: The rank estimate, 0 without a violator.
-        weight: L(rank) times the tuple's own weight, 0 without a violator.
-    """
-
-    loss: Tensor
-    violator: Tensor
-    draws: Tensor
-    rank: Tensor
-    weight: Tensor
+    loss: Tensor  # ``weight · (ζ − f(p⁺) + f(p⁻))``, 0 without a violator; differentiable in the scores
+    violator: Tensor  # which draw was the first violator, or −1
+    draws: Tensor  # how many draws were made: up to and with the violator, or all
+    rank: Tensor  # the rank estimate, 0 without a violator
+    weight: Tensor  # L(rank) times the tuple's own weight, 0 without a violator
 
 
 def rank_weight_table(max_rank: int, *, device: torch.device | str | None = None) -> Tensor:  # (max_rank + 1,)

@@ -86,11 +86,7 @@ class LGMMLTransformer(Estimator):  # type: ignore[misc]
 
 
 def _features_of(rows: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
-    """``(N, D)`` the vectors of a frame of results, and the query of each.
-
-    Raises:
-        DataError: columns or rows that are missing, vectors of different lengths.
-    """
+    """``(N, D)`` the vectors of a frame of results, and the query of each."""
     for name in _COLUMNS:
         if name not in rows.columns:
             raise DataError(f"results must have the columns {', '.join(_COLUMNS)}; there is no {name!r}")

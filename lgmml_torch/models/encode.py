@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words
+from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words, vocabularies
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
 from lgmml_torch.files import scratch_array
 from lgmml_torch.ragged import RankingData
@@ -23,17 +23,13 @@ _ROWS_AT_ONCE = 8192  # of lists that may exceed memory
 
 @dataclass(frozen=True)
 class CategorySettings:
-    """How categories become numbers.
+    """How categories become numbers."""
 
-    Attributes:
-        max_one_hot: up to this many words get a column each; where there are more, a word becomes its mean label.
-        smoothing: number of documents of the overall mean that are added to the documents of every word.
-        folds: parts of the training queries: a query's means come from the other parts, so that no document's own
-            label is in its features.
-    """
-
+    # up to this many words get a column each; where there are more, a word becomes its mean label
     max_one_hot: int = 12
-    smoothing: float = 10.0
+    smoothing: float = 10.0  # number of documents of the overall mean that are added to the documents of every word
+    # parts of the training queries: a query's means come from the other parts, so that no document's own label is in
+    # its features
     folds: int = 5
 
     def __post_init__(self) -> None:
@@ -50,19 +46,12 @@ _Step = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class CategoryEncoder:
-    """A fixed map from lists with categories to lists of numbers.
+    """A fixed map from lists with categories to lists of numbers."""
 
-    Attributes:
-        names: of the raw features.
-        categories: their vocabularies, None for numbers.
-        steps: what happens to each raw feature.
-        settings: how the encoder was fitted.
-    """
-
-    names: tuple[str, ...]
-    categories: Categories
-    steps: tuple[_Step, ...]
-    settings: CategorySettings
+    names: tuple[str, ...]  # of the raw features
+    categories: Categories  # their vocabularies, None for numbers
+    steps: tuple[_Step, ...]  # what happens to each raw feature
+    settings: CategorySettings  # how the encoder was fitted
 
     @classmethod
     def fit(cls, train: RankingData, settings: CategorySettings) -> Self:
@@ -73,7 +62,7 @@ class CategoryEncoder:
         """
         if train.categories is None or train.feature_names is None:
             raise DataError("categories must stand in columns with names, got features without")
-        if train.shared_lists is not None and len(train.all_sizes) != len(train):
+        if len(train.all_sizes) != len(train):
             raise DataError("categories need all training lists in one process, got several processes that share them")
         steps: list[_Step] = [None] * train.num_features
         for column in category_columns(train.categories):
@@ -90,11 +79,7 @@ class CategoryEncoder:
     @property
     def vocabularies(self) -> dict[str, tuple[str, ...]]:
         """The words of each category, by name: what a reader must know to give the codes meant here."""
-        found = {}
-        for name, words in zip(self.names, self.categories, strict=True):
-            if words is not None:
-                found[name] = words
-        return found
+        return vocabularies(self.names, self.categories)
 
     @property
     def columns(self) -> tuple[str, ...]:

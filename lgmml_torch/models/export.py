@@ -99,21 +99,13 @@ EXPORTERS = {".onnx": export_onnx, ".pt2": export_program}
 
 
 class _Parity(NamedTuple):
-    """How near an exported file comes to the model.
+    """How near an exported file comes to the model."""
 
-    Attributes:
-        largest: difference of two scores.
-        size: of the model's own scores, the largest.
-        lists: number of lists tried.
-        documents: number of documents in them.
-        engine: what computed the scores of the file, with its version.
-    """
-
-    largest: float
-    size: float
-    lists: int
-    documents: int
-    engine: str
+    largest: float  # difference of two scores
+    size: float  # of the model's own scores, the largest
+    lists: int  # number of lists tried
+    documents: int  # number of documents in them
+    engine: str  # what computed the scores of the file, with its version
 
 
 def compare_exported(

@@ -20,7 +20,6 @@ from lgmml_torch.functional.measures import rank_data
 from lgmml_torch.functional.presets import describe
 from lgmml_torch.functional.significance import Interval, bootstrap_interval
 from lgmml_torch.models.explain import explain_pairs, largest_parts
-from lgmml_torch.models.local_metrics import LocalMetrics
 from lgmml_torch.models.phi import RULES
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.ragged import RankingData
@@ -54,23 +53,6 @@ class Importance:
         return [(feature, float(self.features[feature])) for feature in largest_parts(self.features, count)]
 
 
-def feature_weight(
-    bank: LocalMetrics,
-    phi: Tensor,  # (K,)
-) -> Tensor:  # (D',)
-    """How much each column counts: Φ-weighted share of each metric's diagonal, summing to one."""
-    total = torch.zeros(bank.num_features, dtype=torch.float64)
-    for columns, block in bank.iter_columns():
-        weights = phi[columns].detach().cpu().double()
-        diagonal = block.zoomed_factors.detach().square().sum(-1).cpu().double()
-        share = diagonal / diagonal.sum(1, keepdim=True).clamp_min(1e-300) * weights[:, None]
-        if block.is_full:
-            total += share.sum(0)
-        else:
-            total.index_add_(0, block.support.cpu().reshape(-1), share.reshape(-1))
-    return total / total.sum().clamp_min(1e-300)
-
-
 def structural_importance(model: LGMML) -> Importance:
     r"""How much of the distances that the score is made of comes from each feature, without looking at any data.
 
@@ -82,7 +64,7 @@ def structural_importance(model: LGMML) -> Importance:
     `pair_importance` and `permutation_importance`. Weights Φ are those of a new query; where they depend on the list,
     the mean over the training queries. Trees that the model adds to are not looked at.
 
-    >>> from lgmml_torch.models.local_metrics import MetricBlock
+    >>> from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
     >>> from lgmml_torch.models.phi import Phi
     >>> from lgmml_torch.models.preprocess.steps import Standardize
     >>> view = Standardize().fit(torch.tensor([[1.0, 2.0], [3.0, 1.0]]), torch.tensor([0, 2]))
@@ -96,7 +78,7 @@ def structural_importance(model: LGMML) -> Importance:
     if not RULES[policy].looks:
         phi = model.phi.for_new(None, 1, policy)
     phi = phi.detach().double().cpu().mean(0)
-    columns = feature_weight(model.metrics, phi)
+    columns = model.metrics.shares(phi)
     return Importance(columns @ model.preprocess.origins(), phi / phi.sum().clamp_min(1e-300))
 
 

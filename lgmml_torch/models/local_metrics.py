@@ -358,6 +358,32 @@ class LocalMetrics(nn.Module):
                 blocks.append(block.select(chosen))
         return LocalMetrics(blocks, num_features=self.num_features, norm=self.norm)
 
+    def shares(
+        self,
+        phi: Tensor,  # (K,)
+    ) -> Tensor:  # (D,)
+        """How much each feature counts: Φ-weighted share of each metric's diagonal, summing to one."""
+        total = torch.zeros(self.num_features, dtype=torch.float64)
+        for columns, block in self.iter_columns():
+            weights = phi[columns].detach().cpu().double()
+            diagonal = block.zoomed_factors.detach().square().sum(-1).cpu().double()
+            share = diagonal / diagonal.sum(1, keepdim=True).clamp_min(1e-300) * weights[:, None]
+            if block.is_full:
+                total += share.sum(0)
+            else:
+                total.index_add_(0, block.support.cpu().reshape(-1), share.reshape(-1))
+        return total / total.sum().clamp_min(1e-300)
+
+    def spectra(self) -> tuple[Tensor, Tensor]:
+        """All eigenvalues relative to the largest of their metric, and the condition number of each metric."""
+        spectra, conditions = [], []
+        for block in self.iter_blocks():
+            values = torch.linalg.svdvals(block.zoomed_factors.detach().cpu().double()).square()
+            relative = values / values.amax(-1, keepdim=True).clamp_min(1e-300)
+            spectra.append(relative.reshape(-1))
+            conditions.append(1 / relative.amin(-1).clamp_min(1e-16))
+        return torch.cat(spectra), torch.cat(conditions)
+
     def spec(self) -> dict[str, Any]:
         """All that is needed, besides the buffers, to build the module again: primitives only.
 

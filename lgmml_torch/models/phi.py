@@ -360,16 +360,12 @@ def _embedding(rows: int, width: int, sparse: bool) -> nn.Embedding:
 
 
 class Policy(NamedTuple):
-    """What a query gets that was not trained on.
+    """What a query gets that was not trained on."""
 
-    Attributes:
-        weights: called with the `Phi` and the summaries of the new lists ``(Q, 2K)``, which only policies that look at
-            the list need; gives ``(Q, K)`` weights, or ``(1, K)`` when all are the same.
-        looks: whether it looks at the new list.
-    """
-
+    # called with the `Phi` and the summaries of the new lists ``(Q, 2K)``, which only policies that look at the list
+    # need; gives ``(Q, K)`` weights, or ``(1, K)`` when all are the same
     weights: Callable[[Phi, Any], Tensor]
-    looks: bool = False
+    looks: bool = False  # whether it looks at the new list
 
 
 RULES: dict[str, Policy] = {

@@ -34,22 +34,12 @@ from lgmml_torch.segments import gather_segments, list_blocks, segment_max
 from lgmml_torch.training.losses import TrainingBatch, Whole
 
 _BATCHING = ("lists", "triplets")
+_EVALUATED = 32_768  # documents of the lists that are evaluated together, at most
 _WITHOUT_WORKERS = "with loader.num_workers=0 the run makes its batches itself"
 
 
 class TrainingBatches(Dataset[TrainingBatch]):
     """All batches of all epochs; item ``(epoch, batch)`` is made on demand.
-
-    Args:
-        data: training data; labels, offsets and, where there are any, weights are used.
-        batching: ``"lists"``: whole lists, each once per epoch in random order, draws for all their positives.
-            ``"triplets"``: queries and positives drawn independently, as in the paper.
-        batch_size: lists, or triplets, per batch.
-        max_draws: draws per positive; None allows as many as it has negatives (the paper's limit).
-        negatives: ``"lower"`` labelled than the positive, or ``"zero"`` labelled only.
-        seed: of all draws.
-        batches_per_epoch: for triplets; by default an epoch has one triplet for each positive document.
-        draws: whether negatives are drawn; losses of whole lists need none.
 
     Raises:
         DataError: when no query has a positive and something lower to draw.
@@ -57,15 +47,18 @@ class TrainingBatches(Dataset[TrainingBatch]):
 
     def __init__(
         self,
-        data: RankingData,
+        data: RankingData,  # training data; labels, offsets and, where there are any, weights are used
         *,
+        # ``"lists"``: whole lists, each once per epoch in random order, draws for all their positives. ``"triplets"``:
+        # queries and positives drawn independently, as in the paper
         batching: str = "lists",
-        batch_size: int = 32,
-        max_draws: int | None = 10,
-        negatives: str = "lower",
-        seed: int = 0,
+        batch_size: int = 32,  # lists, or triplets, per batch
+        max_draws: int | None = 10,  # draws per positive; None allows as many as it has negatives (the paper's limit)
+        negatives: str = "lower",  # ``"lower"`` labelled than the positive, or ``"zero"`` labelled only
+        seed: int = 0,  # of all draws
+        # for triplets; by default an epoch has one triplet for each positive document
         batches_per_epoch: int | None = None,
-        draws: bool = True,
+        draws: bool = True,  # whether negatives are drawn; losses of whole lists need none
     ) -> None:
         check_choice("batching", batching, _BATCHING)
         check_whole("batch_size", batch_size)
@@ -257,6 +250,7 @@ class RankingDataModule(pl.LightningDataModule):
             self._loader = None
 
     def _lists(self, name: str) -> DataLoader[Tensor]:
+        """Runs of whole lists, each (first query, last query + 1): every ``world_size``-th for a rank."""
         data = self.splits[name]
         if data is None:
             names = [split for split, lists in self.splits.items() if lists]
@@ -264,7 +258,9 @@ class RankingDataModule(pl.LightningDataModule):
         rank, world_size = 0, 1
         if data.shared_lists is None:  # otherwise this rank has its own lists only
             rank, world_size = self._ranks()
-        blocks = evaluation_blocks(data.offsets, rank=rank, world_size=world_size)
+        runs = list(list_blocks(data.offsets, _EVALUATED, at_least=world_size))[rank::world_size]
+        # A rank without a list has an empty run, since it takes part when results are put together.
+        blocks = [torch.tensor(run) for run in runs or [(0, 0)]]
         return DataLoader(blocks, batch_size=None)  # type: ignore[arg-type]  # a list is a data set, too
 
     def _ranks(self) -> tuple[int, int]:
@@ -411,19 +407,3 @@ class _Upcoming(Sampler[tuple[int, int]]):
         """Begin that epoch, unless the loader is in it: a resumed run has a new loader."""
         if epoch != self._owner.epoch:
             self._owner.epoch, self._owner.position = epoch, 0
-
-
-def evaluation_blocks(
-    offsets: Tensor,  # (Q+1,)
-    *,
-    documents: int = 32_768,
-    rank: int = 0,
-    world_size: int = 1,
-) -> list[Tensor]:
-    """Runs of whole lists, each (first query, last query + 1): every ``world_size``-th for a rank.
-
-    So each list is evaluated exactly once. A rank without a list has an empty run, since it takes part when results
-    are put together.
-    """
-    runs = list(list_blocks(offsets, documents, at_least=world_size))[rank::world_size]
-    return [torch.tensor(run) for run in runs or [(0, 0)]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, ProgressBar
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import plots
@@ -117,29 +117,6 @@ class OneCycle:
         return (1 + math.cos(math.pi * (done - self.warmup) / max(1e-9, 1 - self.warmup))) / 2
 
 
-class _EpochValues(Callback):
-    """Reduce the logged values of an epoch on all ranks, before a progress bar asks for them on the first rank alone.
-
-    Lightning reduces a value when it is first read, which is a collective call: a bar that reads it on one rank would
-    wait for ever. Other callbacks may log as well, so this one stands behind them and before the bars.
-    """
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Read them."""
-        dict(trainer.callback_metrics)
-
-
-def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
-    """The callbacks with the progress bars last, and `_EpochValues` before these."""
-    bars, others = [], []
-    for callback in callbacks:
-        if isinstance(callback, ProgressBar):
-            bars.append(callback)
-        else:
-            others.append(callback)
-    return [*others, _EpochValues(), *bars]
-
-
 class LogModel(Callback):
     """Logs Φ, statistics of the metrics and the throughput; figures only to loggers that show them."""
 
@@ -151,7 +128,7 @@ class LogModel(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the metrics of the start."""
         bank = cast("LGMMLModule", pl_module).model.metrics
-        spectra, conditions = plots.metric_spectra(bank)
+        spectra, conditions = bank.spectra()
         quality = bank.quality[~bank.quality.isnan()]
         for output in _outputs(trainer):
             output.histogram("metrics/log10_relative_eigenvalues", spectra.clamp_min(1e-16).log10(), 0)

@@ -35,36 +35,21 @@ class TrainingBatch(NamedTuple):
 
     Documents are numbered by their place in ``rows``. Triplets are lists too: the positive and its draws, each with the
     weights Φ of its query. Where ranks share a batch, this is the part of one of them.
-
-    Attributes:
-        rows: ``(M,)`` documents the batch needs, as rows of the training data.
-        lists: ``(B,)`` the query of each list, numbered in the whole training data.
-        list_offsets: ``(B+1,)`` where each list stands in ``rows``.
-        list_weights: ``(B,)`` of the queries.
-        labels: ``(M,)``.
-        document_weights: ``(M,)``; ``weights`` has those of the positives in it.
-        positives: ``(P,)`` place of the positive in ``rows``.
-        negatives: ``(P, T)`` places of the drawn negatives.
-        num_negatives: ``(P,)`` number of documents they were drawn from.
-        num_draws: ``(P,)`` number of the T draws that count.
-        weights: ``(P,)``.
-        places: ``(M,)`` where the documents stand in the whole batch.
-        whole: sizes of the whole batch.
     """
 
-    rows: Tensor
-    lists: Tensor
-    list_offsets: Tensor
-    list_weights: Tensor
-    labels: Tensor
-    document_weights: Tensor
-    positives: Tensor
-    negatives: Tensor
-    num_negatives: Tensor
-    num_draws: Tensor
-    weights: Tensor
-    places: Tensor
-    whole: Whole
+    rows: Tensor  # (M,) documents the batch needs, as rows of the training data
+    lists: Tensor  # (B,) the query of each list, numbered in the whole training data
+    list_offsets: Tensor  # (B+1,) where each list stands in ``rows``
+    list_weights: Tensor  # (B,) of the queries
+    labels: Tensor  # (M,)
+    document_weights: Tensor  # (M,); ``weights`` has those of the positives in it
+    positives: Tensor  # (P,) place of the positive in ``rows``
+    negatives: Tensor  # (P, T) places of the drawn negatives
+    num_negatives: Tensor  # (P,) number of documents they were drawn from
+    num_draws: Tensor  # (P,) number of the T draws that count
+    weights: Tensor  # (P,)
+    places: Tensor  # (M,) where the documents stand in the whole batch
+    whole: Whole  # sizes of the whole batch
 
     @property
     def queries(self) -> Tensor:  # (P,)
@@ -78,17 +63,11 @@ Score = Callable[[Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class LossValue:
-    """The loss of a batch.
+    """The loss of a batch."""
 
-    Attributes:
-        total: ``()`` to be differentiated; what processes that share a batch find adds up to its loss.
-        terms: of how many terms that loss is the sum; logs show the mean.
-        facts: further numbers worth a curve, by name.
-    """
-
-    total: Tensor
-    terms: int
-    facts: dict[str, Tensor] = field(default_factory=dict)
+    total: Tensor  # () to be differentiated; what processes that share a batch find adds up to its loss
+    terms: int  # of how many terms that loss is the sum; logs show the mean
+    facts: dict[str, Tensor] = field(default_factory=dict)  # further numbers worth a curve, by name
 
 
 class Loss(Protocol):
@@ -121,15 +100,11 @@ class _Named:
 
 @dataclass(frozen=True)
 class Warp(_Named):
-    """Sampled WARP: Σ over tuples of weight · L(rank) · (ζ − f(p⁺) + f(p⁻)), p⁻ the first drawn violator.
-
-    Attributes:
-        margin: ζ.
-    """
+    """Sampled WARP: Σ over tuples of weight · L(rank) · (ζ − f(p⁺) + f(p⁻)), p⁻ the first drawn violator."""
 
     name: ClassVar[str] = "warp"
     draws: ClassVar[bool] = True
-    margin: float = 0.1
+    margin: float = 0.1  # ζ
 
     def __post_init__(self) -> None:
         check_positive("margin", self.margin)
@@ -171,15 +146,11 @@ class Warp(_Named):
 
 @dataclass(frozen=True)
 class Softmax(_Named):
-    """Listwise softmax with gains as targets: −Σ_q w_q Σ_i (gain_i/Σ gain) · log softmax(f)_i, mean over the lists.
-
-    Attributes:
-        temperature: scores are divided by it.
-    """
+    """Listwise softmax with gains as targets: −Σ_q w_q Σ_i (gain_i/Σ gain) · log softmax(f)_i, mean over the lists."""
 
     name: ClassVar[str] = "softmax"
     draws: ClassVar[bool] = False
-    temperature: float = 1.0
+    temperature: float = 1.0  # scores are divided by it
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
@@ -193,17 +164,12 @@ class Softmax(_Named):
 
 @dataclass(frozen=True)
 class LambdaRank(_Named):
-    """The linear surrogate −Σ gᵢ·fᵢ of LambdaRank's gradients g, mean over the lists.
-
-    Attributes:
-        sigma: slope of the pairwise probability.
-        truncation: pairs need a document among the first ``truncation`` places.
-    """
+    """The linear surrogate −Σ gᵢ·fᵢ of LambdaRank's gradients g, mean over the lists."""
 
     name: ClassVar[str] = "lambdarank"
     draws: ClassVar[bool] = False
-    sigma: float = 1.0
-    truncation: int = 30
+    sigma: float = 1.0  # slope of the pairwise probability
+    truncation: int = 30  # pairs need a document among the first ``truncation`` places
 
     def __post_init__(self) -> None:
         check_positive("sigma", self.sigma)
@@ -226,16 +192,11 @@ class LambdaRank(_Named):
 
 @dataclass(frozen=True)
 class ListLoss:
-    """A function ``(scores, labels, offsets) -> (Q,)`` of whole lists, differentiable in the scores; their mean.
-
-    Attributes:
-        name: a built-in one, or the dotted name of the function, which is all that `spec` holds of it.
-        function: None where only its name is known.
-    """
+    """A function ``(scores, labels, offsets) -> (Q,)`` of whole lists, differentiable in the scores; their mean."""
 
     draws: ClassVar[bool] = False
-    name: str
-    function: Function | None = field(default=None, repr=False)
+    name: str  # a built-in one, or the dotted name of the function, which is all that `spec` holds of it
+    function: Function | None = field(default=None, repr=False)  # None where only its name is known
 
     def spec(self) -> dict[str, Any]:
         """The name."""

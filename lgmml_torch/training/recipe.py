@@ -11,21 +11,23 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from pytorch_lightning.callbacks import Callback
+from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
+from pytorch_lightning.callbacks import Callback, ProgressBar
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.strategies import DDPStrategy
 
 from lgmml_torch import distributed
-from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_positive, check_whole
+from lgmml_torch.checks import CheckpointError, ConfigError, LGMMLError, check_choice, check_positive, check_whole
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.fitting.bank import Bank, BankBuilder, as_builder
 from lgmml_torch.functional.measures import Function, Measure, mean_measure
 from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
+from lgmml_torch.models.storage import load_checkpoint, write_checkpoint
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
-from lgmml_torch.training.callbacks import QUIET, StepSize, in_order
+from lgmml_torch.training.callbacks import QUIET, StepSize
 from lgmml_torch.training.losses import Loss, Warp
 from lgmml_torch.training.module import (
     DEFAULT_OPTIMIZER,
@@ -33,7 +35,7 @@ from lgmml_torch.training.module import (
     OptimizerFactory,
     make_optimizer,
 )
-from lgmml_torch.training.resume import CheckpointFiles, KeepCheckpoints
+from lgmml_torch.training.resume import KeepCheckpoints
 
 _TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
 MakePhi = Callable[..., Phi]
@@ -45,29 +47,17 @@ _USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
 @dataclass(frozen=True)
 class PhiSettings:
-    """How Φ is trained.
+    """How Φ is trained."""
 
-    Attributes:
-        loss: what is minimised, see `build_loss`.
-        loader: settings of `RankingDataModule`.
-        optimizer: see `LGMMLModule`.
-        step_size: see `LGMMLModule`.
-        dropout: see `LGMMLModule`.
-        deviation_penalty: see `LGMMLModule`.
-        keep: the weights of the result: ``"best"`` by validation, or ``"last"``.
-        preset: metric definitions of the curves.
-        distances: dtype distances are kept in: the model's when None, or a half precision.
-    """
-
-    loss: Loss = field(default_factory=Warp)
-    loader: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER
-    step_size: StepSize | None = None
-    dropout: Dropout = field(default_factory=Dropout)
-    deviation_penalty: float = 0.0
-    keep: str = "best"
-    preset: str = "default"
-    distances: torch.dtype | None = None
+    loss: Loss = field(default_factory=Warp)  # what is minimised, see `build_loss`
+    loader: Mapping[str, Any] = field(default_factory=dict)  # settings of `RankingDataModule`
+    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER  # see `LGMMLModule`
+    step_size: StepSize | None = None  # see `LGMMLModule`
+    dropout: Dropout = field(default_factory=Dropout)  # see `LGMMLModule`
+    deviation_penalty: float = 0.0  # see `LGMMLModule`
+    keep: str = "best"  # the weights of the result: ``"best"`` by validation, or ``"last"``
+    preset: str = "default"  # metric definitions of the curves
+    distances: torch.dtype | None = None  # dtype distances are kept in: the model's when None, or a half precision
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, _KEEP)
@@ -75,29 +65,20 @@ class PhiSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is fitted, part by part.
+    """What is fitted, part by part."""
 
-    Attributes:
-        preprocess: makes an unfitted preprocessing.
-        fit_bank: builds the local metrics.
-        make_phi: called with the numbers of queries and metrics and, where the bank has weights, with ``init``.
-        phi: how Φ is trained.
-        seed: of all draws.
-        categories: settings of the encoder of categories.
-        measure: decides on validation lists when to stop and what to keep; a name or a function.
-        grows: whether the metrics are added to those of an earlier model.
-        features: ``"auto"`` sets raw features aside that mean nothing, see `choose_features`, for boosted and trained
-            metrics; ``"all"`` keeps them.
-    """
-
-    preprocess: Callable[[], Preprocess]
-    fit_bank: BankBuilder | Callable[..., Bank]
+    preprocess: Callable[[], Preprocess]  # makes an unfitted preprocessing
+    fit_bank: BankBuilder | Callable[..., Bank]  # builds the local metrics
+    # called with the numbers of queries and metrics and, where the bank has weights, with ``init``
     make_phi: MakePhi = Phi
-    phi: PhiSettings = field(default_factory=PhiSettings)
-    seed: int = 0
-    categories: CategorySettings = field(default_factory=CategorySettings)
+    phi: PhiSettings = field(default_factory=PhiSettings)  # how Φ is trained
+    seed: int = 0  # of all draws
+    categories: CategorySettings = field(default_factory=CategorySettings)  # settings of the encoder of categories
+    # decides on validation lists when to stop and what to keep; a name or a function
     measure: str | Function | Measure = _USUAL
-    grows: bool = False
+    grows: bool = False  # whether the metrics are added to those of an earlier model
+    # ``"auto"`` sets raw features aside that mean nothing, see `choose_features`, for boosted and trained metrics;
+    # ``"all"`` keeps them
     features: str = "auto"
 
     def __post_init__(self) -> None:
@@ -133,25 +114,16 @@ class Recipe:
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Output folder, trainer, callbacks, loggers and cache of training.
+    """Output folder, trainer, callbacks, loggers and cache of training."""
 
-    Attributes:
-        folder: for ``best.ckpt`` and ``last.ckpt``.
-        trainer: settings of `pytorch_lightning.Trainer`, or something that makes one of callbacks and loggers.
-        callbacks: further ones.
-        loggers: e.g. TensorBoard.
-        cache: where distances are kept; in memory when None.
-        resume: a ``last.ckpt`` to resume from.
-        every_n_steps: how often ``last.ckpt`` is written within an epoch.
-    """
-
-    folder: Path
+    folder: Path  # for ``best.ckpt`` and ``last.ckpt``
+    # settings of `pytorch_lightning.Trainer`, or something that makes one of callbacks and loggers
     trainer: Mapping[str, Any] | Callable[..., pl.Trainer] = field(default_factory=dict)
-    callbacks: Sequence[Callback] = ()
-    loggers: Sequence[Logger] = ()
-    cache: Cache | None = None
-    resume: Path | None = None
-    every_n_steps: int = 500
+    callbacks: Sequence[Callback] = ()  # further ones
+    loggers: Sequence[Logger] = ()  # e.g. TensorBoard
+    cache: Cache | None = None  # where distances are kept; in memory when None
+    resume: Path | None = None  # a ``last.ckpt`` to resume from
+    every_n_steps: int = 500  # how often ``last.ckpt`` is written within an epoch
 
     def make_trainer(self, keeper: KeepCheckpoints, *, validated: bool) -> pl.Trainer:
         """Lightning's trainer."""
@@ -163,11 +135,55 @@ class TrainerSettings:
             make = self.trainer
         else:
             settings = {**QUIET, **self.trainer, **settings}
-        callbacks = in_order([*self.callbacks, keeper])
+        callbacks = _in_order([*self.callbacks, keeper])
         trainer = make(callbacks=callbacks, logger=list(self.loggers), **settings)
-        trainer.strategy.checkpoint_io = CheckpointFiles()
+        trainer.strategy.checkpoint_io = _CheckpointFiles()
         distributed.leave_at_exit()  # Lightning does so for NCCL only
         return trainer
+
+
+class _EpochValues(Callback):
+    """Reduce the logged values of an epoch on all ranks, before a progress bar asks for them on the first rank alone.
+
+    Lightning reduces a value when it is first read, which is a collective call: a bar that reads it on one rank would
+    wait for ever. Other callbacks may log as well, so this one stands behind them and before the bars.
+    """
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Read them."""
+        dict(trainer.callback_metrics)
+
+
+def _in_order(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks with the progress bars last, and `_EpochValues` before these."""
+    bars, others = [], []
+    for callback in callbacks:
+        if isinstance(callback, ProgressBar):
+            bars.append(callback)
+        else:
+            others.append(callback)
+    return [*others, _EpochValues(), *bars]
+
+
+class _CheckpointFiles(CheckpointIO):
+    """Lightning's checkpoints as files: written atomically, read without running code."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint; an earlier one of that name survives any failure."""
+        write_checkpoint(path, checkpoint)
+
+    def load_checkpoint(self, path: str | os.PathLike[str], *_: Any, **__: Any) -> dict[str, Any]:
+        """Read a checkpoint into main memory."""
+        content = load_checkpoint(path)
+        if "rows" in content:
+            raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
+        return content
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint."""
+        Path(path).unlink(missing_ok=True)
 
 
 def rehearse(recipe: Recipe) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import io
 import logging
 import math
-import os
 import pickle
 import time
 import uuid
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytorch_lightning as pl
-from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
 from pytorch_lightning.callbacks import Checkpoint
 
 from lgmml_torch import distributed
@@ -44,23 +42,14 @@ STATE_SECONDS = 10.0  # between two states on disk, each of a few hundred kB
 
 @dataclass(frozen=True)
 class Start:
-    """The parts of an earlier model that a new fit starts from; copies, so that the model does not change.
+    """The parts of an earlier model that a new fit starts from; copies, so that the model does not change."""
 
-    Attributes:
-        preprocess: fitted.
-        bank: the metrics and, as Φ₀, the mean of the model's weights.
-        encoder: turns categories into numbers; None without categories.
-        feature_names: of the encoded features; None without names.
-        shared: whether all queries share the model's weights.
-        based: whether the model adds its scores to those of a tree model.
-    """
-
-    preprocess: Preprocess
-    bank: Bank
-    encoder: CategoryEncoder | None
-    feature_names: tuple[str, ...] | None
-    shared: bool
-    based: bool
+    preprocess: Preprocess  # fitted
+    bank: Bank  # the metrics and, as Φ₀, the mean of the model's weights
+    encoder: CategoryEncoder | None  # turns categories into numbers; None without categories
+    feature_names: tuple[str, ...] | None  # of the encoded features; None without names
+    shared: bool  # whether all queries share the model's weights
+    based: bool  # whether the model adds its scores to those of a tree model
 
     @classmethod
     def of(cls, model: LGMML) -> Start:
@@ -112,35 +101,6 @@ class Start:
                 reason = "the same names in another order"
             raise ConfigError(f"the data must have the features of the model to start from, in order, got {reason}")
         return dict(splits)
-
-
-class CheckpointFiles(CheckpointIO):
-    """Lightning's checkpoints as files: written atomically with a seal, read without running code."""
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
-    ) -> None:
-        """Write a checkpoint; an earlier one of that name survives any failure.
-
-        Raises:
-            NoSpaceError: the disk is full.
-        """
-        write_checkpoint(path, checkpoint)
-
-    def load_checkpoint(self, path: str | os.PathLike[str], *_: Any, **__: Any) -> dict[str, Any]:
-        """Read a checkpoint into main memory.
-
-        Raises:
-            CheckpointError: it is missing, foreign, damaged or newer than this release.
-        """
-        content = load_checkpoint(path)
-        if "rows" in content:
-            raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
-        return content
-
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint."""
-        Path(path).unlink(missing_ok=True)
 
 
 class KeepCheckpoints(Checkpoint):
@@ -279,26 +239,17 @@ class Unfinished:
     """The state of an unfinished fit of a bank, kept on disk so that a killed run resumes when it is repeated.
 
     A state belongs to the builder with its settings, the seed and the data.
-
-    Args:
-        folder: of all states; None keeps nothing.
-        builder: of the bank; only some can resume.
-        data: preprocessed training lists.
-        valid: and validation lists.
-        seed: of the fit.
-        start: the bank that the fit adds to.
-        measure: what decides when the fit stops, where it is not the usual one.
     """
 
     def __init__(
         self,
-        folder: Path | None,
-        builder: BankBuilder,
-        data: RankingData,
-        valid: RankingData | None,
-        seed: int,
-        start: Bank | None = None,
-        measure: Measure | None = None,
+        folder: Path | None,  # of all states; None keeps nothing
+        builder: BankBuilder,  # of the bank; only some can resume
+        data: RankingData,  # preprocessed training lists
+        valid: RankingData | None,  # and validation lists
+        seed: int,  # of the fit
+        start: Bank | None = None,  # the bank that the fit adds to
+        measure: Measure | None = None,  # what decides when the fit stops, where it is not the usual one
     ) -> None:
         self._builder = builder
         self._written = time.monotonic()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgmml_torch.functional.measures import mean_ndcg, rank_data
+from lgmml_torch.functional.measures import mean_measure, rank_data
 from research.compare import EXAMPLE_SYSTEMS, NAMES, System, find_system, quiet
 from research.protocol import ExampleFold, Noise, RankingFold, example_fold, noisy_examples, ranking_fold
 from research.store import Job, Record, Store
@@ -104,7 +104,7 @@ def rank_with(system: System, fold: RankingFold, options: Mapping[str, Any], see
         "training queries": fold.train.num_queries, "queries": [str(qid) for qid in test.qids],
     }  # fmt: skip
     if found.own is not None:
-        info["ndcg@10 of training queries with their own Φ"] = mean_ndcg(found.own(fold.train), fold.train)
+        info["ndcg@10 of training queries with their own Φ"] = mean_measure(found.own(fold.train), fold.train)
     return Record({name: row.tolist() for name, row in values.items()}, info)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from research.compare import find_system
 from research.protocol import NOISES, Noise, RankingFold, large_fold, noisy_ranking
 from research.quality.work import PATIENCE, SAMPLING, XGBOOST_SAMPLING, Point, score_all
@@ -85,7 +85,7 @@ def point_job(place: Place, name: str, point: Point) -> Job:
         start = time.process_time()
         found = find_system(name).fit(fold, 0, tree_options(name, point))
         seconds = time.process_time() - start
-        value = mean_ndcg(found.scores[name](fold.valid), fold.valid)
+        value = mean_measure(found.scores[name](fold.valid), fold.valid)
         log.info("%s, %s: %.4f on validation, %d trees", name, dict(point), value, found.info["trees"])
         return Record(info={"valid": value, "trees": found.info["trees"], "fit seconds": seconds})
 
@@ -140,7 +140,7 @@ def fit_job(place: Place, name: str, seed: int, point: Point | None = None) -> J
         seconds = time.process_time() - start
         row = next(iter(found.scores))
         values = score_all({name: found.scores[row]}, fold.test)
-        valid = mean_ndcg(found.scores[row](fold.valid), fold.valid)
+        valid = mean_measure(found.scores[row](fold.valid), fold.valid)
         return Record(values, {**found.info, "valid": valid, "fit seconds": seconds})
 
     return Job("large", {"system": name, **place.settings, **(point or {}), "seed": seed}, make)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lgmml_torch.functional.measures import mean_ndcg, rank_data
+from lgmml_torch.functional.measures import mean_measure, rank_data
 from lgmml_torch.ragged import RankingData
 from research.compare import (
     MAIN_SEEDS,
@@ -77,7 +77,7 @@ def _best(points: Sequence[Point], fit: Callable[[Point], Fitted], fold: Ranking
     """The point with the best validation NDCG@10, the first of equals, and that NDCG."""
 
     def measured(point: Point) -> float:
-        return mean_ndcg(fit(point).scores[row](fold.valid), fold.valid)
+        return mean_measure(fit(point).scores[row](fold.valid), fold.valid)
 
     return choose(points, measured, lambda value: value)
 
@@ -173,7 +173,7 @@ def fit_job(store: Store, plan: Plan, system: System, name: str, fold: int, nois
         found = system.fit(data, seed, chosen)
         seconds = time.process_time() - start
         values = score_all(found.scores, data.test if plan.split == "test" else data.valid)
-        valid = {row: mean_ndcg(score(data.valid), data.valid) for row, score in found.scores.items()}
+        valid = {row: mean_measure(score(data.valid), data.valid) for row, score in found.scores.items()}
         log.info("%s, %s, fold %d, %s, seed %d: %.1f s", system.name, name, fold, noise or "clean", seed, seconds)
         return Record(values, {**found.info, "valid": valid, "fit seconds": seconds})
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.plots import save_figure
 from research.compare import Score, Stopwatch, find_system, with_list_ranks
 from research.plots import Line, Panel, lines_picture
@@ -92,7 +92,7 @@ def run_side(settings: dict[str, Any]) -> dict[str, Any]:
     scoring = score_seconds(score, fold.valid) / fold.valid.num_documents
     return {
         "curve": curve, "seconds": curve[-1][0], "valid_ndcg@10": max(value for _, value in curve),
-        "of the kept": mean_ndcg(score(fold.valid), fold.valid), "scoring_us_per_document": scoring * 1e6,
+        "of the kept": mean_measure(score(fold.valid), fold.valid), "scoring_us_per_document": scoring * 1e6,
         "peak_mib": peak / 1024, "data_mib": at_start / 1024,
     }  # fmt: skip
 

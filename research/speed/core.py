@@ -15,9 +15,10 @@ from pyriemann.geometry.geodesic import geodesic_riemann
 from torch import Tensor
 from torchmetrics.retrieval import RetrievalNormalizedDCG
 
+from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.measures import rank_metrics
 from lgmml_torch.functional.presets import MEASURES
-from lgmml_torch.functional.spd import geometric_mean, geometric_mean_factor
+from lgmml_torch.functional.spd import geometric_mean
 from lgmml_torch.segments import offsets_from_sizes, segment_ids
 from research.speed.harness import print_table, save_result, time_interleaved
 from research.stats import target_word
@@ -42,7 +43,7 @@ def run_means(rounds: int = 9) -> dict[str, Any]:
         calls: dict[str, Callable[[], object]] = {
             "mean": partial(geometric_mean, A, B),
             "pyriemann": partial(geodesic_riemann, A, B, 0.5),
-            "factor": partial(geometric_mean_factor, A, B, invert_first=True),
+            "factor": partial(gmml, A, B),
             "eigh": partial(torch.linalg.eigh, A),
         }
         times = time_interleaved(calls, rounds=rounds)

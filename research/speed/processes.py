@@ -31,7 +31,7 @@ from lgmml_torch import distributed
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.shards import open_shards
 from lgmml_torch.data.write import write_shards
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.preprocessed import SAMPLE_VALUES
 from research.compare import fit_bank, train_weights
@@ -71,7 +71,7 @@ def _stages(found: dict[str, Any], folder: Path, settings: dict[str, Any], rank:
     found |= {"bank bytes sent": 0, "bank calls": 0, "columns": bank.bank.metrics.num_features}
     if fold.train.shared_lists is not None:
         sent = fold.train.shared_lists.traffic
-        found |= {"bank bytes sent": sent.bytes, "bank calls": sent.calls}
+        found |= {"bank bytes sent": sent["bytes"], "bank calls": sent["calls"]}
     asked = [*TRAINED, f"trainer.max_epochs={settings['epochs']}"]
     start = fit_bank(fold, asked, 0)
     trained = _timed(found, "trained", lambda: train_weights(start, asked, 0))
@@ -91,7 +91,7 @@ def _timed(found: dict[str, Any], name: str, call: Callable[[], Any]) -> Any:
 
 
 def _of_all(scores: torch.Tensor, data: RankingData) -> float:
-    each = distributed.all_gather((mean_ndcg(scores, data) if len(scores) else 0.0, data.num_queries))
+    each = distributed.all_gather((mean_measure(scores, data) if len(scores) else 0.0, data.num_queries))
     return float(sum(value * count for value, count in each) / sum(count for _, count in each))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.checks import check_shape
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_ids, segment_sum
 from research.by_example.sets import ExampleSet
@@ -90,7 +90,7 @@ class LinearRanker(RankingSystem):
         self.chosen, self.weights = choose(
             list(grid_points(ridge=self.ridge)),
             lambda point: vectors @ (target / (values.clamp_min(0) + point["ridge"])),
-            lambda weights: mean_ndcg(self._score(valid, weights), valid),
+            lambda weights: mean_measure(self._score(valid, weights), valid),
         )
         return self
 

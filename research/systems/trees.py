@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lgmml_torch.checks import DataError, LGMMLError, check_positive, check_shape, require
-from lgmml_torch.functional.measures import mean_ndcg, ndcg
+from lgmml_torch.functional.measures import mean_measure, ndcg
 from lgmml_torch.ragged import RankingData
 from research.systems.base import RankingSystem, choose, fitted, grid_points
 
@@ -39,7 +39,7 @@ class Growth(ABC):
         """NDCG@10 of the validation lists with all trees so far."""
         if self.valid is None:
             raise LGMMLError("`valid` must be given to measure validation NDCG@10")
-        return mean_ndcg(torch.from_numpy(np.asarray(self._valid_scores(), dtype=np.float64)), self.valid)
+        return mean_measure(torch.from_numpy(np.asarray(self._valid_scores(), dtype=np.float64)), self.valid)
 
     @abstractmethod
     def grow(self) -> None:

@@ -17,7 +17,7 @@ from lgmml_torch.app.cli import main
 from lgmml_torch.app.train import RunResult, _add_base, _load_base, load_splits, train
 from lgmml_torch.checks import CheckpointError, ConfigError, LGMMLError, MissingDependencyError
 from lgmml_torch.data.write import save_letor
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
@@ -91,9 +91,9 @@ def test_the_report_shows_all_three(name: str, with_trees: RunResult, splits: di
     assert model.base is not None
     found = {e.policy: e.means["ndcg@10"] for e in with_trees.evaluations if e.split == f"{name}: unseen queries"}
     assert found == {
-        "together (shared)": pytest.approx(mean_ndcg(model.score(data), data)),
-        "ours alone": pytest.approx(mean_ndcg(model.score(data, alone=True), data)),
-        "base alone": pytest.approx(mean_ndcg(model.base.predict(data.features), data)),
+        "together (shared)": pytest.approx(mean_measure(model.score(data), data)),
+        "ours alone": pytest.approx(mean_measure(model.score(data, alone=True), data)),
+        "base alone": pytest.approx(mean_measure(model.base.predict(data.features), data)),
     }
     if name == "valid":
         assert found["together (shared)"] >= max(found["ours alone"], found["base alone"])

@@ -27,6 +27,7 @@ from lgmml_torch.data.shards import (
 )
 from lgmml_torch.data.source import open_source
 from lgmml_torch.data.write import save_parquet, write_shards
+from lgmml_torch.distributed import SharedLists
 from lgmml_torch.files import SUFFIX
 from lgmml_torch.functional.measures import ndcg
 from lgmml_torch.ragged import RankingData
@@ -293,7 +294,7 @@ class TestParts:
 
 def test_owners_are_even() -> None:
     def owners(*documents: int, processes: int) -> list[int]:
-        return parquet_folder.even_owners(torch.tensor(documents), processes).tolist()
+        return SharedLists.owners(torch.tensor(documents), processes).tolist()
 
     assert owners(5, 5, 5, 5, processes=2) == [0, 0, 1, 1]
     assert owners(1, 1, 1, 9, processes=2) == [0, 0, 0, 1]

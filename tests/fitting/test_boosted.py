@@ -22,7 +22,7 @@ from lgmml_torch.fitting.boosted import (
 )
 from lgmml_torch.fitting.round import BoostConfig, Problem
 from lgmml_torch.functional.losses import position_curve
-from lgmml_torch.functional.measures import mean_ndcg, ndcg, rank_metrics
+from lgmml_torch.functional.measures import mean_measure, ndcg, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
 
@@ -86,8 +86,8 @@ class TestFits:
     ) -> None:
         bank = fit_boosted(train, valid, rounds=40, **settings)
         test = make(2)
-        chance = mean_ndcg(torch.rand(test.num_documents, generator=torch.Generator()), test)
-        assert mean_ndcg(bank.score(test.features), test) > 0.85 > chance + 0.1
+        chance = mean_measure(torch.rand(test.num_documents, generator=torch.Generator()), test)
+        assert mean_measure(bank.score(test.features), test) > 0.85 > chance + 0.1
         assert bank.phi is not None
         assert bool((bank.phi > 0).all())
 
@@ -311,10 +311,10 @@ class TestGrowing:
         history = grown.history
         assert history["rounds"] == [0, 2, 4]
         assert history["best_round"] > 0
-        assert history["train_ndcg"][0] == pytest.approx(mean_ndcg(start.score(few.features), few), abs=1e-4)
-        assert history["valid_ndcg"][0] == pytest.approx(mean_ndcg(start.score(judges.features), judges), abs=1e-4)
+        assert history["train_ndcg"][0] == pytest.approx(mean_measure(start.score(few.features), few), abs=1e-4)
+        assert history["valid_ndcg"][0] == pytest.approx(mean_measure(start.score(judges.features), judges), abs=1e-4)
         best = history["valid_ndcg"][history["rounds"].index(history["best_round"])]
-        assert best == pytest.approx(mean_ndcg(grown.score(judges.features), judges), abs=1e-4)
+        assert best == pytest.approx(mean_measure(grown.score(judges.features), judges), abs=1e-4)
         state = states(few, judges, start=precise, smooth=1, **FEW)[-1].state
         kept = state.learners.select(state.learners.rounds <= history["best_round"])
         assert grown.metrics.num_metrics == start.metrics.num_metrics + len(kept)

@@ -17,7 +17,7 @@ from lgmml_torch.functional import gmml, losses, score, significance, spd, warp
 from lgmml_torch.functional.boosting import NewtonRows, list_scatter
 from lgmml_torch.functional.distance import DistanceTiles, local_distances
 from lgmml_torch.functional.features import interpolate_knots, row_blocks
-from lgmml_torch.functional.measures import err, mean_ndcg, ndcg, rank_metrics
+from lgmml_torch.functional.measures import err, mean_measure, ndcg, rank_metrics
 from lgmml_torch.functional.presets import PRESETS
 from lgmml_torch.functional.regions import Regions
 from lgmml_torch.ragged import RankingData
@@ -303,9 +303,9 @@ class TestMeasures:
         labels = data.labels
         own = [1.0 if scores[2 * q + 1] > scores[2 * q] else 1 / math.log2(3) for q in range(2)]
         assert labels.tolist() == [0, 1, 0, 1, 0, 0]
-        assert mean_ndcg(scores, data) == pytest.approx(sum(own) / 2)
+        assert mean_measure(scores, data) == pytest.approx(sum(own) / 2)
         expected = (3 * own[0] + own[1]) / 4  # the third has nothing relevant, whatever it weighs
-        assert mean_ndcg(scores, data, weights=t(3, 1, 100)) == pytest.approx(expected)
+        assert mean_measure(scores, data, weights=t(3, 1, 100)) == pytest.approx(expected)
 
 
 class TestBlocksOfRegions:

@@ -66,7 +66,6 @@ def test_comparison_counts_wins_ties_and_losses_over_common_queries() -> None:
     assert found.mean_b == pytest.approx((0.1 + 0.5 + 0.4 + 0.7) / 4)
     assert found.difference.mean == pytest.approx(found.mean_a - found.mean_b)
     assert not found.significant
-    assert "1 wins, 2 ties, 1 losses, 2 skipped" in str(found)
 
 
 def test_comparison_turned_round_changes_sign() -> None:

@@ -14,12 +14,12 @@ from pyriemann.geometry.geodesic import geodesic_riemann
 from torch import Tensor
 
 from lgmml_torch.checks import LGMMLError, NotSPDError, NumericsWarning
+from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.spd import (
     METHODS,
     _check_symmetric,
     cholesky_jittered,
     geometric_mean,
-    geometric_mean_factor,
 )
 from tests.reference.spd import geometric_mean as reference_mean
 from tests.reference.spd import random_rotation, random_spd, relative_error
@@ -40,7 +40,7 @@ def pair(dim: int, cond: float, batch: tuple[int, ...], seed: int = 0) -> tuple[
 @theorem
 def test_riccati_equation(dim: int, cond: float, batch: tuple[int, ...]) -> None:
     S, D = pair(dim, cond, batch)
-    F = geometric_mean_factor(S, D, invert_first=True)
+    F = gmml(S, D).factor
     M = F @ F.mT
     # Far below what is promised, 1e-10 up to condition 1e6 and 1e-4 at 1e12, thanks to the singular value route.
     assert relative_error(M @ S @ M, D) <= 1e-11
@@ -52,9 +52,9 @@ def test_end_points(dim: int, cond: float, batch: tuple[int, ...]) -> None:
     tolerance = 100 * EPS * cond
     assert relative_error(geometric_mean(A, B, 0.0), A) <= tolerance
     assert relative_error(geometric_mean(A, B, 1.0), B) <= tolerance
-    F = geometric_mean_factor(A, B, 0.0, invert_first=True)
+    F = gmml(A, B, 0.0).factor
     assert relative_error(F @ F.mT @ A, torch.eye(dim, dtype=A.dtype).expand_as(A)) <= tolerance
-    F = geometric_mean_factor(A, B, 1.0, invert_first=True)
+    F = gmml(A, B, 1.0).factor
     assert relative_error(F @ F.mT, B) <= tolerance
 
 
@@ -122,7 +122,7 @@ def test_agrees_with_pyriemann_and_the_reference(dim: int, cond: float, t: float
 def test_each_route_inverts_the_first(method: str) -> None:
     A, B = pair(12, 1e3, (4,))
     for t in WEIGHTS:
-        F = geometric_mean_factor(A, B, t, invert_first=True, method=method)
+        F = gmml(A, B, t, method=method).factor
         assert relative_error(F @ F.mT, geometric_mean(torch.linalg.inv(A), B, t)) <= 1e-9
 
 
@@ -133,7 +133,7 @@ def test_opposed_spectra_whose_middle_matrix_looks_harmless() -> None:
     a = torch.logspace(0, -12, 30, dtype=torch.float64)
     A, B = ((Q * x) @ Q.mT for x in (a, a.flip(0)))
     A, B = (A + A.mT) / 2, (B + B.mT) / 2
-    F = geometric_mean_factor(A, B, invert_first=True)
+    F = gmml(A, B).factor
     assert relative_error(F @ F.mT, (Q * (a.flip(0) / a).sqrt()) @ Q.mT) <= 1e-4
 
 
@@ -141,9 +141,10 @@ def test_opposed_spectra_whose_middle_matrix_looks_harmless() -> None:
 @pytest.mark.parametrize(("a", "b"), [(1e-280, 1e-280), (1e290, 1e290), (1e-200, 1e250)])
 def test_extreme_scales_neither_overflow_nor_underflow(method: str, a: float, b: float) -> None:
     A, B = pair(6, 10.0, (2,))
-    F = geometric_mean_factor(a * A, b * B, method=method)
-    want = geometric_mean_factor(A, B, method=method)
-    assert relative_error(F / (a**0.25 * b**0.25) @ (F / (a**0.25 * b**0.25)).mT, want @ want.mT) <= 1e-12
+    F = gmml(a * A, b * B, method=method).factor / (b**0.25 / a**0.25)
+    assert relative_error(F @ F.mT, gmml(A, B, method=method).metric) <= 1e-12
+    mean = geometric_mean(a * A, b * B, method=method)
+    assert relative_error(mean / (a**0.5 * b**0.5), geometric_mean(A, B, method=method)) <= 1e-12
 
 
 def test_broadcasting_and_batches() -> None:
@@ -221,17 +222,18 @@ def test_zero_and_negative_definite_matrices_are_rejected(bad: Tensor, method: s
 def test_singular_matrices_give_finite_means_and_a_warning(method: str) -> None:
     generator = torch.Generator().manual_seed(6)
     X, Y = (torch.randn(3, 20, dtype=torch.float64, generator=generator) for _ in "XY")
-    for invert_first in (False, True):
+    A, B = X.mT @ X, Y.mT @ Y
+    for mean in (lambda: geometric_mean(A, B, method=method), lambda: gmml(A, B, method=method).metric):
         with pytest.warns(NumericsWarning, match=r"added up to|lifted \d+ "):
-            F = geometric_mean_factor(X.mT @ X, Y.mT @ Y, invert_first=invert_first, method=method)
-        assert torch.isfinite(F).all()
-        assert torch.linalg.eigvalsh(F @ F.mT)[0] > -1e-9 * torch.linalg.eigvalsh(F @ F.mT)[-1]
+            found = mean()
+        assert torch.isfinite(found).all()
+        assert torch.linalg.eigvalsh(found)[0] > -1e-9 * torch.linalg.eigvalsh(found)[-1]
 
 
 def test_eigenvalues_lost_to_rounding_are_lifted_with_a_warning() -> None:
     A, B = torch.diag(torch.tensor([1.0, 1e-40], dtype=torch.float64)), torch.eye(2, dtype=torch.float64)
     with pytest.warns(NumericsWarning, match=r"lifted 1 singular values of the middle matrix to 2\.22e-16"):
-        geometric_mean_factor(A, A, invert_first=True)
+        gmml(A, A)
     with pytest.warns(NumericsWarning, match=r"lifted 1 eigenvalues of `A` to 2\.22e-16 of the largest"):
         geometric_mean(A, B, method="eigh")
 

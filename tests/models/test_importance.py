@@ -17,7 +17,6 @@ from lgmml_torch.models import importance as parts
 from lgmml_torch.models.explain import explain, explain_pairs
 from lgmml_torch.models.importance import (
     Importance,
-    feature_weight,
     pair_importance,
     partial_effect,
     permutation_importance,
@@ -238,15 +237,15 @@ class TestStructure:
         bank.train_metrics_()
         with torch.no_grad():
             bank.iter_blocks()[0].zoom.copy_(torch.tensor([0.4, 0.0]))
-        found = feature_weight(bank, torch.ones(1))
+        found = bank.shares(torch.ones(1))
         assert found.dtype == torch.float64
         assert found.tolist() == pytest.approx([0.9, 0.1])
 
     def test_metrics_and_weights_of_nothing_have_no_share(self) -> None:
         factors = torch.stack([torch.zeros(2, 2), torch.diag(torch.tensor([1.0, 3.0]))])
         bank = LocalMetrics([MetricBlock(torch.zeros(2, 2), factors)], num_features=2)
-        assert feature_weight(bank, torch.tensor([5.0, 1.0])).tolist() == pytest.approx([0.1, 0.9])
-        assert feature_weight(bank, torch.zeros(2)).tolist() == [0.0, 0.0]
+        assert bank.shares(torch.tensor([5.0, 1.0])).tolist() == pytest.approx([0.1, 0.9])
+        assert bank.shares(torch.zeros(2)).tolist() == [0.0, 0.0]
         model = small_model()
         with torch.no_grad():
             model.phi.table.weight.zero_()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from research.compare import SYSTEMS, Fitted, System, find_system
 from research.protocol import TOY, ranking_fold
 from research.quality.__main__ import main
@@ -36,7 +36,7 @@ def test_choosing_takes_the_best_point_on_validation() -> None:
         "feature_fraction": 0.5, "bagging_fraction": 0.8,
     }  # fmt: skip
     score = find_system("lightgbm+ranks").fit(fold, 0, options).scores["lightgbm+ranks"]
-    assert value == mean_ndcg(score(fold.valid), fold.valid)
+    assert value == mean_measure(score(fold.valid), fold.valid)
 
 
 def test_every_choice_a_system_asks_for_is_there() -> None:

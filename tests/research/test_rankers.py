@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.functional.measures import mean_ndcg, ndcg
+from lgmml_torch.functional.measures import mean_measure, ndcg
 from lgmml_torch.ragged import RankingData
 from research.systems.base import RankingSystem, choose, grid_points
 from research.systems.simple import LinearRanker, RandomRanker
@@ -54,7 +54,7 @@ def test_early_stopping_is_that_of_lightgbm_with_our_ndcg() -> None:
     }  # fmt: skip
 
     def feval(scores: np.ndarray, _: object) -> tuple[str, float, bool]:
-        return "ndcg@10", mean_ndcg(torch.tensor(scores), valid), True
+        return "ndcg@10", mean_measure(torch.tensor(scores), valid), True
 
     stop = lightgbm.early_stopping(8, verbose=False)
     model = lightgbm.train(params, data, 80, valid_sets=[held], feval=feval, callbacks=[stop])

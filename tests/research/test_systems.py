@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lgmml_torch.checks import ConfigError
-from lgmml_torch.functional.measures import mean_ndcg
+from lgmml_torch.functional.measures import mean_measure
 from research.compare import PAPER_ONLY, SYSTEMS, find_system, with_list_ranks
 from research.protocol import TOY, ranking_fold
 
@@ -20,13 +20,13 @@ SMALL = {  # options that make a fit quick; systems without need none
 
 def test_every_system_gives_the_rows_it_names() -> None:
     fold = ranking_fold(TOY, 0)
-    chance = mean_ndcg(find_system("random").fit(fold, 0, {}).scores["random"](fold.train), fold.train)
+    chance = mean_measure(find_system("random").fit(fold, 0, {}).scores["random"](fold.train), fold.train)
     for system in (*SYSTEMS, *PAPER_ONLY):
         found = system.fit(fold, 0, SMALL.get(system.name.replace("+", " ").split()[0], {}))
         assert list(found.scores) == list(system.rows), system.name
         for score in found.scores.values():
             assert score(fold.test).shape == (fold.test.num_documents,), system.name
-        learned = mean_ndcg(next(iter(found.scores.values()))(fold.train), fold.train)
+        learned = mean_measure(next(iter(found.scores.values()))(fold.train), fold.train)
         assert system.name == "random" or learned > chance, system.name
 
 

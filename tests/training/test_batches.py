@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from lgmml_torch.distributed import SharedLists
 from lgmml_torch.functional.warp import NegativeTable
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import segment_max
-from lgmml_torch.training.batches import BatchLoader, RankingDataModule, TrainingBatches, evaluation_blocks, mixed_seed
+from lgmml_torch.training.batches import BatchLoader, RankingDataModule, TrainingBatches, mixed_seed
 from lgmml_torch.training.losses import TrainingBatch
 
 # More workers than this machine may have cores: that is what is tested.
@@ -153,13 +154,12 @@ def check_shares(world_size: int, settings: dict[str, Any], shared: bool) -> Non
 
 @pytest.mark.parametrize("world_size", [1, 3, 7])
 def test_every_list_is_evaluated_exactly_once(world_size: int) -> None:
-    offsets = make_data().offsets
-    seen = [
-        q
-        for rank in range(world_size)
-        for block in evaluation_blocks(offsets, documents=9, rank=rank, world_size=world_size)
-        for q in range(*block.tolist())
-    ]
+    data = make_data()
+    module, seen = RankingDataModule(data, data, batch_size=4), list[int]()
+    for rank in range(world_size):
+        module.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)  # type: ignore[assignment]
+        for block in module.val_dataloader():
+            seen += range(*block.tolist())
     assert sorted(seen) == list(range(20))
 
 

@@ -29,13 +29,14 @@ from typing import Any
 import numpy as np
 
 from lgmml_torch import __version__
+from lgmml_torch.app.commands import Command
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_source, chosen_part, columns_of, is_set, load_model
 from lgmml_torch.app.commands.score import score_batches
 from lgmml_torch.app.start import hydra_value
+from lgmml_torch.categories import vocabularies
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.cache import Cache, digest
 from lgmml_torch.data.catalog import find_table, open_dataset, open_table
-from lgmml_torch.data.columns import vocabularies
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.shards import PLACE, SHARD_COLUMNS, Manifest, Shard, check_room, clear_folder
 from lgmml_torch.data.source import ReadOptions, is_folder, open_file, open_source
@@ -62,10 +63,7 @@ _LACKING = {"qid": "must name a column", "label": "training needs"}
 _FREE_TEXT = 0.1  # different words per document, from which a column of words is no category
 
 
-def add_inspect_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = _INSPECT_EXAMPLES
-    parser.set_defaults(execute=_inspect)
+def _inspect_options(parser: ArgumentParser) -> None:
     parser.add_argument("data", metavar="TABLE", help="a file, or a folder, pattern or address of Parquet files")
     parser.add_argument("--qid-column", metavar="NAME", help="column with the query (default: found by its name)")
     parser.add_argument("--label-column", metavar="NAME", help="column with the relevance (default: found by its name)")
@@ -103,7 +101,7 @@ def _read_table(path: str, settings: dict[str, Any]) -> dict[str, RankingData]:
     with TemporaryDirectory() as cache:  # what is mapped from there stays until it is not needed
         parts = open_table(path, cache=cache, stream=is_folder(path), **settings)
     data = parts["train"]
-    for name, words in vocabularies(data).items():
+    for name, words in vocabularies(data.feature_names, data.categories).items():
         if len(words) > _FREE_TEXT * data.num_documents:
             many = f"{len(words):,} words in {data.num_documents:,} documents"
             raise DataError(f"column {name!r} must have fewer different words to be a category, got {many}")
@@ -144,10 +142,7 @@ examples:
 """
 
 
-def add_convert_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = DATA_FORMATS + _EXAMPLES
-    parser.set_defaults(execute=_convert)
+def _convert_options(parser: ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="see below")
     parser.add_argument("folder", metavar="FOLDER", help="where to; shards that are there already are replaced")
     help_ = "documents in a shard, at most; a longer list has one of its own (default: 50000)"
@@ -304,3 +299,9 @@ def _follow() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+COMMANDS = {
+    "inspect": Command(_inspect_options, _inspect, _INSPECT_EXAMPLES),
+    "convert": Command(_convert_options, _convert, DATA_FORMATS + _EXAMPLES),
+}

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from rich.table import Table
 
+from lgmml_torch.app.commands import Command
 from lgmml_torch.app.commands.common import (
     DATA_FORMATS,
     add_data,
@@ -44,10 +45,7 @@ examples:
 """
 
 
-def add_evaluate_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = DATA_FORMATS + _EVALUATE_EXAMPLES
-    parser.set_defaults(execute=_evaluate)
+def _evaluate_options(parser: ArgumentParser) -> None:
     add_model(parser, nargs="?")
     add_data(parser, nargs="?")
     add = parser.add_argument_group("TREC files, instead of a model and data").add_argument
@@ -138,10 +136,7 @@ examples:
 """
 
 
-def add_compare_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = DATA_FORMATS + _COMPARE_EXAMPLES
-    parser.set_defaults(execute=_compare)
+def _compare_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="A", help="what ranks: see below")
     add("other", metavar="B", help="what to compare it with")
@@ -191,11 +186,7 @@ def _compare_rankers(args: Namespace) -> Paired:
 
 
 def _reading_of(first: Ranker, second: Ranker) -> dict[str, Any]:
-    """What a reader must know: the columns of two models that have names for them, or else the features of both.
-
-    Raises:
-        LGMMLError: different numbers of features without names; different rules for missing values.
-    """
+    """What a reader must know: the columns of two models that have names for them, or else the features of both."""
     ours, theirs = first.num_features, second.num_features
     models = list(filter(None, (first.model, second.model)))
     rules = sorted({model.reading["missing"] for model in models})
@@ -251,10 +242,7 @@ examples:
 """
 
 
-def add_report_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = DATA_FORMATS + _REPORT_EXAMPLES
-    parser.set_defaults(execute=_report)
+def _report_options(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the folder of a training run")
     add_data(parser, "--data", own_weights=True, batches=False)
     add = parser.add_argument
@@ -286,11 +274,7 @@ def _report(args: Namespace) -> None:
 
 
 def _report_of_run(folder: Path) -> dict[str, Any]:
-    """The ``report.json`` of a run.
-
-    Raises:
-        DataError: there is none, or it is not that of a run.
-    """
+    """The ``report.json`` of a run."""
     file = folder / "report.json"
     if not file.is_file():
         raise DataError(f"{folder} is not the folder of a finished run: it has no report.json")
@@ -314,3 +298,10 @@ def _lists_of_page(args: Namespace, content: dict[str, Any], model: LGMML) -> tu
 
     settings = OmegaConf.create({"data": content["config"].get("data")})
     return reported_part(load_splits(settings, _READERS))
+
+
+COMMANDS = {
+    "evaluate": Command(_evaluate_options, _evaluate, DATA_FORMATS + _EVALUATE_EXAMPLES),
+    "compare": Command(_compare_options, _compare, DATA_FORMATS + _COMPARE_EXAMPLES),
+    "report": Command(_report_options, _report, DATA_FORMATS + _REPORT_EXAMPLES),
+}

@@ -14,6 +14,7 @@ import torch
 from rich.table import Table
 from safetensors import safe_open
 
+from lgmml_torch.app.commands import Command
 from lgmml_torch.app.commands.common import (
     DATA_FORMATS,
     add_data,
@@ -71,10 +72,7 @@ examples:
 _PARTS_NOTE = "Parts add up to the difference; a metric's parts over its features add up to its own."
 
 
-def add_info_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = _INFO_EXAMPLES
-    parser.set_defaults(execute=_info)
+def _info_options(parser: ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -175,10 +173,7 @@ def _file_kind(file: Path) -> tuple[str, int]:
         return "model", int(content.metadata()["version"])
 
 
-def add_card_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = _CARD_EXAMPLES
-    parser.set_defaults(execute=_card)
+def _card_options(parser: ArgumentParser) -> None:
     add_model(parser)
     add = parser.add_argument
     add("--report", metavar="FILE", help="report.json of the training run (default: the one beside the model)")
@@ -201,10 +196,7 @@ def _card(args: Namespace) -> None:
         stream.write(text.encode())
 
 
-def add_export_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = DATA_FORMATS + _EXPORT_EXAMPLES
-    parser.set_defaults(execute=_export)
+def _export_options(parser: ArgumentParser) -> None:
     add_model(parser)
     add = parser.add_argument
     add("output", metavar="FILE", help="what to write: .onnx, or .pt2 for a program of torch.export")
@@ -254,10 +246,7 @@ def _lists(args: Namespace, model: LGMML) -> RankingData:
     return data.replace(categories=model.encoder.categories)
 
 
-def add_merge_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = DATA_FORMATS + _MERGE_EXAMPLES
-    parser.set_defaults(execute=_merge)
+def _merge_options(parser: ArgumentParser) -> None:
     add_model(parser)
     add_data(parser, own_weights=True)
     add = parser.add_argument
@@ -288,10 +277,7 @@ def _merge(args: Namespace) -> None:
         sys.stdout.write(f"{weight:10.6g}  {name}\n")
 
 
-def add_explain_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = DATA_FORMATS + _EXPLAIN_EXAMPLES
-    parser.set_defaults(execute=_explain)
+def _explain_options(parser: ArgumentParser) -> None:
     add_model(parser)
     add_data(parser)
     add = parser.add_argument
@@ -325,11 +311,7 @@ def _explain(args: Namespace) -> None:
 
 
 def _document(data: RankingData, name: str) -> str | int:
-    """An id when the list has it; otherwise a number is a place, from 1.
-
-    Raises:
-        DataError: a place that the list does not have, told as it was given.
-    """
+    """An id when the list has it; otherwise a number is a place, from 1."""
     known = data.doc_ids is not None and name in data.doc_ids
     if known or not name.isdigit():
         return name
@@ -419,3 +401,12 @@ def _show_explanation(content: dict[str, Any]) -> None:
         if content["base"]:
             table.add_row("trees it adds to", f"{content['base']:+.6g}")
     print_tables(title, _PARTS_NOTE, metrics, features)
+
+
+COMMANDS = {
+    "info": Command(_info_options, _info, _INFO_EXAMPLES),
+    "card": Command(_card_options, _card, _CARD_EXAMPLES),
+    "export": Command(_export_options, _export, DATA_FORMATS + _EXPORT_EXAMPLES),
+    "merge": Command(_merge_options, _merge, DATA_FORMATS + _MERGE_EXAMPLES),
+    "explain": Command(_explain_options, _explain, DATA_FORMATS + _EXPLAIN_EXAMPLES),
+}

@@ -11,6 +11,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lgmml_torch.app.commands import Command
 from lgmml_torch.app.commands.common import DATA_FORMATS, add_data, add_model, load_model, open_data, output, shards_at
 from lgmml_torch.data.source import Batch, DataSource
 from lgmml_torch.data.trec import run_lines
@@ -33,10 +34,7 @@ examples:
 """
 
 
-def add_score_options(parser: ArgumentParser) -> None:
-    """Arguments and options of the command."""
-    parser.epilog = DATA_FORMATS + _EXAMPLES
-    parser.set_defaults(execute=_score)
+def _score_options(parser: ArgumentParser) -> None:
     add_model(parser)
     add_data(parser)
     parser.add_argument("-o", "--output", default="-", metavar="FILE", help="where to (default: standard output)")
@@ -99,3 +97,6 @@ def _in_file_order(scored: Iterator[_Scored], rows: int) -> NDArray[Any]:
 def _write_score_lines(stream: IO[bytes], scores: NDArray[Any]) -> None:
     """One score per line, with as few digits as give back the same number."""
     stream.write("".join(f"{score!s}\n" for score in scores).encode())
+
+
+COMMANDS = {"score": Command(_score_options, _score, DATA_FORMATS + _EXAMPLES)}
