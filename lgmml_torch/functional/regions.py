@@ -186,7 +186,7 @@ def _draw_pools(num: int, count: int, pool: int, generator: torch.Generator) -> 
         return torch.randperm(num, generator=generator, device=generator.device)
 
     if pool == 1 or count * pool <= num:
-        return permutation()[: count * pool].view(-1, pool).sort(dim=1).values
+        return permutation()[: count * pool].view(-1, pool).sort().values
     drawn = {}
     for _ in range(count):
         pick = permutation()[:pool].sort().values
@@ -321,12 +321,12 @@ class _Judge:
         # What is left out goes last and gains nothing, so no list changes its length.
         out = self.rows == left_out[:, None]
         # One sort does for all lists: the query leads the key, the distance follows.
-        order = (dists.masked_fill_(out, _LEVELS + 1) + self.owner * (_LEVELS + 2)).argsort(dim=1, stable=True)
+        order = (dists.masked_fill_(out, _LEVELS + 1) + self.owner * (_LEVELS + 2)).argsort(stable=True)
         found = self._dcg(self.gains.masked_fill(out, 0.0).gather(dim=1, index=order), self.place)
         # The ideal order never changes; those behind the one left out only move up by one.
         gone = out[:, self.ideal]
         first = gone.to(torch.uint8).argmax(dim=1)
-        behind = (torch.arange(gone.shape[1], device=gone.device) > first[:, None]) & gone.any(dim=1, keepdim=True)
+        behind = torch.arange(gone.shape[1], device=gone.device) > first[:, None]
         behind &= self.owner == self.owner[first][:, None]
         ideal = self._dcg(self.gains[self.ideal].masked_fill(gone, 0.0), self.place - behind.long())
         counts = ideal > 0
