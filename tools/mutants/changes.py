@@ -162,6 +162,7 @@ def _changes(tree: ast.Module) -> Iterator[Change]:
     axes = {
         node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("dim", "dims", "axis")
     }
+    axes |= {node.operand for node in axes if isinstance(node, ast.UnaryOp)}
     for node in _walk(tree):
         for rule in RULES:
             for change in rule(node):
