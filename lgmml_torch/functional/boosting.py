@@ -57,7 +57,7 @@ def list_scatter(
     w = w / w.sum().clamp_min(_TINY)
     p = positive * (w / p_total.clamp_min(_TINY))[query]
     n = negative * (w / n_total.clamp_min(_TINY))[query]
-    inverse = torch.where(w > _TINY, 1 / w, 0.0)
+    inverse = 1 / w.clamp_min(_TINY)  # of lists that count; the sums of others are 0
     # Differences do not change when all rows move together; sums of large squares would cancel.
     x = (values - torch.einsum("m,mcs->cs", p, values)).permute(1, 0, 2)  # (C, M, s)
     rows = x.permute(1, 0, 2)

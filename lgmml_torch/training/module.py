@@ -193,7 +193,7 @@ class LGMMLModule(pl.LightningModule):
 
     def _nothing(self) -> Tensor:
         """Zero, with gradients of zero for all that is trained: DDP waits for them on every rank."""
-        nothing = [torch.zeros(0, device=self.device)]
+        nothing = list[Tensor]()
         no_rows = torch.zeros(0, dtype=torch.long, device=self.device)
         for part in self.model.modules():
             if isinstance(part, nn.Embedding):
