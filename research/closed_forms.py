@@ -18,7 +18,7 @@ from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.boosting import list_scatter
 from lgmml_torch.functional.gmml import gmml
 from lgmml_torch.functional.losses import lambda_gradients
-from lgmml_torch.functional.measures import mean_ndcg, rank_data
+from lgmml_torch.functional.measures import mean_measure, rank_data
 from lgmml_torch.functional.score import median_scales, score
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -98,7 +98,7 @@ def with_factors(bank: Bank, factors: Tensor, train: RankingData, valid: Ranking
     ones = seen.new_ones(1, metrics.num_metrics)
 
     def quality(bandwidth: float) -> float:
-        return mean_ndcg(score(seen / (medians * bandwidth), ones, valid.offsets, kernel=bank.kernel), valid)
+        return mean_measure(score(seen / (medians * bandwidth), ones, valid.offsets, kernel=bank.kernel), valid)
 
     metrics.set_scales(medians * max(BANDWIDTHS, key=quality))
     return replace(bank, metrics=metrics)

@@ -57,7 +57,7 @@ def list_scatter(
     w = w / w.sum().clamp_min(_TINY)
     p = positive * (w / p_total.clamp_min(_TINY))[query]
     n = negative * (w / n_total.clamp_min(_TINY))[query]
-    inverse = torch.where(w > _TINY, 1 / w.clamp_min(_TINY), 0.0)
+    inverse = 1 / w.clamp_min(_TINY)  # of lists that count; the sums of others are 0
     # Differences do not change when all rows move together; sums of large squares would cancel.
     x = (values - torch.einsum("m,mcs->cs", p, values)).permute(1, 0, 2)  # (C, M, s)
     rows = x.permute(1, 0, 2)
@@ -67,9 +67,7 @@ def list_scatter(
     weighted = (sum_p * inverse[:, None]).mT
     similar = pair_scatter(gram_p, gram_p, weighted @ sum_p)
     pairs = 1 - (p.square() * inverse[query]).sum()  # a document is no pair with itself
-    return similar * torch.where(pairs > 1e-6, 1 / pairs.clamp_min(1e-6), 0.0), pair_scatter(
-        gram_p, gram_n, weighted @ sum_n
-    )
+    return similar * torch.where(pairs > 1e-6, 1 / pairs, 0.0), pair_scatter(gram_p, gram_n, weighted @ sum_n)
 
 
 class NewtonRows:

@@ -100,7 +100,7 @@ def fit_grade_map(
     """
     check_shape("labels", labels, (len(scores),))
     check_finite("scores", scores)
-    every = math.ceil(len(scores) / _MOST_DOCUMENTS) or 1
+    every = len(scores) // _MOST_DOCUMENTS + 1
     labels, wide = labels[::every].double().cpu(), scores[::every].double().cpu()
     grades = torch.unique(labels)
     if not 1 < len(grades) <= _MOST_GRADES:
@@ -125,7 +125,7 @@ def _least_loss(scores: Tensor, above: Tensor) -> Tensor:  # (N,), (N, T) -> (1+
     for _ in range(100):  # about ten are needed
         chances = torch.sigmoid(point[0] * scores[:, None] + point[1:])
         excess, spread = chances - above, chances * (1 - chances)
-        gradient = torch.cat([(scores @ excess).sum(0, keepdim=True) + point[:1], excess.sum(0)])
+        gradient = torch.cat([(scores @ excess).sum() + point[:1], excess.sum(0)])
         curvature = torch.diag(torch.cat([(scores.square() @ spread).sum(0, keepdim=True) + 1, spread.sum(0)]))
         curvature[0, 1:] = curvature[1:, 0] = scores @ spread
         step = torch.linalg.solve(curvature, gradient)
@@ -162,7 +162,7 @@ def reliability(
     """
     check_positive("documents", len(chances))
     check_shape("outcomes", outcomes, (len(chances),))
-    both = torch.stack([chances.double(), outcomes.double()], 1)
+    both = torch.stack([chances.double(), outcomes.double()], dim=1)
     group = torch.searchsorted(both[:, 0].sort().values, both[:, 0].contiguous()) * groups // len(both)
     _, group, counts = torch.unique(group, return_inverse=True, return_counts=True)
     means = torch.zeros(len(counts), 2, dtype=torch.float64).index_add(0, group, both) / counts[:, None]

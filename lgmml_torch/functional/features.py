@@ -186,7 +186,7 @@ def _rank_columns(
 ) -> Tensor:  # (D, N)
     rows = values.shape[1]
     lists = list_ids(offsets, rows)
-    keys, order = _list_keys(values, lists).sort(dim=1)
+    keys, order = _list_keys(values, lists).sort()
     # The list is the major key: sorting leaves every list in its place, so positions and boundaries still agree.
     starts, ends = offsets[lists].long(), offsets[lists + 1].long()
     ties = _runs(keys)
@@ -208,7 +208,7 @@ def _list_keys(
         # Floats order like sign-magnitude integers: flipping the lower bits of negatives makes them two's complement.
         bits = values.view(torch.int32)
         return (lists << 32) + (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-    ordered, order = values.sort(dim=1)
+    ordered, order = values.sort()
     dense = torch.zeros_like(order).scatter(dim=1, index=order, src=_runs(ordered))
     return lists * values.shape[1] + dense
 
@@ -265,7 +265,7 @@ def ramp_knots(
         rest, extra = column[column != values[common]], [values[common]]
     levels = np.linspace(0, 1, count + 1 - len(extra))
     quantiles = np.quantile(rest, levels, method="lower")
-    return np.unique(np.append(quantiles, extra)).astype(column.dtype)
+    return np.unique([*quantiles, *extra]).astype(column.dtype)
 
 
 def pad_knots(

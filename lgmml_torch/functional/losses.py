@@ -116,7 +116,7 @@ def _sums_over_pairs(
     slots = torch.arange(width, device=f.device)
     discounts, head_discounts = log_discounts(place).to(f), log_discounts(slots).to(f)
     # Row numbers of the first places (Q, T); a short list repeats its last row, which no row of it stands below.
-    heads = torch.minimum(offsets[:-1, None] + slots, (offsets[1:, None] - 1).clamp_min(0))
+    heads = torch.minimum(offsets[:-1, None] + slots, offsets[1:, None] - 1)
     head_f, head_gains = f[heads], gains[heads]
     head_weights = None if weights is None else weights[heads]
     grad, hess = torch.zeros_like(f), torch.zeros_like(f)

@@ -13,7 +13,6 @@ better, NaN for a query that does not count. It decides itself how equal scores 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, Unpack
@@ -21,7 +20,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets, check_positive, check_shape
+from lgmml_torch.checks import LGMMLError, check_choice, check_finite, check_offsets, check_shape
 from lgmml_torch.functional.presets import MetricName, Preset, describe, find_preset, parse_metric
 from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.ragged import RankingData
@@ -170,7 +169,6 @@ def rank_metrics(
             parsed[measure.name] = parse_metric(measure.name)
     rules = find_preset(preset)
     if threshold is not None:
-        check_positive("threshold", threshold)
         rules = dataclasses.replace(rules, threshold=threshold)
     if max_grade is None:
         max_grade = rules.max_grade
@@ -248,11 +246,10 @@ def _check_labels(labels: Tensor, metrics: Sequence[MetricName], rules: Preset, 
     kinds = {metric.kind for metric in metrics}
     if "err" in kinds and max_grade is None:
         raise LGMMLError("`max_grade` must be given for err: the highest grade of the data set, got None")
+    check_finite("labels", labels)
     low = high = 0.0
     if len(labels):
         low, high = map(float, labels.aminmax())
-    if not math.isfinite(high - low):
-        check_finite("labels", labels)
     if low < 0:
         raise LGMMLError(f"`labels` must be at least 0, got {low:g}")
     broken = labels[labels != labels.floor()]

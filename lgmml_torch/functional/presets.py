@@ -251,17 +251,17 @@ def _ranked_blocks(
             rows = offsets[queries, None] + places
             rows = rows.masked_fill(places >= sizes[queries, None], len(labels) - 1)
             if tie_order is not None:
-                rows = rows.gather(dim=1, index=_take(tie_order, rows).argsort(dim=1, stable=True))
+                rows = rows.gather(dim=1, index=_take(tie_order, rows).argsort(stable=True))
             if pessimistic:
                 keys = _take(labels, rows).masked_fill(rows == len(labels) - 1, torch.inf)
-                rows = rows.gather(dim=1, index=keys.argsort(dim=1))
+                rows = rows.gather(dim=1, index=keys.argsort())
             # A stable sort keeps padding behind documents whose own score is the lowest there is.
-            best, order = _take(scores, rows).sort(dim=1, descending=True, stable=True)
+            best, order = _take(scores, rows).sort(descending=True, stable=True)
             given = _take(labels, rows)
             seen = given
             if absent is not None:
                 missing = _take(absent, rows)
-                behind = missing.gather(dim=1, index=order).byte().argsort(dim=1, stable=True)
+                behind = missing.gather(dim=1, index=order).byte().argsort(stable=True)
                 best, order = best.gather(dim=1, index=behind), order.gather(dim=1, index=behind)
                 seen = given.masked_fill(missing, 0.0)
             ranked = seen.gather(dim=1, index=order[:, :depth])
@@ -401,5 +401,5 @@ def _ranked_gains(block: _RankedBlock, rules: Preset) -> Tensor:  # (B, V)
 
 def _ideal_dcg(block: _RankedBlock, rules: Preset) -> Tensor:  # (B, W)
     """What each rank adds to the DCG of the order by label."""
-    gains = _gains(block.labels.sort(dim=1, descending=True).values, rules)
+    gains = _gains(block.labels.sort(descending=True).values, rules)
     return gains * _discounts(_ranks(block.labels), rules)

@@ -179,7 +179,7 @@ def _draw_pools(num: int, count: int, pool: int, generator: torch.Generator) -> 
         return torch.randperm(num, generator=generator, device=generator.device)
 
     if pool == 1 or count * pool <= num:
-        return permutation()[: count * pool].view(-1, pool).sort(dim=1).values
+        return permutation()[: count * pool].view(-1, pool).sort().values
     drawn = {}
     for _ in range(count):
         pick = permutation()[:pool].sort().values

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from lgmml_torch.checks import check_shape
 from lgmml_torch.functional.features import list_rank_percentiles
-from lgmml_torch.segments import row_slices, segment_max, segment_min
+from lgmml_torch.functional.regions import usable_queries
+from lgmml_torch.segments import row_slices
 
 _FLIPS = 30  # random signs of all lists
 _MAX_PAIRED = 1_000  # features up to which pairs are looked at: their number grows with the square
@@ -69,8 +70,7 @@ class FeatureSums:
         if numbers is None:
             numbers = torch.arange(len(offsets) - 1)
         check_shape("numbers", numbers, (len(offsets) - 1,))
-        varied = segment_max(labels, offsets, empty=0.0) > segment_min(labels, offsets, empty=0.0)
-        useful = varied.nonzero()[:, 0].cpu()
+        useful = usable_queries(labels, offsets).nonzero()[:, 0].cpu()
         for part in row_slices(len(useful), len(self.rows), _BLOCK_VALUES):
             some, block = useful[part], []
             for number in some.tolist():

@@ -76,10 +76,9 @@ def _stacked_cholesky(
         jitter = diagonal.abs().mean(dim=-1, keepdim=True) * (_FIRST_JITTER * 10**attempt)
         candidate, info = torch.linalg.cholesky_ex(A[failing] + torch.diag_embed(jitter.expand_as(diagonal)))
         mended = info == 0
-        if bool(mended.any()):
-            L[failing[mended]] = candidate[mended]
-            largest = max(largest, float(jitter[mended].amax()))
-            failing = failing[~mended]
+        L[failing[mended]] = candidate[mended]
+        largest = max([largest, *jitter[mended, 0].tolist()])
+        failing = failing[~mended]
         if not len(failing):
             warnings.warn(
                 f"`{name}` is singular to rounding: added up to {largest:.3g} to the diagonal of {retried} of "

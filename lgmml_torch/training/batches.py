@@ -148,14 +148,13 @@ class TrainingBatches(Dataset[TrainingBatch]):
         queries = chosen[own]
         lists = torch.searchsorted(self.query_numbers, queries)
         counts = self.num_positives[chosen] * self.draws
-        drawn, most = lists[:0], 0
-        if self.draws and len(chosen):
-            drawn, most = lists, int(self.most_negatives[chosen].max())
-        among = Among(own.repeat_interleave(counts).nonzero()[:, 0], int(counts.sum()), most)
+        drawn = lists[: len(lists) * self.draws]
+        places, most = own.repeat_interleave(counts).nonzero()[:, 0], int(self.most_negatives[chosen].max())
+        among = Among(places, int(counts.sum()), most)
         draws = self.table.sample_list_draws(drawn, max_draws=self.max_draws, generator=generator, among=among)
         rows, list_offsets = gather_segments(self.offsets, lists)
         shift = list_offsets[:-1] - self.offsets[lists]  # from a row of the data to its place in the batch
-        owner = torch.empty(len(self.offsets) - 1, dtype=torch.long)
+        owner = torch.empty_like(self.offsets)
         owner[lists] = torch.arange(len(lists))
         moved = shift[owner[draws.queries]]
         sizes = self.sizes[chosen]
@@ -289,7 +288,7 @@ class BatchLoader:
             batch_size=None,
             sampler=self.sampler,
             num_workers=num_workers,
-            persistent_workers=num_workers > 0,
+            persistent_workers=bool(num_workers),
             worker_init_fn=_end_with_parent,
             collate_fn=_as_arrays,  # type: ignore[arg-type]  # of one item where `batch_size` is None
         )
@@ -338,10 +337,10 @@ class BatchLoader:
 
     def close(self) -> None:
         """Stop the workers now instead of when the object is collected."""
-        iterator = getattr(self._loader, "_iterator", None)
-        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+        iterator: Any = self._loader._iterator
+        if iterator is not None:
             iterator._shutdown_workers()
-        self._loader._iterator = None
+            self._loader._iterator = None
 
 
 def _try_handles(count: int) -> None:

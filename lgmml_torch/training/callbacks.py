@@ -151,7 +151,7 @@ class LogModel(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log Φ and the tuples per second of all processes."""
-        seconds = max(time.perf_counter() - self._started, 1e-9)
+        seconds = time.perf_counter() - self._started
         pl_module.log("train/tuples_per_second", self._tuples / seconds, reduce_fx="sum", sync_dist=True)
         phi = cast("LGMMLModule", pl_module).model.phi.table.weight.detach()
         pl_module.log("phi/share_zero", (phi == 0).float().mean(), sync_dist=True)
@@ -256,9 +256,10 @@ class StopAtStep(Callback):
     anyway. Lightning's own handling of SIGTERM and Ctrl-C, which saves nothing, is replaced.
     """
 
+    _step: int
+
     def __init__(self, stopper: _Stopper) -> None:
         self._stopper = stopper
-        self._step = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """From here on a signal waits for the next step."""
@@ -298,8 +299,6 @@ class StopAtStep(Callback):
     def _asked(self, trainer: pl.Trainer) -> bool:
         """Whether any process has been asked: all must stop at the same step."""
         asked = self._stopper.asked is not None
-        if trainer.world_size == 1:
-            return asked
         any_asked = bool(trainer.strategy.reduce_boolean_decision(asked, all=False))
         if any_asked and not asked:
             self._stopper.asked = signal.SIGTERM

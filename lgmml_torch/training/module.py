@@ -193,16 +193,16 @@ class LGMMLModule(pl.LightningModule):
 
     def _nothing(self) -> Tensor:
         """Zero, with gradients of zero for all that is trained: DDP waits for them on every rank."""
-        total = torch.zeros((), device=self.device)
+        nothing = list[Tensor]()
         no_rows = torch.zeros(0, dtype=torch.long, device=self.device)
         for part in self.model.modules():
             if isinstance(part, nn.Embedding):
-                total = total + part(no_rows).sum()
+                nothing.append(part(no_rows).flatten())
                 continue
             for parameter in part.parameters(recurse=False):
                 if parameter.requires_grad:
-                    total = total + parameter.sum() * 0.0
-        return total
+                    nothing.append(parameter.flatten()[:0])
+        return torch.cat(nothing).sum()
 
     def batch_loss(self, batch: TrainingBatch, batch_idx: int = 0) -> LossValue:
         """The loss of a batch, differentiable in all that is trained."""

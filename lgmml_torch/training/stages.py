@@ -177,7 +177,7 @@ class Trained:
     module: LGMMLModule
     keeper: KeepCheckpoints
     trainer: pl.Trainer
-    moved: bool = True
+    moved: bool
 
     @property
     def model(self) -> LGMML:
@@ -367,7 +367,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
         keeper.continue_from(around.resume, settings.loss.name)
     with quiet_lightning(), loader_failures_in_a_sentence():
         lightning = around.make_trainer(keeper, validated="valid" in splits)
-        lightning.fit(module, data_module, ckpt_path=around.resume, weights_only=True)
+        lightning.fit(module, data_module, ckpt_path=around.resume)
     if lightning.max_epochs == 0:
         keeper.keep_start(module, splits.get("valid"), measure)
     else:

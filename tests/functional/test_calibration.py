@@ -63,6 +63,16 @@ class TestFit:
         torch.testing.assert_close(found.chances(scores).sum(0), counts, rtol=1e-7, atol=1e-6)
         torch.testing.assert_close(found.expected(scores).mean(), labels.mean(), rtol=1e-9, atol=0)
 
+    def test_rare_grades_at_one_end_are_fitted_as_well(self) -> None:
+        """The best cut moves a lot with the slope there: a step in one of them alone is not enough."""
+        for scores, rare in ((torch.arange(1000.0), 10), (2.0 ** torch.arange(30.0), 1)):  # the second far apart
+            labels = (scores >= scores[-rare]).float()
+            found = fit_grade_map(scores, labels)
+            assert float(found.chances(scores)[:, 1].sum()) == pytest.approx(rare, rel=1e-6)
+            z = standardised(scores.double())
+            excess = found.chances(scores)[:, 1] - labels
+            assert float(z @ excess) == pytest.approx(-found.slope * float(scores.double().std()), rel=1e-6)
+
     def test_true_chances_are_found(self) -> None:
         g = torch.Generator().manual_seed(0)
         scores = torch.randn(100_000, generator=g, dtype=torch.float64)
@@ -165,6 +175,10 @@ class TestMap:
             found = float(self.MAP.at_least(scores[[0] * place])[-1])
             assert float(self.MAP.at_least(scores[:place])[0]) == pytest.approx(found, rel=1e-12)
 
+    def test_labels_keep_their_digits(self) -> None:
+        found = GradeMap((0.1, 0.3), 0.0, 1.0, (0.0,)).expected(torch.zeros(1))
+        assert found.item() == pytest.approx(0.2, rel=1e-12)
+
     def test_arrays_and_no_documents(self) -> None:
         assert self.MAP.chances(np.zeros(0, np.float32)).shape == (0, 3)
         assert float(self.MAP.expected(np.array([0.5], np.float32))) == float(self.MAP.expected(torch.tensor([0.5])))
@@ -211,6 +225,12 @@ class TestReliability:
         found = reliability(torch.full((100,), 0.3), outcomes)
         assert found.documents == (100,)
         assert found.error == pytest.approx(0.0, abs=1e-7)
+
+    def test_ten_groups_come_lowest_chances_first(self) -> None:
+        chances = torch.arange(20) / 20
+        found = reliability(chances.flip(0), chances > 2)
+        assert found.documents == (2,) * 10
+        assert found.chances == pytest.approx([0.025 + 0.1 * group for group in range(10)])
 
     def test_sure_and_wrong_is_the_worst(self) -> None:
         found = reliability(torch.tensor([0.0, 1.0]), torch.tensor([True, False]))

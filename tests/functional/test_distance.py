@@ -61,8 +61,8 @@ def quadratic_case(kind: str, dim: int = 24, k: int = 6, n: int = 700):
     if kind == "offset":
         x = x + 1000
     if kind == "units":
-        x = x * torch.logspace(-4, 4, dim, dtype=x.dtype)
-        F = F / torch.logspace(-4, 4, dim, dtype=x.dtype)[:, None]
+        x = x * torch.logspace(-8, 8, dim, dtype=x.dtype)
+        F = F / torch.logspace(-8, 8, dim, dtype=x.dtype)[:, None]
     if kind in ("correlated", "mixed"):  # weak directions weigh most: the quadratic form itself cancels
         x = x @ torch.diag(torch.logspace(0, -3, dim, dtype=x.dtype)) @ torch.linalg.qr(F[0]).Q
         values, vectors = torch.linalg.eigh(torch.cov(x.T))
@@ -110,8 +110,9 @@ def test_what_the_quadratic_form_is_sure_of_keeps_to_the_tolerance() -> None:
 def test_metrics_the_quadratic_form_does_not_suit_are_left_to_the_factors() -> None:
     for kind, suits in (("mixed", False), ("plain", True)):
         x, anchors, F = quadratic_case(kind, dim=40, k=40)
-        tiles = DistanceTiles(x, anchors, F, method="quadratic")
-        assert isinstance(tiles.fill, _QuadraticFiller) == suits
+        for unit in (1.0, 2.0**10, 2.0**-10):  # of the distances
+            tiles = DistanceTiles(x, anchors, unit * F, method="quadratic")
+            assert isinstance(tiles.fill, _QuadraticFiller) == suits
 
 
 def test_monomials_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

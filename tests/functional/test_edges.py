@@ -282,8 +282,11 @@ class TestMeasures:
     def test_several_lists_with_documents_that_were_not_ranked(self) -> None:
         scores, labels = t(1, 2, 3, 3, 2, 1, 9), torch.tensor([1, 0, 0, 0, 1, 0, 1])
         retrieved = torch.tensor([True, True, False, False, True, True, False])
-        found = rank_metrics(scores, labels, torch.tensor([0, 3, 6, 7]), metrics=["mrr"], retrieved=retrieved)["mrr"]
-        assert found.tolist() == [1 / 2, 1.0, 0.0]
+        offsets, none = torch.tensor([0, 3, 6, 7]), ["mrr", "precision", "precision@2", "map", "recall"]
+        for preset in ("default", "rax", "torchmetrics"):
+            found = rank_metrics(scores, labels, offsets, metrics=none, preset=preset, retrieved=retrieved)
+            assert found["mrr"].tolist() == [1 / 2, 1.0, 0.0]
+            assert [float(found[name][2]) for name in none] == [0.0] * 5  # of the last, nothing was ranked
 
     @pytest.mark.filterwarnings("ignore:the highest label is")
     def test_gains_up_to_the_largest_exponent(self) -> None:

@@ -94,6 +94,10 @@ def test_interpolation_matches_numpy() -> None:
         got = interpolate_knots(torch.from_numpy(x).to(dtype), knots, levels)
         assert got.dtype == dtype
         np.testing.assert_allclose(got.numpy(), reference.quantiles(train, x), atol=1e-6)
+        for kept in (torch.float32, torch.float64):
+            other = interpolate_knots(torch.from_numpy(x).to(dtype), knots.to(kept), levels.to(kept))
+            assert other.dtype == dtype  # that of the features, whatever that of the knots
+            np.testing.assert_allclose(other.numpy(), got.numpy(), atol=1e-6)
 
 
 def test_interpolation_survives_extremes() -> None:
@@ -155,6 +159,21 @@ def test_moments_do_not_depend_on_the_order_of_rows_or_blocks(generator: torch.G
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
+def test_moments_of_processes_are_put_together(generator: torch.Generator) -> None:
+    x = torch.randn(300, 4, generator=generator)
+    ranges = block_ranges([x], x[0])
+    sent: list[torch.Tensor] = []
+
+    def first(parts: torch.Tensor, how: str) -> torch.Tensor:
+        sent.append(parts)
+        return parts
+
+    block_moments([x[100:]], 300, ranges, first)
+    found = block_moments([x[:100]], 300, ranges, lambda parts, how: parts + sent.pop(0))
+    for ours, expected in zip(found, block_moments([x], 300, ranges), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=0)
+
+
 def test_ranges_of_processes_are_put_together() -> None:
     """What is in the hands of one process is combined with what others found, before anything is refused."""
     others = {"min": torch.tensor([-4.0]), "max": torch.tensor([10.0])}
@@ -174,6 +193,9 @@ def test_ranges_of_processes_are_put_together() -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(LGMMLError, match="`features` must be finite"):
             block_ranges([torch.tensor([[bad], [1.0]])], torch.zeros(1))
+        for row in ([bad], [bad, 1.0]):
+            with pytest.raises(LGMMLError, match="`features` must be finite"):
+                block_ranges([torch.tensor([row])], torch.zeros(len(row)))
 
 
 def test_ramps_end_at_quantiles_and_at_the_commonest_value() -> None:
@@ -190,6 +212,7 @@ def test_ramps_end_at_quantiles_and_at_the_commonest_value() -> None:
     np.testing.assert_array_equal(ramp_knots(np.array([1.0, 2.0, 3.0, 4.0]), 2), [1.0, 2.0, 4.0])
     # A value that has just its share is no commoner than the others.
     np.testing.assert_array_equal(ramp_knots(np.array([0.0, 0.0, 1.0, 2.0]), 2), [0.0, 1.0, 2.0])
+    np.testing.assert_array_equal(ramp_knots(np.array([0.0, 0.0, 1.0, 2.0, 3.0, 4.0]), 3), [0.0, 2.0, 4.0])
 
 
 def test_tables_of_knots_are_as_wide_as_a_power_of_two() -> None:

@@ -47,6 +47,13 @@ def test_features_that_need_no_slope_get_none() -> None:
     assert F.grad is not None
 
 
+def test_on_an_anchor_there_is_no_slope() -> None:
+    _, a, F = case(2, 3, 2, 2)
+    low_rank_distances(a, a, F).diagonal().sum().backward()
+    for tensor in (a, F):
+        torch.testing.assert_close(tensor.grad, torch.zeros_like(tensor), rtol=0, atol=1e-6)
+
+
 def test_no_documents_are_no_distances() -> None:
     x, a, F = case(4, 3, 2, 2)
     found = low_rank_distances(x[:0], a, F)

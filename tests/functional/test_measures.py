@@ -13,6 +13,7 @@ from torch import Tensor
 from lgmml_torch.checks import DataWarning, LGMMLError
 from lgmml_torch.functional import presets as ranked_module
 from lgmml_torch.functional.measures import (
+    Measure,
     average_precision,
     dcg,
     err,
@@ -107,7 +108,7 @@ def test_blocks_of_bounded_memory_give_the_same(monkeypatch: pytest.MonkeyPatch)
 
 def test_ties_follow_the_callers_order() -> None:
     for seed in range(3):
-        scores, labels, offsets = lists(seed, [6, 0, 20, 9], ties=True)
+        scores, labels, offsets = lists(seed, [6, 0, 20, 9, 4], ties=True)  # the last and the first share a block
         tie_order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
         found = rank_metrics(scores, labels, offsets, metrics=NAMES, max_grade=4, tie_order=tie_order)
         assert_same(found, by_loop(scores, labels, offsets, tie_order))
@@ -344,6 +345,11 @@ def test_definitions_differ_where_the_rules_do() -> None:
     assert "label >= 3" in describe("mrr", threshold=3)
     assert "divided by min(k, n)" in describe("precision@5", "xgboost")
     assert "highest grade" in describe("err@5")
+
+
+def test_a_measure_has_a_name_that_is_known() -> None:
+    with pytest.raises(LGMMLError, match=r"got 'ndgc@10'; did you mean 'ndcg'\?"):
+        Measure.of("ndgc@10")
 
 
 def test_a_measure_of_ones_own_gets_scores_labels_and_offsets() -> None:

@@ -21,6 +21,7 @@ from lgmml_torch.functional.regions import (
 from lgmml_torch.segments import offsets_from_sizes
 from tests.reference import anchors as reference
 
+TWO = torch.tensor([0, 2])
 GRADES = torch.tensor([0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0])
 
 
@@ -80,6 +81,13 @@ def test_high_and_low_relevance_by_hand() -> None:
         y, offsets = torch.tensor(labels, dtype=torch.float32), torch.tensor([0, len(labels)])
         regions = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
         assert (regions.positives.tolist(), regions.negatives.tolist()) == (high, low)
+
+
+def test_a_region_of_no_queries_is_empty_wherever_it_stands() -> None:
+    found = regions_from_queries(torch.tensor([0.0, 1.0]), TWO, torch.tensor([0]), torch.tensor([0, 0, 1, 1]))
+    assert len(found) == 3
+    assert parts(found.positives, found.positive_offsets) == [[], [1], []]
+    assert parts(found.negatives, found.negative_offsets) == [[], [0], []]
 
 
 def test_regions_do_not_depend_on_the_order_of_documents() -> None:

@@ -85,6 +85,8 @@ def test_kernel_values() -> None:
     torch.testing.assert_close(kernel(d, "paper"), torch.tensor([0.0, math.exp(-1), 30 * math.exp(-30)]))
     torch.testing.assert_close(kernel(d, "rbf"), torch.tensor([-1.0, -math.exp(-1), -math.exp(-30)]))
     assert torch.equal(kernel(d, "distance"), d)
+    for name in KERNELS:
+        torch.testing.assert_close(kernel(d.clone(), name, overwrite=True), kernel(d, name))
     around = torch.tensor([0.9, 1.0, 1.1])  # the paper's kernel turns at 1
     assert kernel(around, "paper").argmax() == 1
 

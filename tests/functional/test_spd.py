@@ -111,6 +111,7 @@ def test_commuting_matrices_give_the_power_product(dim: int, cond: float, batch:
 def test_agrees_with_pyriemann_and_the_reference(dim: int, cond: float, t: float) -> None:
     A, B = pair(dim, cond, (2, 2))
     tolerance = max(100 * EPS * cond, EPS * cond**2)  # the peers' own error grows with the square
+    A, B = A / 20, 700 * B
     means = [geometric_mean(A, B, t, method=method) for method in METHODS]
     reference = torch.stack([reference_mean(a, b, t) for a, b in zip(A.flatten(0, 1), B.flatten(0, 1), strict=True)])
     for mean in means:
@@ -121,6 +122,7 @@ def test_agrees_with_pyriemann_and_the_reference(dim: int, cond: float, t: float
 @pytest.mark.parametrize("method", METHODS)
 def test_each_route_inverts_the_first(method: str) -> None:
     A, B = pair(12, 1e3, (4,))
+    A, B = 50 * A, B / 300
     for t in WEIGHTS:
         F = gmml(A, B, t, method=method).factor
         assert relative_error(F @ F.mT, geometric_mean(torch.linalg.inv(A), B, t)) <= 1e-9
@@ -145,6 +147,13 @@ def test_extreme_scales_neither_overflow_nor_underflow(method: str, a: float, b:
     assert relative_error(F @ F.mT, gmml(A, B, method=method).metric) <= 1e-12
     mean = geometric_mean(a * A, b * B, method=method)
     assert relative_error(mean / (a**0.5 * b**0.5), geometric_mean(A, B, method=method)) <= 1e-12
+
+
+def test_what_is_singular_is_lifted_to_the_rounding_of_the_middle_matrix() -> None:
+    A, B = (torch.diag(torch.tensor(values, dtype=torch.float64)) for values in ([1e-10, 1.0], [1.0, 0.0]))
+    with pytest.warns(NumericsWarning, match="lifted 1 eigenvalues of the middle matrix to 2.22e-16 of the largest"):
+        G = geometric_mean(A, B, method="eigh")  # of the middle matrix, that is 1e10
+    torch.testing.assert_close(G.diagonal(), torch.tensor([1e-5, (EPS * 1e10) ** 0.5]).double(), rtol=1e-6, atol=0)
 
 
 def test_broadcasting_and_batches() -> None:
@@ -211,8 +220,10 @@ def test_indefinite_members_are_named() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("bad", [torch.zeros(2, 2), -torch.eye(2)], ids=["zero", "negative"])
-def test_zero_and_negative_definite_matrices_are_rejected(bad: Tensor, method: str) -> None:
+@pytest.mark.parametrize(
+    "bad", [torch.zeros(2, 2), -torch.eye(2), torch.diag(torch.tensor([1.0, -1.0]))], ids=["zero", "negative", "mixed"]
+)
+def test_matrices_that_are_far_from_positive_definite_are_rejected(bad: Tensor, method: str) -> None:
     for A, B in ((bad, torch.eye(2)), (torch.eye(2), bad)):
         with pytest.raises(NotSPDError, match=r"smallest eigenvalue (0|-1) in member 0"):
             geometric_mean(A, B, method=method)
@@ -286,6 +297,7 @@ def test_errors_name_the_argument_the_rule_and_the_value(A: Tensor, B: Tensor, o
     [
         (bad(float("nan")), r"`A` must be finite, got nan at position \(1, 2, 2\)"),
         (torch.ones(3, 3).tril(), "`A` must be symmetric"),
+        (torch.tensor([[-1.0, 1e-8], [0.0, -1.0]]), "`A` must be positive definite"),  # symmetric up to rounding
         (torch.zeros(2, 3), "`A` must be square"),
     ],
 )

@@ -52,6 +52,11 @@ def test_changes_of_a_file() -> None:
     assert len({mutant.span for mutant in drawn[0]}) == 8
 
 
+def test_the_last_axis_has_two_names() -> None:
+    for source in ("x.sum(dim=1)", "x.sum(dim=-1)"):
+        assert not {"1", "(1)", "(-1)"} & {mutant.after for mutant in mutants_of(PATH, source)}
+
+
 def test_accepted_mutants_exist_and_are_not_drawn() -> None:
     known = command.accepted()
     assert set(json.loads(command.EQUIVALENT.read_text())) == {"same result", "accepted"}
@@ -100,9 +105,12 @@ def test_a_run_separates_caught_from_survived(tmp_path: Path) -> None:
         (
             "tests/data",
             "test_x.py",
-            "import os\nfrom lgmml_torch.data.x import f, g\n"
+            "import os\nimport resource\nfrom lgmml_torch.data.x import f, g\n"
             "def test_a():\n    f()\n    assert os.environ.get('LGMML_MUTANTS_TEST')  # fails without a change\n"
-            "def test_f():\n    assert f(1) == 8\n    g(1)\n",
+            "def test_f():\n    most = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+            "    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))  # a full disk\n"
+            "    try:\n        found = f(1)\n        g(1)\n"
+            "    finally:\n        resource.setrlimit(resource.RLIMIT_FSIZE, most)\n    assert found == 8\n",
         ),
     ):
         (tree / folder).mkdir(parents=True)

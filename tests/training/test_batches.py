@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, multiprocessing
 
 from lgmml_torch.checks import ConfigError, DataError, LGMMLError
 from lgmml_torch.distributed import SharedLists
@@ -67,6 +68,26 @@ def test_a_resumed_loader_goes_on_with_the_same_batches(workers: int, stop: int)
     done = min(stop, len(first))
     rest = collect(second, epochs=2)
     assert same(whole[done : done + len(rest)], rest)
+
+
+def children() -> set[int | None]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+def test_workers_are_those_asked_for_and_stay_until_the_stage_ends() -> None:
+    before, data = children(), make_data()
+    for loader in (BatchLoader(TrainingBatches(data)), RankingDataModule(data).train_dataloader()):
+        assert list(loader)
+        assert children() == before
+    module = RankingDataModule(data, num_workers=2, batch_size=2)
+    loader, seen = module.train_dataloader(), []
+    for _ in range(2):
+        assert list(loader)
+        seen.append(children() - before)
+    assert len(seen[0]) == 2
+    assert seen[0] == seen[1]
+    module.teardown("fit")
+    assert children() == before
 
 
 def test_triplets_are_what_they_say() -> None:
@@ -152,7 +173,22 @@ def check_shares(world_size: int, settings: dict[str, Any], shared: bool) -> Non
         assert not tuples
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 7])
+def test_an_epoch_of_triplets_is_as_long_as_asked_for() -> None:
+    data, settings = make_data(), {"batch_size": 4, "batches_per_epoch": 3}
+    assert TrainingBatches(data, batching="triplets", **settings).batches_per_epoch == 3
+    lists = TrainingBatches(data, **settings)
+    assert lists.batches_per_epoch == math.ceil(len(lists.queries) / 4)
+
+
+def test_a_data_module_by_itself_has_all_lists() -> None:
+    data = make_data()
+    module = RankingDataModule(data, data, data)
+    for loader in (module.val_dataloader(), module.test_dataloader()):
+        assert [block.tolist() for block in loader] == [[0, 20]]
+    assert RankingDataModule(data).val_dataloader() == []
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 7, 30])
 def test_every_list_is_evaluated_exactly_once(world_size: int) -> None:
     data = make_data()
     module, seen = RankingDataModule(data, data, batch_size=4), list[int]()
@@ -178,13 +214,15 @@ def test_bad_settings_are_named() -> None:
     other = RankingData.from_arrays(torch.randn(2, 5), [0, 1], qid=[1, 1])
     with pytest.raises(DataError, match=r"same number of features, got \{.train.: 3, .valid.: 5\}"):
         RankingDataModule(data, other)
-    with pytest.raises(DataError, match="there are no 'test' queries"):
+    with pytest.raises(DataError, match=r"there are no 'test' queries; this run has \['train'\]"):
         RankingDataModule(data).test_dataloader()
 
 
 def test_seeds_mix() -> None:
     seeds = {mixed_seed(a, b, c) for a in range(5) for b in range(5) for c in range(-1, 4)}
     assert len(seeds) == 125
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert len({mixed_seed(seed) for seed in (0, 126, 2**40, 2**62)}) == 4
 
 
 @pytest.mark.parametrize("batching", ["lists", "triplets"])

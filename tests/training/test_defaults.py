@@ -39,7 +39,9 @@ def test_more_data_means_fewer_epochs_and_less_dropout() -> None:
     epochs = [chosen.epochs for chosen in found]
     dropouts = [(chosen.dropout.features, chosen.dropout.metrics) for chosen in found]
     assert epochs == sorted(epochs, reverse=True)
-    assert dropouts == sorted(dropouts, reverse=True)
+    for shares in zip(*dropouts, strict=True):
+        assert list(shares) == sorted(shares, reverse=True)
+        assert shares[-1] > 0
     assert epochs[0] > epochs[1] >= epochs[2] > epochs[3]
     assert dropouts[0] > dropouts[1] > dropouts[2]
     for chosen in found:
@@ -77,6 +79,18 @@ def test_budgets_grow() -> None:
     assert fast.epochs < normal.epochs < thorough.epochs
     rounds = [choose_defaults(Sizes(10, 100, 5), {"budget": name}).rounds for name in BUDGETS]
     assert rounds[0] < rounds[1] < rounds[2]
+    for documents in (20_000, 1_000_000_000):  # where the least and the most epochs hold
+        sizes = Sizes(5_000, documents, 100)
+        epochs = [choose_defaults(sizes, {"budget": name}).epochs for name in BUDGETS]
+        assert 0 < epochs[0] < epochs[1] < epochs[2]
+
+
+def test_whoever_fits_refuses_lists_of_nothing() -> None:
+    """They have defaults all the same."""
+    for bank in ("boosted", "trained"):
+        chosen = choose_defaults(Sizes(0, 0, 0), {"bank": bank, "budget": "10m"})
+        assert chosen.epochs > 0
+        assert chosen.max_columns == 1_000
 
 
 def test_a_time_buys_the_largest_budget_it_covers() -> None:
@@ -91,9 +105,10 @@ def test_a_time_buys_the_largest_budget_it_covers() -> None:
 
 def test_a_time_pays_for_the_ramps_of_features() -> None:
     """Three views and up to six ramps of each of 100 features."""
-    needed, sizes = BUDGETS["thorough"].seconds_for(700_000, 900), Sizes(5_000, 700_000, 100)
-    bought = [choose_defaults(sizes, {"budget": f"{needed + extra:.0f}s"}).epochs for extra in (-60, 60)]
-    assert bought[0] < bought[1] == choose_defaults(sizes, {"budget": "thorough"}).epochs
+    for features, columns in ((100, 900), (250, 1_000), (500, 1_500)):  # in a thousand columns, or without ramps
+        needed, sizes = BUDGETS["thorough"].seconds_for(700_000, columns), Sizes(5_000, 700_000, features)
+        bought = [choose_defaults(sizes, {"budget": f"{needed + extra:.0f}s"}).epochs for extra in (-60, 60)]
+        assert bought[0] < bought[1] == choose_defaults(sizes, {"budget": "thorough"}).epochs
 
 
 @pytest.mark.parametrize("budget", ["quick", "-5s", 60])
@@ -111,12 +126,15 @@ def test_trained_metrics_fill_the_directions_of_their_budget() -> None:
         assert chosen.rank > 0
         assert chosen.num_metrics * chosen.rank == budget.directions
         recipe = estimator_recipe(LGMMLRanker(budget=name).get_params(), chosen, 0)
-        assert recipe.phi.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] > 0
+        settings = recipe.phi.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults
+        assert settings["lr"] > 0
+        assert settings["weight_decay"] > 0
 
 
 def test_a_setting_of_other_metrics_is_explained_and_an_unknown_one_is_unknown() -> None:
     for words, sentence in (
         (["local_metrics.num_metrics=5"], "belongs to one kind of metrics, so name it: bank='sampled'"),
+        (["local_metrics.colour=5"], "belongs to one kind of metrics, so name it: bank='boosted'"),
         (["local_metrics=boosted", "local_metrics.num_metrics=5"], "has no effect on boosted metrics"),
         (["local_metrics=boosted", "local_metrics.colour=5"], "unknown setting 'local_metrics.colour'"),
         (["experiment=paper", "local_metrics.rounds=5"], "unknown setting 'local_metrics.rounds'"),

@@ -213,3 +213,12 @@ class TestSettings:
             build_loss({"name": "wrap"})
         with pytest.raises(ConfigError, match=r"loss 'warp' does not take these settings: .*sigma"):
             build_loss({"name": "warp", "sigma": 1.0})
+
+
+def test_a_process_without_a_list_of_a_batch_adds_nothing_to_its_loss() -> None:
+    """Its function is not asked: it may not be ready for no documents at all."""
+    none = torch.zeros(0, dtype=torch.long)
+    found = batch(0, [], [], lists=none, list_offsets=torch.zeros(1, dtype=torch.long), list_weights=torch.zeros(0))
+    value = build_loss(lambda scores, labels, offsets: scores.max()[None])(found, Scores([]))
+    assert (value.total.item(), value.terms) == (0.0, 1)
+    value.total.backward()

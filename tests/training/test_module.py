@@ -14,6 +14,7 @@ from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.module import LGMMLModule
+from lgmml_torch.training.resume import CheckpointFiles
 from tests.reference.warp import warp_phi_gradient
 from tests.training import tiny
 
@@ -153,3 +154,12 @@ def test_missing_distances_are_named() -> None:
     with pytest.raises(LGMMLError, match="the module has no 'valid' lists"):
         module.block_scores("valid", 0, 1)
     assert issubclass(DivergedError, LGMMLError)
+
+
+def test_files_of_checkpoints_can_be_removed(tmp_path: Path) -> None:
+    files, path = CheckpointFiles(), tmp_path / "a.ckpt"
+    files.save_checkpoint({"epoch": 3}, path)
+    assert path.is_file()
+    for _ in range(2):  # also one that is gone
+        files.remove_checkpoint(path)
+        assert not path.exists()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers.logger import DummyLogger
 
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.fitting.boosted import BoostedBuilder, fit_boosted
@@ -17,7 +20,7 @@ from lgmml_torch.functional.score import kernel, list_summary
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.training.callbacks import Horizon, OneCycle
+from lgmml_torch.training.callbacks import Horizon, OneCycle, bank_curve, in_order
 from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.recipe import PhiSettings, Recipe, rehearse
 from lgmml_torch.training.resume import Start
@@ -80,6 +83,28 @@ def test_a_cycle_rises_and_falls_along_half_a_cosine_each() -> None:
     rule, horizon = OneCycle(warmup=0.2, start=0.1), Horizon(queries=3, updates=100)
     found = [rule(updates, horizon) for updates in (0, 10, 20, 60, 100, 150)]
     assert found == pytest.approx([0.1, 0.55, 1.0, 0.5, 0.0, 0.0], abs=1e-12)
+    assert OneCycle(warmup=1.0)(100, horizon) == 1.0  # up to the end
+    usual = [OneCycle()(updates, horizon) for updates in (0, 5, 10, 50, 99)]
+    assert 0 < usual[0] < usual[1] < usual[2] > usual[3] > usual[4] > 0
+
+
+def test_bars_come_last_so_that_they_find_all_values() -> None:
+    bar, first, second = pl.callbacks.TQDMProgressBar(), pl.Callback(), pl.Callback()
+    found = in_order([bar, first, second])
+    assert (found[:2], found[3:]) == ([first, second], [bar])
+
+
+def test_numbers_of_rounds_go_to_every_logger() -> None:
+    told: list[tuple[dict[str, float], int]] = []
+
+    class Noting(DummyLogger):
+        def log_metrics(self, metrics: Any, step: Any = None) -> None:
+            told.append((metrics, step))
+
+    send = bank_curve([Noting(), Noting()])
+    send(1, SimpleNamespace(total=5))
+    send(3, SimpleNamespace(total=5, valid_ndcg=0.5))
+    assert told == [({"bank/valid_ndcg": 0.5}, 3)] * 2
 
 
 def test_only_boosted_and_trained_metrics_grow() -> None:

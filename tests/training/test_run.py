@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lgmml_torch.checks import ConfigError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.fitting.boosted import BoostedBuilder
+from lgmml_torch.functional.calibration import fit_grade_map
 from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import all_views
@@ -115,6 +116,12 @@ def test_scores_from_the_inputs_of_training_are_the_model_s(found: Prepared, tmp
             rows = own_rows and split == "train"
             expected = trained.model.score(found.splits[split], known_queries=rows)
             torch.testing.assert_close(trained.score(split, own_rows=rows), expected, rtol=1e-4, atol=1e-5)
+        valid = found.splits["valid"]
+        chances = fit_grade_map(trained.score("valid"), valid.labels)
+        assert trained.model.grade_map is not None
+        torch.testing.assert_close(torch.tensor(trained.model.grade_map.cuts), torch.tensor(chances.cuts))
+    wide = tiny.train(tmp_path / "wide", mode="shared", epochs=0, dtype=torch.float64)
+    assert wide.score("test").dtype == torch.float64
     half = tiny.train(tmp_path / "half", mode="shared", epochs=1, distances=torch.bfloat16)
     assert torch.equal(half.score("test"), half.model.score(found.splits["test"]))
     policy = tiny.train(tmp_path / "policy", mode="amortized", epochs=1)
@@ -200,6 +207,7 @@ def test_lists_too_large_to_be_kept_are_preprocessed_batch_by_batch(
 
     kept = fitted(tmp_path / "kept")
     assert isinstance(kept.module.inputs_of("train"), torch.Tensor)
+    assert isinstance(kept.module.inputs_of("test"), Views)  # seen once, at the end
     monkeypatch.setattr(preprocessed, "_KEPT_BYTES", 0)
     monkeypatch.setattr(stages, "START_VALUES", splits["train"].num_documents * 4)  # of 8 features: half of the lists
     made = prepare(splits, recipe)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping
 from torch import Tensor
 
 from lgmml_torch.checks import CheckpointError, ConfigError, DataWarning, LGMMLError
@@ -24,12 +27,21 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import load_checkpoint, write_checkpoint
+from lgmml_torch.training import stages
 from lgmml_torch.training.batches import TrainingBatches
-from lgmml_torch.training.callbacks import Horizon, LogEpochs, Logistic, OneCycle, StopAtStep, log_rounds
-from lgmml_torch.training.losses import LossValue, Score, TrainingBatch
+from lgmml_torch.training.callbacks import (
+    Horizon,
+    LogEpochs,
+    Logistic,
+    OneCycle,
+    StopAtStep,
+    log_rounds,
+    quiet_lightning,
+)
+from lgmml_torch.training.losses import LossValue, Score, TrainingBatch, build_loss
 from lgmml_torch.training.module import Dropout, LGMMLModule
 from lgmml_torch.training.preprocessed import Views
-from lgmml_torch.training.recipe import Recipe, TrainerSettings
+from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings
 from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import Prepared, prepare, train_phi
 from tests.training import tiny
@@ -54,6 +66,11 @@ def test_the_epoch_with_the_best_validation_is_kept_epoch_0_included(found: Prep
         assert keeper.best == max(keeper.curve.values()) == keeper.curve[keeper.best_epoch]
         assert torch.equal(phi_of(keeper.best_file), trained.model.phi.table.weight)
         assert mean_measure(trained.model.score(valid), valid, "ndcg@10") == pytest.approx(keeper.best, abs=1e-6)
+        sane = tiny.train(tmp_path / f"sane-{rate}", epochs=3, trainer={"num_sanity_val_steps": 2}, **settings)
+        with quiet_lightning():
+            trained.trainer.validate(sane.module, trained.trainer.datamodule, verbose=False)
+        assert sane.keeper.curve == keeper.curve  # a check before training and validation after it are no epochs
+        assert sorted(keeper.curve) == [0, 1, 2, 3]
         last = tiny.train(tmp_path / f"last-{rate}", epochs=3, keep="last", **settings)
         assert torch.equal(phi_of(keeper.last_file), last.model.phi.table.weight)
         assert not last.model.training
@@ -70,6 +87,9 @@ def test_without_validation_and_without_epochs(found: Prepared, tmp_path: Path) 
     start = tiny.train(tmp_path / "start", found=found, epochs=0, mode="amortized")
     valid = found.splits["valid"]
     assert start.keeper.curve == {0: mean_measure(start.model.score(valid), valid, "ndcg@10")}
+    assert start.keeper.best_epoch == 0
+    still = tiny.train(tmp_path / "still", found=found, mode="shared", optimizer=partial(torch.optim.SGD, lr=0.0))
+    assert still.keeper.best_epoch == 0  # of equally good epochs the first
     assert float(start.model.phi.summaries.abs().sum()) > 0
     flat = found.splits["valid"].replace(labels=torch.zeros_like(valid.labels))
     undecided = Prepared(found.preprocess, found.bank, {"train": found.splits["train"], "valid": flat})
@@ -95,6 +115,7 @@ def test_resuming_needs_files_of_the_same_run(
     resumed = train_phi(found, settings, around)  # in another folder: the best file comes along
     assert torch.equal(resumed.model.phi.table.weight, whole.model.phi.table.weight)
     assert resumed.keeper.curve == whole.keeper.curve
+    assert "There is no best.ckpt beside" not in caplog.text
     (b / "best.ckpt").unlink()
     tiny.train(b, found=found, epochs=2, resume=True)
     assert "There is no best.ckpt beside" in caplog.text
@@ -147,6 +168,25 @@ def test_a_run_that_is_stopped_resumes_to_the_same_bits(
     assert resumed.keeper.curve == whole.keeper.curve
 
 
+def test_a_run_that_is_asked_at_its_very_end_has_ended(found: Prepared, tmp_path: Path) -> None:
+    for step in (6, 99):
+        stopper = Asked(step)
+        callbacks = (AskAt(stopper), StopAtStep(stopper))
+        with pytest.raises((KeyboardInterrupt, SystemExit)) if step == 6 else nullcontext():
+            tiny.train(tmp_path / str(step), found=found, epochs=1, callbacks=callbacks)
+        assert not stopper.waits
+        assert load_checkpoint(tmp_path / str(step) / "last.ckpt")["global_step"] == 7
+
+
+def test_weights_that_validation_cannot_judge_are_trained_to_the_end(found: Prepared, tmp_path: Path) -> None:
+    for policy, epochs in (("ones", 4), ("mean", 2)):
+        recipe = tiny.recipe(optimizer=partial(torch.optim.SGD, lr=0.0))
+        recipe = replace(recipe, make_phi=partial(Phi, mode="per_query", sparse=True, policy=policy))
+        stop = EarlyStopping(monitor="val/ndcg@10", mode="max", patience=1)
+        around = TrainerSettings(tmp_path / policy, {"max_epochs": 4, "accelerator": "cpu"}, (stop,))
+        assert train_phi(found, recipe, around).trainer.current_epoch == epochs
+
+
 class Rates(pl.Callback):
     def __init__(self) -> None:
         self.rates: list[float] = []
@@ -174,10 +214,60 @@ def test_lines_of_the_log(found: Prepared, tmp_path: Path, caplog: pytest.LogCap
             log_rounds(done, SimpleNamespace(total=25, valid_ndcg=0.5, best=3))
         log_rounds(1, SimpleNamespace(total=2, valid_ndcg=0.5))
         trained = tiny.train(tmp_path, found=found, epochs=1, callbacks=(LogEpochs(),))
+        alone = Prepared(found.preprocess, found.bank, {"train": found.splits["train"]})
+        tiny.train(tmp_path / "alone", found=alone, epochs=1, callbacks=(LogEpochs(),))
     rounds = [f"local metrics: {done} of 25, valid_ndcg 0.5000" for done in (*range(2, 25, 2), 25)]
     said = [record.message for record in caplog.records if record.name == "lgmml_torch.training.callbacks"]
     rounds.append("local metrics: 1 of 2, valid_ndcg 0.5000")
-    assert said == [*rounds, f"epoch 1 of 1, validation NDCG@10 {trained.keeper.curve[1]:.4f}"]
+    curve = trained.keeper.curve
+    assert said == [*rounds, f"epoch 1 of 1, validation NDCG@10 {curve[1]:.4f}", "epoch 1 of 1"]
+
+
+def test_bars_end_where_the_work_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: dict[str, list[float]] = {}
+
+    @contextmanager
+    def noted(title: str, total: float) -> Iterator[Callable[[float], None]]:
+        shares[title] = []
+        yield lambda done: shares[title].append(done / total)
+
+    monkeypatch.setattr(stages, "progress_bar", noted)
+    recipe = Recipe(Standardize, BoostedBuilder.of(rounds=3), partial(Phi, mode="shared"))
+    prepare({"train": tiny.splits()[0]}, recipe).module(recipe)
+    assert shares["local metrics"] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert shares["distances, train"][-1] == 1.0
+
+
+def test_another_seed_is_another_run(found: Prepared, tmp_path: Path) -> None:
+    weights, settings = [], {"max_epochs": 1, "accelerator": "cpu"}
+    for seed in (0, 4):
+        recipe = replace(tiny.recipe(keep="last"), seed=seed)
+        trained = train_phi(found, recipe, TrainerSettings(tmp_path / str(seed), settings))
+        weights.append(trained.model.phi.table.weight)
+    assert not torch.equal(*weights)
+
+
+def test_a_start_that_does_not_grow_keeps_its_metrics(found: Prepared) -> None:
+    """And so does a run that resumes, which grew before."""
+    start = Start.of(found.model(partial(Phi, mode="shared")))
+    data = found.splits["train"]
+    shown = data.replace(positions=torch.zeros(data.num_documents, dtype=torch.long))
+    growing = Recipe(Standardize, BoostedBuilder.of(rounds=3), partial(Phi, mode="shared"), grows=True)
+    for recipe, resumes in ((tiny.recipe(), False), (tiny.recipe("trained"), False), (growing, True)):
+        again = prepare({"train": data}, recipe, start=start, resumes=resumes)
+        assert again.bank.metrics is start.bank.metrics
+        assert again.bank.trained == (recipe.builder.kind == "trained")
+        if recipe.builder.trains_metrics or resumes:
+            prepare({"train": shown}, recipe, start=start, resumes=resumes)
+            continue
+        with pytest.raises(ConfigError, match="Position debiasing works only with boosted or trained metrics"):
+            prepare({"train": shown}, recipe, start=start)
+
+
+def test_boosted_metrics_are_not_prepared_for_a_function() -> None:
+    recipe = Recipe(Standardize, BoostedBuilder.of(rounds=3), phi=PhiSettings(build_loss("spearman")))
+    with pytest.raises(ConfigError, match="`loss` must not be a function for boosted metrics"):
+        prepare({"train": tiny.splits()[0]}, recipe)
 
 
 class TestTrainedMetrics:
@@ -313,6 +403,7 @@ def test_the_log_says_what_is_trained(tmp_path: Path, caplog: pytest.LogCaptureF
     no_epochs = TrainerSettings(tmp_path, {"max_epochs": 0, "accelerator": "cpu"})
     for recipe, said in (
         (tiny.recipe(), "local metrics in closed form, kept as buffers; Φ: a 20 × 6 embedding"),
+        (tiny.recipe(), "loss: sampled WARP; 0 loader workers"),
         (tiny.recipe("trained"), "6 local metrics trained by gradient; Φ: a 1 × 6 embedding"),
         (boosted, "local metrics in closed form, chosen by boosting, kept as buffers; Φ: a 1 × "),
     ):

@@ -14,6 +14,7 @@ import torch
 from lgmml_torch.checks import DataWarning
 from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.fitting.sampled import SampledBuilder
+from lgmml_torch.functional.measures import Measure
 from lgmml_torch.training import resume
 from lgmml_torch.training.recipe import Recipe
 from lgmml_torch.training.resume import Unfinished
@@ -79,6 +80,17 @@ def test_another_fit_does_not_take_it(tmp_path: Path) -> None:
     assert fit(tmp_path, recipe())[1][0] == 6
 
 
+def test_a_state_belongs_to_all_that_a_fit_depends_on(tmp_path: Path) -> None:
+    train, valid, _ = splits()
+    start, weights = fit(None, recipe())[0].bank, torch.ones(len(train))
+    fits = [(train, None, 0), (train, valid, 0), (train, valid, 1), (valid, train, 0), (train, valid, 0, start)]
+    fits += [(train, valid, 0, None, Measure.of("map")), (train.replace(query_weights=weights), valid, 0)]
+    fits += [(train.replace(query_weights=2 * weights), valid, 0), (train, valid.replace(labels=1 - valid.labels), 0)]
+    found = [Unfinished(tmp_path, recipe().builder, *each).path for each in fits]
+    assert len(set(found)) == len(fits)
+    assert Unfinished(tmp_path, recipe().builder, *fits[-1]).path == found[-1]
+
+
 def kept_state(content: bytes, kept: Unfinished, file: Path) -> str | None:
     file.write_bytes(content)
     found = kept.arguments()
@@ -126,6 +138,7 @@ def test_a_builder_without_states_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_states_are_written_some_seconds_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "STATE_SECONDS", 3600.0)
-    killed(tmp_path, recipe())
+    monkeypatch.undo()
+    killed(tmp_path, recipe())  # within the first seconds
     assert not list(tmp_path.iterdir())
+    fit(tmp_path, recipe())

@@ -58,8 +58,14 @@ COMMUTATIVE = (
     "maximum",
     "mul",
     "equal",
+    "_result_dtype",
     "gcd",
 )  # swapped arguments change nothing
+# Methods of tensors whose first argument is a dimension.
+ALONG = (
+    "sum", "mean", "amax", "amin", "argmax", "argmin", "all", "any", "cumsum", "unbind", "index_select", "index_copy",
+    "gather", "size", "unsqueeze", "flatten",
+)  # fmt: skip
 TALK = ("log", "warnings", "logging")  # what is said is compared by `match=` where it matters
 
 
@@ -158,14 +164,25 @@ def sample(mutants: list[Mutant], count: int, rng: random.Random) -> list[Mutant
 Change = tuple[str, "ast.expr | ast.stmt", str]
 
 
+def _axes(tree: ast.Module) -> set[ast.expr]:
+    """Numbers of dimensions: counted from the front or from the back, they are two names of one axis."""
+    axes = set[ast.expr]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg in ("dim", "dims", "axis"):
+            axes.add(node.value)
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+            axes.add(node.slice)
+        elif isinstance(node, ast.Call) and _callee(node) in ALONG and isinstance(node.func, ast.Attribute):
+            axes |= set(node.args[:1])
+    return axes | {node.operand for node in axes if isinstance(node, ast.UnaryOp)}
+
+
 def _changes(tree: ast.Module) -> Iterator[Change]:
-    axes = {
-        node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("dim", "dims", "axis")
-    }
+    axes = _axes(tree)
     for node in _walk(tree):
         for rule in RULES:
             for change in rule(node):
-                if change[0] != "sign" or node not in axes:  # dim=1 and dim=-1 are two names of one axis
+                if change[0] != "sign" or node not in axes:
                     yield change
 
 

@@ -8,6 +8,7 @@ seen too, and what a killed process did before. Code of others runs as fast as e
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -231,12 +232,19 @@ def _traced(tree: Path, files: list[str], record: Path, jobs: int) -> Tests:
     hook = tree / ".follow"
     hook.mkdir(exist_ok=True)
     (hook / "sitecustomize.py").write_text(FOLLOW)
-    environment = {**os.environ, **ONE_THREAD, LINES: str(record), "PYTHONPATH": f"{hook}{os.pathsep}{tree}"}
+    pipe = hook / "lines"  # which tests that limit the size of files do not limit
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    environment = {**os.environ, **ONE_THREAD, LINES: str(pipe), "PYTHONPATH": f"{hook}{os.pathsep}{tree}"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.mutants.cover", "-p", "no:cacheprovider"]
     spread = ["-n", str(jobs), "--dist", "loadgroup"] if jobs > 1 else []
-    with record.with_suffix(".log").open("w") as log:
+    with record.open("w") as lines, record.with_suffix(".log").open("w") as log:
+        reader = subprocess.Popen(["cat", str(pipe)], stdout=lines)
         subprocess.run(
             [*command, *spread, "-o", "timeout=0", "--hypothesis-seed=0", *files],
             cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            reader.wait(60)  # longer only if a process that a test has left holds the pipe
+        reader.kill()
     return read_record(record)
