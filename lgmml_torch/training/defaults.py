@@ -267,7 +267,9 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     count, epochs = work.directions // rank, work.epochs_for(sizes.documents)
     every = 1
     if "epochs" not in asked:
-        every = max(n for n in range(1, epochs + 1) if epochs % n == 0 and n <= max(1, epochs // _VALIDATIONS))
+        every = max(1, epochs // _VALIDATIONS)
+        while epochs % every:  # the last epoch is validated, too
+            every -= 1
     values = {
         "num_metrics": f"{count} of rank {rank}",
         "epochs": f"at most {epochs} epochs, validated every {every}",
