@@ -357,8 +357,13 @@ def test_positions_get_biases_that_scores_do_not_have(tmp_path: Path) -> None:
     assert bias is not None
     assert not trained.model.metrics.trained
     assert min(bias[0], bias[1]) > max(value for place, value in bias.items() if 2 <= place < 6)
-    again = trained.model.score(splits["valid"].replace(positions=None))
-    assert torch.equal(again, trained.model.score(splits["valid"]))
+    valid = splits["valid"]
+    again = trained.model.score(valid.replace(positions=None))
+    assert torch.equal(again, trained.model.score(valid))
+    assert valid.positions is not None
+    shown = again + bias_of(trained.module.position_bias.detach(), valid.positions)  # which validation judges
+    assert trained.keeper.curve[3] == pytest.approx(mean_measure(shown, valid, "ndcg@10"), abs=1e-6)
+    assert trained.keeper.curve[3] != pytest.approx(mean_measure(again, valid, "ndcg@10"), abs=1e-6)
     with pytest.raises(ConfigError, match="Position debiasing works only with boosted or trained metrics"):
         prepare(splits, tiny.recipe())
 
