@@ -337,12 +337,13 @@ def replace_phi(**phi: Any) -> Any:
 def test_the_penalty_of_deviations_is_part_of_the_loss(found: Prepared, tmp_path: Path) -> None:
     """Each batch is a list, so a large penalty keeps deviations small."""
     sizes = []
-    for penalty in (0.0, 5.0):
-        settings = {"deviations": True, "deviation_penalty": penalty, "mode": "shared", "keep": "last"}
-        phi = tiny.train(tmp_path / str(penalty), found=found, epochs=2, **settings).model.phi
+    for penalty in ({}, {"deviation_penalty": 0.0}, {"deviation_penalty": 5.0}):
+        settings = {"deviations": True, "mode": "shared", "keep": "last", **penalty}
+        phi = tiny.train(tmp_path / str(len(sizes)), found=found, epochs=2, **settings).model.phi
         assert phi.deviation is not None
         sizes.append(float(phi.deviation.weight.detach().norm()))
-    assert 0 < sizes[1] < 0.9 * sizes[0]
+    assert 0 < sizes[2] < 0.9 * sizes[1]
+    assert sizes[0] == sizes[1]  # none unless it is asked for
 
 
 def test_positions_get_biases_that_scores_do_not_have(tmp_path: Path) -> None:
