@@ -71,7 +71,7 @@ class GradeMap:
         """The mean label of documents of these scores."""
         levels, place = _levels(scores)
         steps = torch.tensor(self.grades, dtype=torch.float64).diff()
-        means = self.grades[0] + (self._above(levels, self.cuts) * steps).sum(1)
+        means = self.grades[0] + (self._above(levels, self.cuts) * steps).sum(dim=1)
         return means.cummax(0).values[place]
 
     def _above(self, levels: Tensor, cuts: Sequence[float]) -> Tensor:  # (L, T)

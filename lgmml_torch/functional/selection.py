@@ -163,7 +163,7 @@ def choose_features(sums: FeatureSums) -> FeatureChoice:
         found = torch.zeros(count + 1, dtype=torch.bool)
         for start, stop in ((0, count), (count, 2 * count), (2 * count, sizes.shape[1])):
             if start < stop:
-                chance = sizes[1:, start:stop].amax(1).median()
+                chance = sizes[1:, start:stop].amax(dim=1).median()
                 above = (sizes[0, start:stop] > chance).nonzero()[:, 0] + start
                 found[sums.rows[above]] = True
                 found[sums.columns[above]] = True

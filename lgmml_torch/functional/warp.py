@@ -90,7 +90,7 @@ class NegativeTable:
         if len(self.queries) == 0:
             raise DataError("no query has a positive and a lower-labelled document, so no triplet can be drawn")
         check_positive("num", num, zero=True)
-        first, second = _rand(num, 2, generator).to(self.order.device).unbind(1)
+        first, second = _rand(num, 2, generator).to(self.order.device).unbind(dim=1)
         queries = self.queries[_pick(first, torch.full_like(first, len(self.queries)).long())]
         sizes = self.positive_offsets.diff()[queries]
         positives = self.positives[self.positive_offsets[queries] + _pick(second, sizes)]

@@ -118,7 +118,7 @@ class Warp(_Named):
         outcome = self.outcome(batch, scores.detach())
         worst = batch.positives
         if width:
-            worst = batch.negatives.gather(1, outcome.violator.clamp_min(0)[:, None])[:, 0]
+            worst = batch.negatives.gather(dim=1, index=outcome.violator.clamp_min(0)[:, None])[:, 0]
         pair = torch.cat([batch.positives, worst])
         chosen = score(pair) if few else scores[pair]
         total = (outcome.weight * (self.margin - chosen[:tuples] + chosen[tuples:])).sum()

@@ -322,6 +322,8 @@ def test_each_singular_member_gets_jitter_of_its_own_scale() -> None:
 def test_square_and_symmetric() -> None:
     _check_symmetric("A", torch.eye(3).expand(2, 3, 3))
     _check_symmetric("A", torch.zeros(0, 3, 3))
+    nearly = torch.tensor([[2.0, 1.0], [1.0 + 3e-7, 2.0]]).double()
+    _check_symmetric("A", torch.stack([1e9 * nearly, nearly]))  # each by its own entries
     with pytest.raises(LGMMLError, match="`A` must be square"):
         _check_symmetric("A", torch.zeros(2, 3))
     with pytest.raises(LGMMLError, match="`A` must be symmetric, got a relative asymmetry of 1"):

@@ -107,12 +107,14 @@ def test_lists_are_what_they_say() -> None:
         batch = batches[0, i]
         seen += batch.lists.tolist()
         positives, negatives = batch.rows[batch.positives], batch.rows[batch.negatives]
+        assert torch.equal(batch.num_draws, batch.num_negatives)  # as many as there are
         counted = torch.arange(negatives.shape[1]) < batch.num_draws[:, None]
         assert (data.labels[negatives] < data.labels[positives][:, None])[counted].all()
         assert (data.query_index[positives] == batch.queries).all()
         expected = [r for q in batch.lists.tolist() for r in range(int(data.offsets[q]), int(data.offsets[q + 1]))]
         assert batch.rows.tolist() == expected
     assert sorted(seen) == batches.table.queries.tolist()
+    assert TrainingBatches(data, max_draws=3)[0, 0].negatives.shape[1] == 3
 
 
 def shares(data: RankingData, world_size: int, shared: bool, **settings: Any) -> list[TrainingBatches]:

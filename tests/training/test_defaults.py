@@ -11,9 +11,11 @@ from lgmml_torch.app.compose import recipe_of, settle
 from lgmml_torch.app.config import load_config
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.estimator import LGMMLRanker
+from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.defaults import BUDGETS, Sizes, choose_defaults
 from lgmml_torch.training.defaults import make_recipe as estimator_recipe
+from lgmml_torch.training.losses import Warp
 
 
 def test_the_size_decides() -> None:
@@ -188,3 +190,19 @@ class TestSettle:
         assert named.local_metrics.rounds == 3
         paper = self.settled("experiment=paper")
         assert paper.chosen == "as configured"
+
+
+def test_what_was_asked_for_is_in_the_recipe() -> None:
+    asked = {"max_one_hot": 3, "measure": "map", "features": "all", "phi": "per_query", "policy": "knn", "margin": 0.3}
+    asked |= {"batch_size": 5, "max_draws": 4, "learning_rate": 0.25, "kernel": "rbf", "num_metrics": 9}
+    for bank, sparse in (("sampled", True), ("trained", False)):
+        chosen = choose_defaults(Sizes(500, 50_000, 10), {"bank": bank})
+        recipe = estimator_recipe(LGMMLRanker(bank=bank, loss="warp", **asked).get_params(), chosen, 7)
+        assert (recipe.seed, recipe.measure, recipe.features) == (7, "map", "all")
+        assert recipe.categories == CategorySettings(3)
+        assert recipe.phi.loss == Warp(0.3)
+        assert recipe.phi.loader == {"batch_size": 5, "max_draws": 4}
+        assert recipe.phi.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] == 0.25
+        phi = recipe.make_phi(6, 9)
+        assert (phi.mode, phi.policy, phi.sparse) == ("per_query", "knn", sparse)
+        assert (recipe.builder.num_metrics, recipe.builder.kernel) == (9, "rbf")  # type: ignore[attr-defined]

@@ -106,6 +106,8 @@ def test_condition_numbers_are_those_of_the_metrics(run: Run) -> None:
     assert (shown.min, shown.max) == pytest.approx((float(expected.min()), float(expected.max())), rel=1e-2)
     relative: Any = events.Histograms("metrics/log10_relative_eigenvalues")[0].histogram_value
     assert (relative.min, relative.max) == pytest.approx((-shown.max, 0.0), rel=1e-2, abs=1e-6)
+    for tag in ("anchor_ndcg", "log10_condition", "log10_relative_eigenvalues"):  # before the first step
+        assert [event.step for event in events.Histograms(f"metrics/{tag}")] == [0]
 
 
 def test_csv_has_numbers_and_settings_only(run: Run) -> None:

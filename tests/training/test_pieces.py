@@ -84,6 +84,7 @@ def test_a_cycle_rises_and_falls_along_half_a_cosine_each() -> None:
     found = [rule(updates, horizon) for updates in (0, 10, 20, 60, 100, 150)]
     assert found == pytest.approx([0.1, 0.55, 1.0, 0.5, 0.0, 0.0], abs=1e-12)
     assert OneCycle(warmup=1.0)(100, horizon) == 1.0  # up to the end
+    assert OneCycle()(0, Horizon(queries=3, updates=0)) > 0  # of no epochs
     usual = [OneCycle()(updates, horizon) for updates in (0, 5, 10, 50, 99)]
     assert 0 < usual[0] < usual[1] < usual[2] > usual[3] > usual[4] > 0
 

@@ -31,7 +31,7 @@ from lgmml_torch.models.storage import load_checkpoint
 from lgmml_torch.training import preprocessed, stages
 from lgmml_torch.training.callbacks import QUIET
 from lgmml_torch.training.defaults import check_effect
-from lgmml_torch.training.preprocessed import Views, sample_of
+from lgmml_torch.training.preprocessed import Views, sample_of, views_fit
 from lgmml_torch.training.recipe import Recipe, TrainerSettings, check_precision
 from lgmml_torch.training.stages import Prepared, Trained, prepare, train_phi
 from tests.training import tiny
@@ -205,6 +205,11 @@ def test_lists_too_large_to_be_kept_are_preprocessed_batch_by_batch(
         made = prepare(splits, recipe)
         return train_phi(made, recipe, TrainerSettings(folder, {"max_epochs": 2, "accelerator": "cpu"}))
 
+    for spare, fits in ((0, True), (-1, False)):  # four bytes for each column of training and validation lists
+        documents = splits["train"].num_documents + splits["valid"].num_documents
+        with monkeypatch.context() as patch:
+            patch.setattr(preprocessed, "_KEPT_BYTES", 4 * 30 * documents + spare)
+            assert views_fit(splits, 30) is fits
     kept = fitted(tmp_path / "kept")
     assert isinstance(kept.module.inputs_of("train"), torch.Tensor)
     assert isinstance(kept.module.inputs_of("test"), Views)  # seen once, at the end

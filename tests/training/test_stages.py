@@ -337,12 +337,13 @@ def replace_phi(**phi: Any) -> Any:
 def test_the_penalty_of_deviations_is_part_of_the_loss(found: Prepared, tmp_path: Path) -> None:
     """Each batch is a list, so a large penalty keeps deviations small."""
     sizes = []
-    for penalty in (0.0, 5.0):
-        settings = {"deviations": True, "deviation_penalty": penalty, "mode": "shared", "keep": "last"}
-        phi = tiny.train(tmp_path / str(penalty), found=found, epochs=2, **settings).model.phi
+    for penalty in ({}, {"deviation_penalty": 0.0}, {"deviation_penalty": 5.0}):
+        settings = {"deviations": True, "mode": "shared", "keep": "last", **penalty}
+        phi = tiny.train(tmp_path / str(len(sizes)), found=found, epochs=2, **settings).model.phi
         assert phi.deviation is not None
         sizes.append(float(phi.deviation.weight.detach().norm()))
-    assert 0 < sizes[1] < 0.9 * sizes[0]
+    assert 0 < sizes[2] < 0.9 * sizes[1]
+    assert sizes[0] == sizes[1]  # none unless it is asked for
 
 
 def test_positions_get_biases_that_scores_do_not_have(tmp_path: Path) -> None:
@@ -357,8 +358,13 @@ def test_positions_get_biases_that_scores_do_not_have(tmp_path: Path) -> None:
     assert bias is not None
     assert not trained.model.metrics.trained
     assert min(bias[0], bias[1]) > max(value for place, value in bias.items() if 2 <= place < 6)
-    again = trained.model.score(splits["valid"].replace(positions=None))
-    assert torch.equal(again, trained.model.score(splits["valid"]))
+    valid = splits["valid"]
+    again = trained.model.score(valid.replace(positions=None))
+    assert torch.equal(again, trained.model.score(valid))
+    assert valid.positions is not None
+    shown = again + bias_of(trained.module.position_bias.detach(), valid.positions)  # which validation judges
+    assert trained.keeper.curve[3] == pytest.approx(mean_measure(shown, valid, "ndcg@10"), abs=1e-6)
+    assert trained.keeper.curve[3] != pytest.approx(mean_measure(again, valid, "ndcg@10"), abs=1e-6)
     with pytest.raises(ConfigError, match="Position debiasing works only with boosted or trained metrics"):
         prepare(splits, tiny.recipe())
 
