@@ -156,7 +156,7 @@ def check_cache(folder: str | os.PathLike[str] | None = None) -> list[str]:
     damage = []
     for entry in sorted(Cache(folder).folder.glob("*.lgc")):
         try:
-            about = _description(entry)
+            about = _read_key(entry)
             _open(entry, about["key"])
             for name, facts in about["arrays"].items():
                 if digest(entry / f"{name}.npy") != facts["sha256"]:
@@ -198,7 +198,7 @@ def _write(entry: Path, key: str, shapes: _Shapes, fill: Callable[[Arrays], None
             entry.rmdir()
 
 
-def _description(entry: Path) -> dict[str, Any]:
+def _read_key(entry: Path) -> dict[str, Any]:
     """The content of ``key.json``."""
     try:
         about: dict[str, Any] = json.loads((entry / _KEY).read_text())
@@ -212,7 +212,7 @@ def _description(entry: Path) -> dict[str, Any]:
 
 def _open(entry: Path, key: str) -> Arrays:
     """Map the arrays of an entry, copy-on-write."""
-    about = _description(entry)
+    about = _read_key(entry)
     if about["key"] != key:
         raise CheckpointError(f"cache entry {entry} belongs to another key")
     arrays: Arrays = {}

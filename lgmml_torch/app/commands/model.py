@@ -303,7 +303,7 @@ def _explain(args: Namespace) -> None:
         policy=args.policy,
         known_queries=args.known_queries,
     )
-    content = _as_dict(found, args.top)
+    content = _explanation_dict(found, args.top)
     if args.json:
         sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     else:
@@ -323,7 +323,7 @@ def _document(data: RankingData, name: str) -> str | int:
     return int(name) - 1
 
 
-def _as_dict(found: Explanation, top: int) -> dict[str, Any]:
+def _explanation_dict(found: Explanation, top: int) -> dict[str, Any]:
     """The leading parts, as primitives."""
     metrics = found.leading_metrics(top)
     features, parts = [], []
