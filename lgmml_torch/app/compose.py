@@ -251,10 +251,11 @@ def _default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
         f"local_metrics.num_metrics={chosen.num_metrics}",
         f"local_metrics.rank={chosen.rank}",
         f"trainer.max_epochs={chosen.epochs}",
-        f"trainer.check_val_every_n_epoch={chosen.validate_every}",
         f"dropout.features={chosen.dropout.features}",
         f"dropout.metrics={chosen.dropout.metrics}",
     ]
+    if "trainer.val_check_interval" not in given:  # which counts within the epochs that are validated
+        found.append(f"++trainer.check_val_every_n_epoch={chosen.validate_every}")
     if "preprocess" not in given:
         found.append(f"preprocess.max_columns={chosen.max_columns}")
     if given.get("phi") == "per_query":

@@ -171,6 +171,7 @@ SETTINGS = {
     "metric_dropout": _Setting("dropout.metrics", ("trained",)),
     "distances": _Setting("distances", ("boosted", "sampled")),
     "epochs": _Setting("trainer.max_epochs"),
+    "validate_every": _Setting("trainer.check_val_every_n_epoch"),
     "features": _Setting("features", CHOOSING_BANKS),
 }
 _USUAL_LOSSES = {"boosted": "warp", "trained": "softmax", "sampled": "warp"}
@@ -188,7 +189,7 @@ class Defaults:
         rank: R of trained metrics.
         max_columns: of the preprocessed features, within which a feature gets ramps.
         epochs: of training.
-        validate_every: epochs from one validation to the next; the last one is among them.
+        validate_every: epochs from one validation to the next; the last epoch is validated in any case.
         dropout: of trained metrics.
     """
 
@@ -268,11 +269,10 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     every = 1
     if "epochs" not in asked:
         every = max(1, epochs // _VALIDATIONS)
-        while epochs % every:  # the last epoch is validated, too
-            every -= 1
     values = {
         "num_metrics": f"{count} of rank {rank}",
-        "epochs": f"at most {epochs} epochs, validated every {every}",
+        "epochs": f"at most {epochs} epochs",
+        "validate_every": f"one validation per {every} epochs",
         "preprocess": f"ramps of features within {room:,} columns",
         "feature_dropout": f"dropout {dropout.features:g} of features",
         "metric_dropout": f"dropout {dropout.metrics:g} of metrics",

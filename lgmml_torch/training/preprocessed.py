@@ -19,12 +19,12 @@ from lgmml_torch.models.preprocess.base import Preprocess, TrainingLists
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import tensors_digest
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.segments import list_blocks
+from lgmml_torch.segments import list_blocks, segment_min
 
 SAMPLE_VALUES = 1 << 27  # raw values that a preprocessing and sampled metrics are fitted on at most
-START_VALUES = 3 << 21  # the same for metrics that are trained, whose preprocessing makes ten columns of a feature
+_START_VALUES = 3 << 21  # the same for metrics that are trained, whose preprocessing makes ten columns of a feature
+_START_RELEVANT = 512  # documents above the lowest label of their list that these metrics find their anchors among
 _KEPT_BYTES = 5 << 28  # of preprocessed training and validation lists; more are preprocessed batch by batch
-_FLOAT32 = 4  # bytes
 _FORMAT = 2  # of the cached distances
 
 
@@ -62,15 +62,26 @@ class Views:
         return values
 
 
-def views_fit(splits: Mapping[str, RankingData], columns: int) -> bool:
+def views_fit(splits: Mapping[str, RankingData], columns: int, dtype: torch.dtype) -> bool:
     """Whether memory shall hold the preprocessed features of all training and validation lists."""
     lists = [splits[name] for name in ("train", "valid") if name in splits]
-    return sum([int(data.all_sizes.sum()) for data in lists]) * columns * _FLOAT32 <= _KEPT_BYTES
+    return sum([int(data.all_sizes.sum()) for data in lists]) * columns * dtype.itemsize <= _KEPT_BYTES
 
 
-def sample_of(data: RankingData, seed: int, folder: Path | None = None, values: int | None = None) -> RankingData:
-    """The lists themselves, or a sample of about `SAMPLE_VALUES` values; the same for any number of processes."""
-    return limit_documents(data, (values or SAMPLE_VALUES) // max(1, data.num_features), seed=seed, folder=folder)
+def sample_of(data: RankingData, seed: int, folder: Path | None = None, *, start: bool = False) -> RankingData:
+    """The lists themselves, or a sample of about `SAMPLE_VALUES` values; the same for any number of processes.
+
+    A ``start`` of trained metrics needs less, where that has enough relevant documents.
+    """
+    if start:
+        few = limit_documents(data, _START_VALUES // max(1, data.num_features), seed=seed, folder=folder)
+        lowest = segment_min(few.labels, few.offsets)[few.query_index]
+        relevant = (few.labels > lowest).sum()
+        if few.shared_lists is not None:
+            relevant = few.shared_lists.all_reduce(relevant, "sum")
+        if len(few.all_sizes) == len(data.all_sizes) or int(relevant) >= _START_RELEVANT:
+            return few
+    return limit_documents(data, SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
 
 
 def select_features(data: RankingData) -> FeatureChoice:

@@ -124,11 +124,7 @@ class KeepCheckpoints(Checkpoint):
         """Validate the starting weights, unless this run resumes from a checkpoint."""
         self.run = trainer.strategy.broadcast(self.run)
         if not self.curve and trainer.enable_validation:
-            lists = trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]  # Lightning has set up none yet
-            values = cast("LGMMLModule", pl_module).validate_now(lists)
-            for logger in trainer.loggers:
-                logger.log_metrics(values, step=0)
-            self._judge(trainer, 0, values.get(self.monitor, math.nan))
+            self._validate(trainer, pl_module, 0)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         """Write ``last.ckpt`` in the middle of an epoch."""
@@ -142,11 +138,24 @@ class KeepCheckpoints(Checkpoint):
             self._judge(trainer, trainer.current_epoch + 1, value)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write ``last.ckpt``; without validation the last epoch is also the best one."""
+        """Write ``last.ckpt``; the last epoch is validated, or without validation lists the best one."""
+        epoch = trainer.current_epoch + 1
         if not trainer.enable_validation:
-            self.best, self.best_epoch = math.nan, trainer.current_epoch + 1
+            self.best, self.best_epoch = math.nan, epoch
             trainer.save_checkpoint(self.best_file, weights_only=False)
+        elif epoch not in self.curve and _ends(trainer):
+            self._validate(trainer, pl_module, epoch)
         trainer.save_checkpoint(self.last_file, weights_only=False)
+
+    def _validate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
+        """Judge weights at a moment at which Lightning does not validate."""
+        lists = trainer.val_dataloaders
+        if lists is None:
+            lists = trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
+        values = cast("LGMMLModule", pl_module).validate_now(lists)
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step)
+        self._judge(trainer, epoch, values.get(self.monitor, math.nan))
 
     def _judge(self, trainer: pl.Trainer, epoch: int, value: float) -> None:
         self.curve[epoch] = value
@@ -220,6 +229,12 @@ class KeepCheckpoints(Checkpoint):
                 scores = scores + bias_of(module.position_bias.detach(), valid.positions).to(scores)
             self.best = mean_measure(scores, valid, measure)
             self.curve[0] = self.best
+
+
+def _ends(trainer: pl.Trainer) -> bool:
+    """Whether the epoch that ends is the last one."""
+    steps = 0 < trainer.max_steps <= trainer.global_step
+    return trainer.should_stop or steps or trainer.current_epoch + 1 == trainer.max_epochs
 
 
 def _run_of(file: Path) -> str | None:

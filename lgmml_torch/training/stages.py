@@ -42,7 +42,6 @@ from lgmml_torch.training.defaults import check_loss
 from lgmml_torch.training.losses import ListLoss
 from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.preprocessed import (
-    START_VALUES,
     Views,
     compute_distances,
     fit_preprocess,
@@ -159,7 +158,7 @@ class Prepared:
                 self.inputs[name] = features
             else:
                 views = Views(data.features, self.preprocess, model.dtype)
-                kept = name != "test" and views_fit(self.splits, self.preprocess.num_features_out)
+                kept = name != "test" and views_fit(self.splits, self.preprocess.num_features_out, model.dtype)
                 self.inputs[name] = views.of(slice(None), data.offsets) if kept else views
 
 
@@ -250,8 +249,8 @@ def prepare(
     stay, too, and are trained further where the recipe trains its own. A run that ``resumes`` has fitted all of it.
 
     The preprocessing, and all metrics but boosted ones, are fitted on a sample of the lists if these have more than
-    `SAMPLE_VALUES` values (`START_VALUES` where metrics are trained). The sample does not depend on shards or the
-    number of processes.
+    `SAMPLE_VALUES` values, or from fewer where metrics are trained. The sample does not depend on shards or the number
+    of processes.
     """
     if start is not None and (resumes or not (recipe.grows and recipe.builder.grows)):
         return _reused(start, splits, recipe, resumes)
@@ -336,7 +335,7 @@ def _through(
     train, valid = splits["train"], splits.get("valid")
     trains, everywhere = recipe.builder.trains_metrics, recipe.builder.takes_shared_lists
     if trains:
-        shown = sample_of(train, recipe.seed, folder, START_VALUES)
+        shown = sample_of(train, recipe.seed, folder, start=True)
     wanted = train if everywhere and not trains else shown
     if not known:
         fitted = fit_preprocess(preprocess, shown, wanted, folder)

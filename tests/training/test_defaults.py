@@ -48,7 +48,7 @@ def test_more_data_means_fewer_epochs_and_less_dropout() -> None:
     assert dropouts[0] > dropouts[1] > dropouts[2]
     for chosen in found:
         assert f"{chosen.epochs} epochs" in chosen.reason
-        assert chosen.epochs % chosen.validate_every == 0  # so the last epoch is among those that are judged
+        assert 5 <= chosen.epochs / chosen.validate_every < 10
     assert found[0].validate_every > 1
     assert choose_defaults(Sizes(500, 50_000, 110), {"epochs": 15}).validate_every == 1
 

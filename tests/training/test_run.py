@@ -28,7 +28,7 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import all_views
 from lgmml_torch.models.preprocess.steps import Standardize
 from lgmml_torch.models.storage import load_checkpoint
-from lgmml_torch.training import preprocessed, stages
+from lgmml_torch.training import preprocessed
 from lgmml_torch.training.callbacks import QUIET
 from lgmml_torch.training.defaults import check_effect
 from lgmml_torch.training.preprocessed import Views, sample_of, views_fit
@@ -61,14 +61,24 @@ def test_the_last_checkpoint_is_written_every_few_steps_and_at_the_end_of_an_epo
     assert watch.steps == [None, None, None, 3, 3, 3, 6, 7, 7, 9, 9, 9, 12, 12]
 
 
-def test_epochs_without_validation_are_not_kept(found: Prepared, tmp_path: Path) -> None:
-    """The start is judged, and then every second epoch."""
-    trained = tiny.train(tmp_path, found=found, epochs=5, trainer={"check_val_every_n_epoch": 2})
+@pytest.mark.parametrize(
+    ("settings", "judged"),
+    [
+        ({"check_val_every_n_epoch": 2}, [0, 2, 4, 5]),
+        ({"check_val_every_n_epoch": 9}, [0, 5]),
+        ({"check_val_every_n_epoch": 2, "max_steps": 9}, [0, 2]),
+        ({"check_val_every_n_epoch": 2, "max_steps": 4}, [0, 1]),
+    ],
+)
+def test_weights_that_were_judged_are_kept_and_the_last_ones_are_judged(
+    found: Prepared, tmp_path: Path, settings: dict[str, Any], judged: list[int]
+) -> None:
+    trained = tiny.train(tmp_path, found=found, epochs=5, trainer=settings)
     curve = trained.keeper.curve
-    assert sorted(curve) == [0, 2, 4]
+    assert sorted(curve) == judged
     assert trained.keeper.best_epoch == max(curve, key=curve.__getitem__)
     data = trained.module.data_of("valid")
-    assert mean_measure(trained.score("valid"), data, "ndcg@10") == pytest.approx(max(curve.values()), abs=1e-6)
+    assert mean_measure(trained.score("valid"), data) == pytest.approx(max(curve.values()), abs=1e-6)
 
 
 def test_the_log_says_if_nothing_was_gained(found: Prepared, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -194,6 +204,18 @@ def test_large_lists_are_seen_as_a_sample_of_whole_lists(monkeypatch: pytest.Mon
     assert sample_of(data, seed=0) is data
 
 
+def test_metrics_start_from_enough_relevant_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small sample of long lists may have none."""
+    data = letor_like(12, 5, seed=2)
+    monkeypatch.setattr(preprocessed, "_START_VALUES", 1)
+    assert sample_of(data, seed=0, start=True) is data
+    monkeypatch.setattr(preprocessed, "_START_RELEVANT", 1)
+    few = sample_of(data.select([3]), seed=0, start=True)
+    assert len(few) == 1
+    labels = torch.zeros_like(data.labels)
+    assert sample_of(data.replace(labels=labels), seed=0, start=True).num_queries == data.num_queries
+
+
 def test_lists_too_large_to_be_kept_are_preprocessed_batch_by_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,12 +231,15 @@ def test_lists_too_large_to_be_kept_are_preprocessed_batch_by_batch(
         documents = splits["train"].num_documents + splits["valid"].num_documents
         with monkeypatch.context() as patch:
             patch.setattr(preprocessed, "_KEPT_BYTES", 4 * 30 * documents + spare)
-            assert views_fit(splits, 30) is fits
+            assert views_fit(splits, 30, torch.float32) is fits
     kept = fitted(tmp_path / "kept")
     assert isinstance(kept.module.inputs_of("train"), torch.Tensor)
     assert isinstance(kept.module.inputs_of("test"), Views)  # seen once, at the end
     monkeypatch.setattr(preprocessed, "_KEPT_BYTES", 0)
-    monkeypatch.setattr(stages, "START_VALUES", splits["train"].num_documents * 4)  # of 8 features: half of the lists
+    monkeypatch.setattr(preprocessed, "_START_RELEVANT", 1)
+    monkeypatch.setattr(
+        preprocessed, "_START_VALUES", splits["train"].num_documents * 4
+    )  # of 8 features: half of the lists
     made = prepare(splits, recipe)
     made.add_inputs(made.model(recipe.make_phi))
     assert not made.preprocessed
@@ -222,7 +247,7 @@ def test_lists_too_large_to_be_kept_are_preprocessed_batch_by_batch(
         views = made.inputs[name]
         assert isinstance(views, Views)
         torch.testing.assert_close(views.of(slice(None), part.offsets), made.preprocess(part.features, part.offsets))
-    monkeypatch.setattr(stages, "START_VALUES", splits["train"].num_documents * 8)
+    monkeypatch.setattr(preprocessed, "_START_VALUES", splits["train"].num_documents * 8)
     by_batch = fitted(tmp_path / "batches")
     for split in ("valid", "test"):
         torch.testing.assert_close(by_batch.score(split), kept.score(split), rtol=1e-3, atol=1e-3)
