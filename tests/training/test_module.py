@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from lgmml_torch.models.storage import FORMAT, VERSION
 from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
-from lgmml_torch.training.module import LGMMLModule
+from lgmml_torch.training.module import LGMMLModule, make_optimizer
 from lgmml_torch.training.resume import CheckpointFiles
 from tests.reference.warp import warp_phi_gradient
 from tests.training import tiny
@@ -163,3 +164,14 @@ def test_files_of_checkpoints_can_be_removed(tmp_path: Path) -> None:
     for _ in range(2):  # also one that is gone
         files.remove_checkpoint(path)
         assert not path.exists()
+
+
+def test_weight_decay_of_any_group_needs_dense_gradients() -> None:
+    def factory(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        other = {"params": [torch.nn.Parameter(torch.zeros(1))], "weight_decay": 0.5}
+        return torch.optim.SGD([{"params": list(parameters)}, other], lr=0.1)
+
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+    make_optimizer(factory, weights, sparse=False)
+    with pytest.raises(LGMMLError, match=r"`weight_decay` must be 0 with sparse gradients, got 0\.5"):
+        make_optimizer(factory, weights, sparse=True)

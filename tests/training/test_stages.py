@@ -20,6 +20,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch import Tensor
 
 from lgmml_torch.checks import CheckpointError, ConfigError, DataWarning, LGMMLError
+from lgmml_torch.files import SUFFIX
 from lgmml_torch.fitting.boosted import BoostedBuilder
 from lgmml_torch.functional.losses import bias_of, softmax_loss
 from lgmml_torch.functional.measures import mean_measure
@@ -117,7 +118,10 @@ def test_resuming_needs_files_of_the_same_run(
     assert resumed.keeper.curve == whole.keeper.curve
     assert "There is no best.ckpt beside" not in caplog.text
     (b / "best.ckpt").unlink()
+    left = b / f".best.ckpt.123{SUFFIX}"  # of a writer that was killed
+    left.touch()
     tiny.train(b, found=found, epochs=2, resume=True)
+    assert not left.exists()
     assert "There is no best.ckpt beside" in caplog.text
     write_checkpoint(a / "last.ckpt", {**content, "rows": {"last.1.0-of-2.rows": "x"}})
     with pytest.raises(CheckpointError, match=r"keeps rows of Φ in other files, which only release 0\.2 reads"):
