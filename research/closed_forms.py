@@ -22,7 +22,6 @@ from lgmml_torch.functional.measures import mean_measure, rank_data
 from lgmml_torch.functional.score import median_scales, score
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.stages import Prepared
 from research.compare import fit_bank, train_weights
 from research.protocol import ranking_fold
 from research.store import Job, Record
@@ -104,8 +103,9 @@ def with_factors(bank: Bank, factors: Tensor, train: RankingData, valid: Ranking
     return replace(bank, metrics=metrics)
 
 
-def alternate(start: Prepared, seed: int) -> dict[str, list[float]]:
+def alternate(data: str, fold: int, seed: int) -> dict[str, list[float]]:
     """Validation NDCG@10 of every query with the identity, the closed form, and after each turn."""
+    start = fit_bank(ranking_fold(data, fold), SETTINGS, seed)
     train, valid = (
         part.replace(features=start.preprocess(part.features, part.offsets))
         for part in (start.splits["train"], start.splits["valid"])
@@ -148,6 +148,6 @@ def alternating_job(data: str, fold: int, seed: int) -> Job:
     """One fold, all rows of the table."""
 
     def make() -> Record:
-        return Record(alternate(fit_bank(ranking_fold(data, fold), SETTINGS, seed), seed))
+        return Record(alternate(data, fold, seed))
 
     return Job("alternating", {"data": data, "fold": fold, "seed": seed, "settings": list(SETTINGS)}, make)

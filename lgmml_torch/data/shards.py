@@ -195,7 +195,9 @@ def check_room(home: Path) -> None:
     """
     if home.exists() and not home.is_dir():
         raise DataError(f"{home}: shards need a folder, this is a file")
-    for path in sorted(home.iterdir() if home.is_dir() else []):
+    if not home.exists():
+        return
+    for path in sorted(home.iterdir()):
         if not _SHARD_FILE.fullmatch(path.name) or path.is_dir():
             raise DataError(f"{home}: shards need a folder of their own, this one holds {path.name!r}")
 

@@ -17,7 +17,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 
 from lgmml_torch import plots
-from lgmml_torch.checks import check_unit_interval
+from lgmml_torch.checks import ConfigError, check_unit_interval
 from lgmml_torch.training.loggers import LoggerOutput
 from lgmml_torch.training.resume import KeepCheckpoints
 
@@ -111,6 +111,8 @@ class OneCycle:
 
     def __call__(self, updates: int, horizon: Horizon) -> float:
         """The factor after that many single updates."""
+        if horizon.updates < 0:
+            raise ConfigError("`max_epochs` must be a number for one cycle of the learning rate, got none")
         done = min(1.0, updates / max(1, horizon.updates))
         if done < self.warmup:
             return self.start + (1 - self.start) * (1 - math.cos(math.pi * done / self.warmup)) / 2

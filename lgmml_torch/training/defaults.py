@@ -272,11 +272,12 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     values = {
         "num_metrics": f"{count} of rank {rank}",
         "epochs": f"at most {epochs} epochs",
-        "validate_every": f"one validation per {every} epochs",
         "preprocess": f"ramps of features within {room:,} columns",
         "feature_dropout": f"dropout {dropout.features:g} of features",
         "metric_dropout": f"dropout {dropout.metrics:g} of metrics",
     }
+    if every > 1:
+        values["validate_every"] = f"one validation per {every} epochs"
     return Defaults(bank, beginning + _unasked(asked, values), work.rounds, count, rank, room, epochs, every, dropout)
 
 

@@ -15,7 +15,8 @@ from lgmml_torch.segments import segment_ids
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.module import LGMMLModule, make_optimizer
-from lgmml_torch.training.resume import CheckpointFiles
+from lgmml_torch.training.recipe import TrainerSettings
+from lgmml_torch.training.resume import KeepCheckpoints
 from tests.reference.warp import warp_phi_gradient
 from tests.training import tiny
 
@@ -158,7 +159,9 @@ def test_missing_distances_are_named() -> None:
 
 
 def test_files_of_checkpoints_can_be_removed(tmp_path: Path) -> None:
-    files, path = CheckpointFiles(), tmp_path / "a.ckpt"
+    keeper = KeepCheckpoints(tmp_path, monitor="val/ndcg@10", every_n_steps=9, seed=0)
+    trainer = TrainerSettings(tmp_path, {"accelerator": "cpu"}).make_trainer(keeper, validated=True)
+    files, path = trainer.strategy.checkpoint_io, tmp_path / "a.ckpt"
     files.save_checkpoint({"epoch": 3}, path)
     assert path.is_file()
     for _ in range(2):  # also one that is gone

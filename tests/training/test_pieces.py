@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers.logger import DummyLogger
 
-from lgmml_torch.checks import LGMMLError
+from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.fitting.boosted import BoostedBuilder, fit_boosted
 from lgmml_torch.fitting.sampled import SampledBuilder
 from lgmml_torch.fitting.trained import TrainedBuilder, start_trained
@@ -20,10 +21,10 @@ from lgmml_torch.functional.score import kernel, list_summary
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.training.callbacks import Horizon, OneCycle, bank_curve, in_order
+from lgmml_torch.training.callbacks import Horizon, OneCycle, bank_curve
 from lgmml_torch.training.module import LGMMLModule
-from lgmml_torch.training.recipe import PhiSettings, Recipe, rehearse
-from lgmml_torch.training.resume import Start
+from lgmml_torch.training.recipe import PhiSettings, Recipe, TrainerSettings, rehearse
+from lgmml_torch.training.resume import KeepCheckpoints, Start
 from tests.training import tiny
 
 
@@ -89,10 +90,19 @@ def test_a_cycle_rises_and_falls_along_half_a_cosine_each() -> None:
     assert 0 < usual[0] < usual[1] < usual[2] > usual[3] > usual[4] > 0
 
 
-def test_bars_come_last_so_that_they_find_all_values() -> None:
+def test_bars_come_last_so_that_they_find_all_values(tmp_path: Path) -> None:
     bar, first, second = pl.callbacks.TQDMProgressBar(), pl.Callback(), pl.Callback()
-    found = in_order([bar, first, second])
-    assert (found[:2], found[3:]) == ([first, second], [bar])
+    keeper = KeepCheckpoints(tmp_path, monitor="val/ndcg@10", every_n_steps=9, seed=0)
+    settings = {"accelerator": "cpu", "enable_progress_bar": True}
+    trainer = TrainerSettings(tmp_path, settings, [bar, first, second]).make_trainer(keeper, validated=True)
+    own = [callback for callback in trainer.callbacks if callback in (bar, first, second)]
+    assert own == [first, second, bar]
+    assert trainer.callbacks.index(bar) > trainer.callbacks.index(second) + 1  # values are reduced between them
+
+
+def test_a_cycle_needs_an_end() -> None:
+    with pytest.raises(ConfigError, match="`max_epochs` must be a number for one cycle of the learning rate"):
+        OneCycle()(3, Horizon(queries=3, updates=-10))
 
 
 def test_numbers_of_rounds_go_to_every_logger() -> None:
