@@ -71,14 +71,17 @@ def move(out: Tensor, sizes: Tensor | None, key: str) -> None:
     """Give a result other last bits, except where every processor has the same."""
     if sizes is None or sizes.shape != out.shape:
         sizes = out
-    units = pattern(key).to(out.dtype).repeat(math.ceil(out.numel() / TILE))[: out.numel()].reshape(out.shape)
-    moved = out + torch.finfo(out.dtype).eps * units * sizes
+    units = pattern(key, out.dtype)
+    if out.numel() > TILE:
+        units = units.repeat(math.ceil(out.numel() / TILE))
+    moved = out + units[: out.numel()].reshape(out.shape) * sizes
     exact = ((out * COARSE[out.dtype]).frac() == 0) | ~moved.isfinite()
     out.copy_(torch.where(exact, out, moved))
 
 
 @lru_cache(maxsize=4096)
-def pattern(key: str) -> Tensor:
+def pattern(key: str, dtype: torch.dtype) -> Tensor:
     """Minus one, none or one unit of rounding for each place of a tile."""
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
-    return torch.randint(-1, 2, (TILE,), generator=torch.Generator().manual_seed(seed))
+    units = torch.randint(-1, 2, (TILE,), generator=torch.Generator().manual_seed(seed))
+    return units.to(dtype) * torch.finfo(dtype).eps
