@@ -213,7 +213,18 @@ def _summarise(
     preset, definitions = find_preset(rules["preset"]), dict[str, str]()
     for measure in measures_of(rules["metrics"]):
         definitions[measure.name] = measure.definition(preset, threshold=rules["threshold"])
-    return Evaluation(split, means, counted, skipped, definitions, values, qids, policy, documents, seed)
+    return Evaluation(
+        split=split,
+        means=means,
+        counted=counted,
+        skipped=skipped,
+        definitions=definitions,
+        per_query=values,
+        qids=qids,
+        policy=policy,
+        documents=documents,
+        seed=seed,
+    )
 
 
 def evaluate_run(
