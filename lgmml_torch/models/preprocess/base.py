@@ -22,7 +22,7 @@ _Found = TypeVar("_Found")
 
 BLOCK_VALUES = 1 << 20  # raw features of whole lists that go through the steps together
 COLUMN_VALUES = 1 << 23  # of whole columns that a process looks at together
-_CHUNK_ROWS = 16384  # that are transformed together, or fewer where they are wide
+_CHUNK_ROWS = 4096  # that are transformed together, or fewer where they are wide: more leave the processor's cache
 _CHUNK_VALUES = 1 << 21
 
 
