@@ -26,6 +26,7 @@ from research.quality.tables import (
     collect,
     compare_rows,
     noise_losses,
+    read_figures,
     read_table,
     time_ratios,
     verdicts,
@@ -52,15 +53,19 @@ PAIRS = (
 
 
 def write_report(plan: Plan, store: Store, *, root: Path) -> dict[str, Any]:
-    """Write quality.json, the values per query, pictures and docs/quality.md; quick runs keep to files of their own."""
-    table = collect(store, plan)
-    name = "quality-quick" if plan.quick else "quality"
-    times = time_ratios(store, plan)
+    """Write quality.json, the values per query, pictures and docs/quality.md; quick runs keep to files of their own.
+
+    Rows and times that are not stored are kept as an earlier report left them, with the release that was measured.
+    """
+    name, results = _report_name(plan), root / "research" / "results"
+    table = {**read_table(results, name), **collect(store, plan)}
+    kept = read_figures(results, name)
+    times = {**kept.get("times", {}), **time_ratios(store, plan)}
     grown = store.find(growth_job())
-    growth = None if grown is None else grown.info
+    growth = kept.get("growth") if grown is None else grown.info
     found = verdicts(table, times, growth, plan.sets)
     content = {**_content(plan, store, table, times, found), "growth": growth}
-    results = root / "research" / "results"
+    content["chosen on validation"] = {**kept.get("chosen on validation", {}), **content["chosen on validation"]}
     write_text(results / f"{name}.json", to_json(content))
     arrays: dict[str, Any] = {
         "|".join(part for part in key if part): row.values.float().numpy() for key, row in table.items()
@@ -74,9 +79,13 @@ def write_report(plan: Plan, store: Store, *, root: Path) -> dict[str, Any]:
 
 def draw_again(plan: Plan, *, root: Path) -> None:
     """Both pictures from the stored values of every query; nothing else is written."""
-    name = "quality-quick" if plan.quick else "quality"
-    table = read_table(root / "research" / "results" / f"{name}-per-query.npz")
+    name = _report_name(plan)
+    table = read_table(root / "research" / "results", name)
     _draw(plan, table, root / "docs" / "images", name)
+
+
+def _report_name(plan: Plan) -> str:
+    return "quality-quick" if plan.quick else "quality"
 
 
 def _draw(plan: Plan, table: Table, images: Path, name: str) -> tuple[bool, bool]:
@@ -101,6 +110,7 @@ def _content(
         rows.setdefault(row, {})[name if noise is None else f"{name}, {noise} noise"] = {
             "ndcg@10": values.mean, "by seed": values.by_seed, "validation by seed": list(values.valid),
             "queries": int((~values.per_query.isnan()).sum()), "cpu seconds of a fit": values.seconds,
+            "release": values.release,
         }  # fmt: skip
     pairs = {f"{a} - {b}": _numbers(compare_rows(table, a, b, plan.sets)) for a, b in PAIRS}
     choices = {
@@ -203,8 +213,9 @@ def _main_table(table: Table, sets: Sequence[str]) -> str:
         mean = f"{statistics.fmean(r.mean for r in whole):.4f}" if len(whole) == len(sets) else ""
         seeds = "/".join(str(n) for n in sorted({len(r.values) for r in whole}))
         seconds = f"{statistics.median(r.seconds for r in whole):.1f}"
-        rows.append([label, *cells, mean, seeds, seconds])
-    return markdown(["system", *(_title(name) for name in sets), "mean", "seeds", "CPU s per fit"], rows)
+        releases = "/".join(sorted({r.release for r in whole}))
+        rows.append([label, *cells, mean, seeds, seconds, releases])
+    return markdown(["system", *(_title(name) for name in sets), "mean", "seeds", "CPU s per fit", "release"], rows)
 
 
 def _pairs_table(table: Table, sets: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lgmml_torch import __version__
 from lgmml_torch.functional.significance import Interval
 from research.protocol import NOISES
 from research.quality.work import Plan, fit_job, time_job
@@ -32,6 +33,7 @@ class Row:
     values: Tensor  # (S, Q), NaN where a query has no relevant document
     valid: tuple[float, ...]  # the mean over folds on validation, by seed
     seconds: float  # CPU seconds of one fit
+    release: str = __version__  # that was measured
 
     @property
     def per_query(self) -> Tensor:  # (Q,)
@@ -93,11 +95,11 @@ def _same_seeds(first: Row, second: Row, seeds: int | None) -> tuple[Tensor, Ten
 
 
 def noise_losses(table: Table, clean: str, noisy: str, kind: str, sets: Sequence[str]) -> dict[str, Tensor]:
-    """Clean minus noisy for every query, over the seeds both have."""
+    """Clean minus noisy for every query, over the seeds both have; of one release."""
     found = {}
     for name in sets:
         a, b = table.get((clean, name, None)), table.get((noisy, name, kind))
-        if a is not None and b is not None:
+        if a is not None and b is not None and a.release == b.release:
             seeds = min(len(a.values), len(b.values))
             found[name] = a.values[:seeds].mean(0) - b.values[:seeds].mean(0)
     return found
@@ -106,14 +108,30 @@ def noise_losses(table: Table, clean: str, noisy: str, kind: str, sets: Sequence
 RENAMED = {f"paper {policy}": f"published {policy}" for policy in ("ones", "mean", "knn")}  # since release 0.1
 
 
-def read_table(path: Path) -> Table:
-    """The values of every query and seed as a report left them; validation figures and seconds are not among them."""
+def read_figures(results: Path, name: str) -> dict[str, Any]:
+    """What an earlier report found; nothing where there is none."""
+    file = results / f"{name}.json"
+    if not file.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def read_table(results: Path, name: str) -> Table:
+    """The rows of an earlier report, from its values of every query and its figures; none where there is no report."""
     table: Table = {}
-    with np.load(path) as arrays:
-        for key in arrays.files:
-            row, name, *noise = key.split("|")
-            values = torch.from_numpy(arrays[key]).double()
-            table[RENAMED.get(row, row), name, noise[0] if noise else None] = Row(values, (), math.nan)
+    content = read_figures(results, name)
+    if not content:
+        return table
+    with np.load(results / f"{name}-per-query.npz") as stored:
+        for key in stored.files:
+            row, data, *noise = key.split("|")
+            place = f"{data}, {noise[0]} noise" if noise else data
+            found = content["rows"][row][place]
+            values = torch.from_numpy(stored[key]).double()
+            valid, seconds = tuple(found["validation by seed"]), found["cpu seconds of a fit"]
+            release = found.get("release", content["machine"]["release"])
+            table[RENAMED.get(row, row), data, noise[0] if noise else None] = Row(values, valid, seconds, release)
     return table
 
 
