@@ -1,4 +1,4 @@
-"""Several processes as one: the process group, and lists of a set that processes share.
+"""Several processes as one: the process group, all lists of a set, and those that processes share.
 
 Everything here is written against ``torch.distributed``: torchrun, SLURM and Ray set the same environment variables.
 With one process nothing is sent.
@@ -10,12 +10,12 @@ import atexit
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -23,14 +23,15 @@ from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.files import scratch_array, write_bytes
-from lgmml_torch.segments import argsort_segments, gather_segments, offsets_from_sizes, positions
+from lgmml_torch.segments import argsort_segments, gather_segments, list_blocks, offsets_from_sizes, positions
 
 if TYPE_CHECKING:
     from lgmml_torch.ragged import RankingData
 
 TIMEOUT = timedelta(minutes=30)  # how long one process waits for the others, e.g. while they read their data
 _JOINED = "LGMML_JOINED"  # environment variable: the process that called `join`
-_ROWS_AT_ONCE = 4096  # rows of features that are copied at once
+_ROWS_AT_ONCE = 4096  # of features that are made at once
+_Make = Callable[[slice, Tensor], Tensor]  # features of some rows, by where the lists begin among them
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -142,17 +143,77 @@ def broadcast_file(path: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class SharedLists:
+class AllLists:
+    """All lists of a set. They are all here, so nothing is exchanged; `SharedLists` answers for several processes."""
+
+    sizes: Tensor  # (Q,) documents of every list
+
+    shared: ClassVar[bool] = False  # whether processes share them, or they are in files: they may exceed memory
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def offsets(self) -> Tensor:  # (Q+1,)
+        """Where each list begins, if one process has all."""
+        return offsets_from_sizes(self.sizes)
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents of all lists."""
+        return int(self.sizes.sum())
+
+    @cached_property
+    def own(self) -> Tensor:  # (q,)
+        """Numbers of the lists that are here."""
+        return torch.arange(len(self.sizes))
+
+    def take(self, values: Tensor, rows: Tensor) -> Tensor:  # (n, ...), (M,) -> (M, ...)
+        """Values of the documents at some rows of the set, in their order; the same bits on every process."""
+        return values[rows.to(values.device)]
+
+    def here(self, rows: Tensor) -> Tensor:  # (M,) -> (m,)
+        """Of some rows of the set those that are here, as rows of the documents that are here, in the order given."""
+        return rows
+
+    def per_query(self, values: Tensor) -> Tensor:  # (q, ...) -> (Q, ...)
+        """One value for every list of the set, on every process, from those of the lists that are here."""
+        return values
+
+    def ids(self, own: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The id of every list of the set, from those of the lists that are here."""
+        return own
+
+    def all_reduce(self, values: Tensor, operation: str) -> Tensor:
+        """The "sum", "min" or "max" over processes that have different lists, in place."""
+        return values
+
+    def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays, or tuples of arrays, of every process that has different lists; for small ones."""
+        return [arrays]
+
+    def of_rank(self, lists: Tensor, rank: int, world_size: int) -> Tensor:  # (B,) bool
+        """Which lists of a batch a rank trains on: every ``world_size``-th, where each rank has all."""
+        return torch.arange(len(lists)) % world_size == rank
+
+    def in_blocks(self, make: _Make, offsets: Tensor, folder: Path | None = None, rows: int = _ROWS_AT_ONCE) -> Tensor:
+        """New features of lists: made together, or block by block in a file in ``folder`` if they may exceed memory."""
+        return make(slice(None), offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedLists(AllLists):
     """A set whose lists several processes share: how long every list is, and which process has it.
 
     Lists are numbered as they would be on one process. A process keeps the documents of its own lists, one list after
     the other in the order of their numbers.
     """
 
-    sizes: Tensor  # (Q,) documents of every list
-    owner: Tensor  # (Q,) the process that has it
+    owner: Tensor  # (Q,) the process that has each list
     rank: int = 0  # of this process
     traffic: Counter[str] = field(default_factory=Counter)  # what was sent: ``calls`` and ``bytes``
+
+    shared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.sizes.shape != self.owner.shape:
@@ -176,11 +237,6 @@ class SharedLists:
         return (self.owner == self.rank).nonzero()[:, 0]
 
     @cached_property
-    def offsets(self) -> Tensor:  # (Q+1,)
-        """Where each list would begin if one process had all."""
-        return offsets_from_sizes(self.sizes)
-
-    @cached_property
     def most(self) -> int:
         """Documents of the process that has most."""
         if not len(self.owner):
@@ -202,20 +258,12 @@ class SharedLists:
             starts[lists] = offsets_from_sizes(self.sizes[lists])[:-1]
         return starts - self.offsets[:-1]
 
-    def take(
-        self,
-        values: Tensor,  # (n, ...) of the documents of this process
-        rows: Tensor,  # (M,) of the whole set, the same on every process
-    ) -> Tensor:  # (M, ...)
-        """The values of some documents, wherever they are, in the order asked for; the same bits on every process."""
-        owner = self.owner[self._lists(rows)]
-        return self.exchange(values[self.here(rows).to(values.device)], owner)
+    def take(self, values: Tensor, rows: Tensor) -> Tensor:
+        """See `AllLists`; each process sends what it has of them."""
+        return self.exchange(values[self.here(rows).to(values.device)], self.owner[self._lists(rows)])
 
-    def here(
-        self,
-        rows: Tensor,  # (M,) of the whole set
-    ) -> Tensor:  # (m,)
-        """Those of the rows that this process has, as rows of its own, in the order given."""
+    def here(self, rows: Tensor) -> Tensor:
+        """See `AllLists`; the documents of this process."""
         lists = self._lists(rows)
         mine = self.owner[lists] == self.rank
         return rows[mine] + self._shift[lists[mine]]
@@ -223,16 +271,13 @@ class SharedLists:
     def _lists(self, rows: Tensor) -> Tensor:  # (M,)
         return torch.bucketize(rows, self.offsets, right=True) - 1
 
-    def per_query(
-        self,
-        values: Tensor,  # (q, ...) one for each list of this process
-    ) -> Tensor:  # (Q, ...)
-        """One value for every list of the set, on every process."""
+    def per_query(self, values: Tensor) -> Tensor:
+        """See `AllLists`; each process sends those of its lists."""
         return self.exchange(values, self.owner)
 
-    def all_ids(self, ids: Sequence[Any]) -> tuple[Any, ...]:
-        """The id of every list of the set, of which this process has those of its own lists."""
-        each = list(map(iter, all_gather(list(ids))))
+    def ids(self, own: tuple[Any, ...]) -> tuple[Any, ...]:
+        """See `AllLists`; each process sends those of its lists."""
+        each = list(map(iter, all_gather(own)))
         return tuple([next(each[owner]) for owner in self.owner.tolist()])
 
     def collect(
@@ -267,7 +312,7 @@ class SharedLists:
         return all_reduce(values, operation)
 
     def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
-        """`all_gather` of arrays, or of tuples of arrays, counted in `traffic`; for small ones."""
+        """`all_gather` over processes, counted in `traffic`."""
         if world_size() > 1:
             size = 0
             for one in arrays:
@@ -276,6 +321,19 @@ class SharedLists:
                     size += part.nbytes
             self.traffic.update(calls=1, bytes=size)
         return all_gather(arrays)
+
+    def of_rank(self, lists: Tensor, rank: int, world_size: int) -> Tensor:
+        """See `AllLists`; those that this process has."""
+        return self.owner[lists] == self.rank
+
+    def in_blocks(self, make: _Make, offsets: Tensor, folder: Path | None = None, rows: int = _ROWS_AT_ONCE) -> Tensor:
+        """See `AllLists`; ``rows`` bounds a block, but for a longer list."""
+        none = make(slice(0), offsets[:1])
+        found = torch.from_numpy(scratch_array((int(offsets[-1]), none.shape[1]), none.numpy().dtype, folder))
+        for first, last in list_blocks(offsets, rows):
+            start, stop = int(offsets[first]), int(offsets[last])
+            found[start:stop] = make(slice(start, stop), offsets[first : last + 1] - start)
+        return found
 
     def part(
         self,
@@ -291,7 +349,7 @@ class SharedLists:
     ) -> Tensor:  # (M, ...)
         """Values of which every process has some, all of them on every process, in their order."""
         size = world_size()
-        if size == 1:
+        if size == 1 or not len(owner):
             return values
         counts = torch.bincount(owner, minlength=size).tolist()
         sent = values.new_zeros((max(counts), *values.shape[1:]))
@@ -305,80 +363,58 @@ class SharedLists:
         return whole
 
 
-def query_numbers(data: RankingData) -> Tensor:  # (q,)
-    """The numbers of these queries in the whole set."""
-    if data.shared_lists is None:
-        return torch.arange(data.num_queries)
-    return data.shared_lists.own
-
-
-def all_qids(data: RankingData) -> tuple[Hashable, ...]:
-    """The ids of all queries of the whole set."""
-    if data.shared_lists is None:
-        return data.qids
-    return data.shared_lists.all_ids(data.qids)
-
-
 def limit_documents(data: RankingData, documents: int, *, seed: int = 0, folder: Path | None = None) -> RankingData:
     """A random sample of whole lists with at most ``documents`` documents, but at least one list.
 
     The sample does not depend on the number of processes. A list stays on its process; features of shared lists are
     copied to a file in ``folder``.
     """
-    sizes = data.all_sizes
+    sizes, shared = data.all_lists.sizes, data.shared_lists
     if int(sizes.sum()) <= documents:
         return data
     drawn = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
     within = sizes[drawn].cumsum(0) <= documents
     within[0] = True
     queries = drawn[within].sort().values
-    if data.shared_lists is None:
+    if shared is None:
         return data.select(queries)
-    own = torch.isin(data.shared_lists.own, queries).nonzero()[:, 0]
-    rows = gather_segments(data.offsets, own)[0]
+    own = torch.isin(shared.own, queries).nonzero()[:, 0]
+    rows, offsets = gather_segments(data.offsets, own)
     part = data.replace(features=data.features[:, :0]).select(own)
     return part.replace(
-        features=_copied(data, rows, lambda some: data.features[some], folder),
+        features=shared.in_blocks(lambda some, _: data.features[rows[some]], offsets, folder),
         feature_names=data.feature_names,
         categories=data.categories,
-        shared_lists=data.shared_lists.part(queries),
+        shared_lists=shared.part(queries),
     )
 
 
 def gather_lists(data: RankingData, folder: Path | None = None) -> RankingData:
     """All lists on every process; features of shared lists are copied to a file in ``folder``."""
-    if data.shared_lists is None:
+    whole = data.shared_lists
+    if whole is None:
         return data
     if world_size() == 1:
         return data.replace(shared_lists=None)
-    offsets = data.all_offsets
+    offsets = whole.offsets
     rows = torch.arange(int(offsets[-1]))
     order = torch.empty_like(data.order)  # of the documents of a list, as the caller gave them
     order[argsort_segments(data.order, data.offsets)] = positions(data.offsets)
     weights = data.query_weights
     if weights is not None:
-        weights = data.of_all_queries(weights)
+        weights = whole.per_query(weights)
 
     def gathered(values: Tensor) -> Tensor:
         if values is data.features:
-            return values
-        return data.take(values, rows)
+            return whole.in_blocks(lambda some, _: whole.take(values, rows[some]), offsets, folder)
+        return whole.take(values, rows)
 
-    others = data.of_documents(gathered)
     return data.replace(
-        **{**others, "features": _copied(data, rows, lambda some: data.take(data.features, some), folder)},
+        **data.of_documents(gathered),
         offsets=offsets,
         qids=tuple(range(len(offsets) - 1)),
-        order=data.take(order, rows) + offsets[:-1].repeat_interleave(offsets.diff()),
+        order=whole.take(order, rows) + offsets[:-1].repeat_interleave(offsets.diff()),
         doc_ids=None,
         query_weights=weights,
         shared_lists=None,
     )
-
-
-def _copied(data: RankingData, rows: Tensor, features_of: Callable[[Tensor], Tensor], folder: Path | None) -> Tensor:
-    """Features of some documents in a memory-mapped file, copied block by block."""
-    kept = torch.from_numpy(scratch_array((len(rows), data.num_features), data.features.numpy().dtype, folder))
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        kept[start : start + _ROWS_AT_ONCE] = features_of(rows[start : start + _ROWS_AT_ONCE])
-    return kept

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self, TypeVar
 
@@ -21,7 +22,7 @@ from lgmml_torch import categories as vocabularies
 from lgmml_torch import inputs, segments
 from lgmml_torch.categories import Asked, Categories
 from lgmml_torch.checks import DataError, check_choice, check_positive
-from lgmml_torch.distributed import SharedLists
+from lgmml_torch.distributed import AllLists, SharedLists
 
 _Value = TypeVar("_Value")
 _ROWS_AT_ONCE = 4096  # of features that may be more than memory holds
@@ -43,7 +44,7 @@ class RankingData:
         doc_ids: an id for each document, or None.
         query_weights: ``(Q,)`` or None.
         feature_names: a name for each feature, or None.
-        shared_lists: where these are the lists of one process of several: which of the set's lists they are. None: all.
+        shared_lists: which of the set's lists these are, where processes share it; None: all. See `all_lists`.
         categories: for each feature the words its codes stand for, None for numbers; None where all are numbers.
         document_weights: ``(N,)`` how often the relevance of each document counts, or None.
         positions: ``(N,)`` where each document was shown when its clicks were logged, or None.
@@ -198,15 +199,10 @@ class RankingData:
         """``(Q,)`` documents per query."""
         return self.offsets.diff()
 
-    @property
-    def all_sizes(self) -> Tensor:
-        """``(Q,)`` documents per query of the whole set, where processes share it."""
-        return self.sizes if self.shared_lists is None else self.shared_lists.sizes
-
-    @property
-    def all_offsets(self) -> Tensor:
-        """``(Q+1,)`` offsets of the whole set, where processes share it."""
-        return self.offsets if self.shared_lists is None else self.shared_lists.offsets
+    @cached_property
+    def all_lists(self) -> AllLists:
+        """All lists of the set; these, unless several processes share it."""
+        return AllLists(self.sizes) if self.shared_lists is None else self.shared_lists
 
     @property
     def query_index(self) -> Tensor:
@@ -282,28 +278,6 @@ class RankingData:
         out = torch.empty_like(values)
         out[self.order.to(values.device)] = values
         return out
-
-    def take(
-        self,
-        values: Tensor,  # (N, ...)
-        rows: Tensor,  # (M,)
-    ) -> Tensor:  # (M, ...)
-        """Values of some documents of the whole set, by their rows in it, on every process that shares it."""
-        return values[rows.to(values.device)] if self.shared_lists is None else self.shared_lists.take(values, rows)
-
-    def here(
-        self,
-        rows: Tensor,  # (M,)
-    ) -> Tensor:  # (m,)
-        """Of some rows of the whole set those that are here, as rows of this data, in the order given."""
-        return rows if self.shared_lists is None else self.shared_lists.here(rows)
-
-    def of_all_queries(
-        self,
-        values: Tensor,  # (q, ...)
-    ) -> Tensor:  # (Q, ...)
-        """One value for each query of the whole set, on every process that shares it."""
-        return values if self.shared_lists is None else self.shared_lists.per_query(values)
 
     def select(self, queries: Sequence[int] | Tensor) -> Self:
         """The chosen queries (indices, not ids), in the order chosen; the caller's order is kept among their rows."""
@@ -385,11 +359,11 @@ class RankingData:
 
         Of lists that processes share, only those that each of them knows.
         """
-        sizes = self.all_sizes
+        sizes = self.all_lists.sizes
         extent = (int(sizes.min()), int(sizes.median()), int(sizes.max())) if len(sizes) else (0, 0, 0)
         found: dict[str, Any] = {"queries": len(sizes), "documents": int(sizes.sum()), "features": self.num_features}
         found |= {"labels": {}, "documents per query (min, median, max)": extent}
-        if self.shared_lists is not None:
+        if self.all_lists.shared:
             return found
         values, counts = torch.unique(self.labels, return_counts=True)
         found["labels"] = dict(zip(values.tolist(), counts.tolist(), strict=True))

@@ -41,7 +41,7 @@ def exchanged(folder: str) -> dict[str, Any]:
         values = part.own_rows.double()[:, None] * torch.tensor([[1.0, 2.0]], dtype=torch.float64)
         taken, lists = part.take(values, ROWS), part.per_query(part.own.double())
         sent = [part.traffic["calls"], part.traffic["bytes"]]
-        ids = list(part.all_ids([f"q{number}" for number in part.own.tolist()]))
+        ids = list(part.ids([f"q{number}" for number in part.own.tolist()]))
         found["shared"].append([taken, lists, sent, ids, part.collect(values, 1), part.most])
     tensors = {"b": torch.full((2,), float(rank)), "a": torch.tensor([rank]), "none": torch.empty(0)}
     distributed.broadcast_tensors(tensors)

@@ -95,7 +95,7 @@ def train(
     clock.lap("local metrics")
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
     clock.lap("training" if prepared.bank.trained else "weights")
-    first, shared = trained.trainer.is_global_zero, any(part.shared_lists is not None for part in splits.values())
+    first, shared = trained.trainer.is_global_zero, any(part.all_lists.shared for part in splits.values())
     if not (first or shared):
         return None
     if base is not None:
@@ -148,7 +148,7 @@ def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase |
 
 
 def _check_in_memory(setting: str, splits: Mapping[str, RankingData]) -> None:
-    if any(part.shared_lists is not None for part in splits.values()):
+    if any(part.all_lists.shared for part in splits.values()):
         raise ConfigError(f"`{setting}` needs data in memory, got data=shards or data=folder")
 
 

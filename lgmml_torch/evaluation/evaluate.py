@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lgmml_torch.checks import DataError, DataWarning, check_positive, check_shape
 from lgmml_torch.data.trec import as_arrays
-from lgmml_torch.distributed import all_qids
 from lgmml_torch.evaluation.tables import evaluation_markdown
 from lgmml_torch.functional.features import list_rank_percentiles
 from lgmml_torch.functional.measures import Function, Measure, measures_of, rank_data, rank_metrics
@@ -151,8 +150,8 @@ def evaluate(
         scores = model.score(part, known_queries=known_queries, policy=policy, documents_at_once=documents_at_once)
         warn_if_degenerate(scores, part.offsets.cpu())
         found.append(_of_all(rank_data(scores, part, **rules), part))
-        qids.append(all_qids(part))
-        documents += int(part.all_sizes.sum())
+        qids.append(part.all_lists.ids(part.qids))
+        documents += part.all_lists.num_documents
     weights = policy or model.phi.policy
     if known_queries:
         weights = OWN_PHI
@@ -179,15 +178,15 @@ def evaluate_scores(
     """
     check_shape("scores", scores, (data.num_documents,))
     rules: dict[str, Any] = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
-    found, documents = _of_all(rank_data(scores, data, **rules), data), int(data.all_sizes.sum())
-    return _summarise([found], all_qids(data), documents, rules, split, policy, seed)
+    found, documents = _of_all(rank_data(scores, data, **rules), data), data.all_lists.num_documents
+    return _summarise([found], data.all_lists.ids(data.qids), documents, rules, split, policy, seed)
 
 
 def _of_all(values: dict[str, Tensor], data: RankingData) -> dict[str, Tensor]:
     """The values of all queries, where processes share them."""
     found = {}
     for name, column in values.items():
-        found[name] = data.of_all_queries(column.cpu())
+        found[name] = data.all_lists.per_query(column.cpu())
     return found
 
 

@@ -278,7 +278,7 @@ def _with_scores_of(state: BoostState, found: Learners, problem: Problem) -> Boo
 def _measure_of_all(scores: Tensor, data: RankingData, measure: Measure) -> float:
     """Mean of a measure over the queries it counts, of all processes that share the data."""
     values = rank_metrics(scores, data.labels, data.offsets, metrics=[measure])[measure.name]
-    return float(data.of_all_queries(values).nanmean())
+    return float(data.all_lists.per_query(values).nanmean())
 
 
 def _resumed(state: BoostState, start: BoostState, problem: Problem) -> BoostState:

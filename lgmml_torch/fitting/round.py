@@ -140,7 +140,7 @@ class Problem:
         usable = _usable_queries(data)
         weights = data.query_weights
         if weights is not None:
-            weights = data.of_all_queries(weights)
+            weights = data.all_lists.per_query(weights)
         return cls(data, valid, usable, weights, config, seed, num_positions(data), start, measure)
 
     @staticmethod
@@ -155,7 +155,7 @@ class Problem:
 
         The canonical order would rank the worst first among equals, and the caller's would make the fit depend on it.
         """
-        order = data.here(torch.randperm(int(data.all_sizes.sum()), generator=cls.generator(seed, -1)))
+        order = data.all_lists.here(torch.randperm(data.all_lists.num_documents, generator=cls.generator(seed, -1)))
         order = order.to(data.offsets.device)
         order = order[segment_ids(data.offsets)[order].argsort(stable=True)]
         return data.replace(**data.of_documents(lambda values: values[order]), order=data.order[order], doc_ids=None)
@@ -191,22 +191,22 @@ class Problem:
 
         Where processes share the data, each sends what it has of the drawn lists, and all draw and find the same.
         """
-        data, config, usable = self.data, self.config, self.usable
+        data, everything, config, usable = self.data, self.data.all_lists, self.config, self.usable
         drawn = usable[torch.randperm(len(usable), generator=generator).to(usable.device)]
         drawn = drawn[: max(1, round(config.subsample * len(usable)))]
-        fits = data.all_sizes[drawn].cumsum(0) <= 4 * config.cap
+        fits = everything.sizes[drawn].cumsum(0) <= 4 * config.cap
         fits[0] = True
         queries = drawn[fits].sort().values
-        rows, offsets = gather_segments(data.all_offsets, queries)
+        rows, offsets = gather_segments(everything.offsets, queries)
         dtype = data.features.dtype
         gradients, hessians = lambda_gradients(
-            data.take(scores, rows).to(dtype),
-            data.take(data.labels, rows).to(dtype),
+            everything.take(scores, rows).to(dtype),
+            everything.take(data.labels, rows).to(dtype),
             offsets,
             truncation=config.truncation,
             sigma=config.sigma,
             floor=config.hessian_floor,
-            weights=None if data.document_weights is None else data.take(data.document_weights, rows),
+            weights=None if data.document_weights is None else everything.take(data.document_weights, rows),
         )
         query = segment_ids(offsets)
         if self.weights is not None:
@@ -215,13 +215,13 @@ class Problem:
         kept = (hessians > 0).nonzero()[:, 0]
         some = kept[_draw_rows(hessians[kept], config.cap, generator)]
         sizes = torch.bincount(query[some])
-        shown = None if data.positions is None else data.take(data.positions, rows[some])
-        features = data.take(data.features, rows[some])
+        shown = None if data.positions is None else everything.take(data.positions, rows[some])
+        features = everything.take(data.features, rows[some])
         return Bag(features, gradients[some], hessians[some], offsets_from_sizes(sizes[sizes > 0]), shown)
 
 
 def _shape(data: RankingData) -> tuple[int, int]:
-    return int(data.all_sizes.sum()), data.num_features
+    return data.all_lists.num_documents, data.num_features
 
 
 def _check_start(start: Bank, data: RankingData, config: BoostConfig) -> None:
@@ -240,7 +240,7 @@ def _to_validate_on(valid: RankingData, num_features: int) -> RankingData | None
     if valid.num_features != num_features:
         raise LGMMLError(f"`valid` must have {num_features} features as `data` has, got {valid.num_features}")
     relevant = segment_max(valid.labels, valid.offsets, empty=0.0) > 0
-    if bool(valid.of_all_queries(relevant.byte()).any()):
+    if bool(valid.all_lists.per_query(relevant.byte()).any()):
         return valid
     warnings.warn(
         "no validation query has a relevant document, so all rounds are run and kept", DataWarning, stacklevel=3
@@ -258,7 +258,7 @@ def _usable_queries(data: RankingData) -> Tensor:  # (U,)
     usable = (segment_max(counted, data.offsets) > segment_min(labels, data.offsets)) & (best > 0)
     if data.query_weights is not None:
         usable &= data.query_weights > 0
-    usable = data.of_all_queries(usable.byte())
+    usable = data.all_lists.per_query(usable.byte())
     if not bool(usable.any()):
         raise DataError("`data` must have a query with documents of different labels, got none")
     return usable.nonzero()[:, 0]

@@ -50,18 +50,18 @@ class TrainedBuilder(BankBuilder):
         """See `start_trained`."""
         generator = torch.Generator().manual_seed(seed)
         lowest = segment_min(data.labels, data.offsets)[data.query_index]
-        count = int(data.all_offsets[-1])
-        relevant = data.take(data.labels > lowest, torch.arange(count)).nonzero()[:, 0]
+        count, everything = data.all_lists.num_documents, data.all_lists
+        relevant = everything.take(data.labels > lowest, torch.arange(count)).nonzero()[:, 0]
         if not len(relevant):
             raise DataError("`data` must have a query with documents of different labels, got none")
         drawn = relevant[torch.randint(len(relevant), (self.num_metrics,), generator=generator)]
-        anchors = data.take(data.features, drawn).clone()
+        anchors = everything.take(data.features, drawn).clone()
         rank = min(self.rank, data.num_features)
         shape = (self.num_metrics, data.num_features, rank)
         factors = STARTS[self.start](data, shape, generator).to(anchors)
         metrics = LocalMetrics([MetricBlock(anchors, factors)], num_features=data.num_features)
         some = torch.randperm(count, generator=generator)[:SCALE_DOCUMENTS].sort().values
-        means = metrics(data.take(data.features, some)).mean(0)
+        means = metrics(everything.take(data.features, some)).mean(0)
         metrics.set_scales(torch.where(means > 0, means, torch.ones_like(means)))
         phi = anchors.new_full((self.num_metrics,), _START_WEIGHT / self.num_metrics**0.5)
         return Bank(metrics, self.kernel, phi, {"start": self.start, "rank": rank}, trained=True)
@@ -101,7 +101,7 @@ def _random(data: RankingData, shape: Shape, generator: torch.Generator) -> Tens
 
 def _strength(data: RankingData, shape: Shape, generator: torch.Generator) -> Tensor:
     """Each feature times its covariance with the labels, list by list, over its deviation."""
-    lists = TrainingLists(data.features, data.offsets, data.shared_lists)
+    lists = TrainingLists.of(data)
     covariance = lists.weighted_sum(centre_segments(data.labels.double(), data.offsets))
     strength = covariance.abs() / lists.moments[1].clamp_min(_LEAST_DEVIATION)
     return weighted_factors(strength / strength.max().clamp_min(torch.finfo(torch.float64).tiny), shape, generator)

@@ -228,9 +228,9 @@ def label_difference_loss(
 
 def num_positions(data: RankingData) -> int:
     """Positions from 0 to the last one at which a document of any process was shown; 0 without positions."""
-    if data.positions is None or not len(data.all_sizes):
+    if data.positions is None or not len(data.all_lists):
         return 0
-    return 1 + int(data.of_all_queries(segment_max(data.positions, data.offsets, empty=-1)).max())
+    return 1 + int(data.all_lists.per_query(segment_max(data.positions, data.offsets, empty=-1)).max())
 
 
 def bias_of(bias: Tensor, positions: Tensor) -> Tensor:  # (P,), (N,) -> (N,)

@@ -15,10 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words, vocabularies
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
-from lgmml_torch.files import scratch_array
 from lgmml_torch.ragged import RankingData
-
-_ROWS_AT_ONCE = 8192  # of lists that may exceed memory
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class CategoryEncoder:
         """
         if train.categories is None or train.feature_names is None:
             raise DataError("categories must stand in columns with names, got features without")
-        if len(train.all_sizes) != len(train):
+        if len(train.all_lists) != len(train):
             raise DataError("categories need all training lists in one process, got several processes that share them")
         steps: list[_Step] = [None] * train.num_features
         for column in category_columns(train.categories):
@@ -133,15 +130,10 @@ class CategoryEncoder:
         return data.replace(features=features, categories=self.categories)
 
     def _built(self, data: RankingData, held: Mapping[int, Tensor]) -> RankingData:
-        if data.shared_lists is None:
-            features = self.numbers(data.features, held)
-        else:  # may exceed memory
-            kind = data.features.numpy().dtype
-            features = torch.from_numpy(scratch_array((data.num_documents, len(self.columns)), kind))
-            for start in range(0, data.num_documents, _ROWS_AT_ONCE):
-                rows = slice(start, start + _ROWS_AT_ONCE)
-                own = {column: values[rows] for column, values in held.items()}
-                features[rows] = self.numbers(data.features[rows], own)
+        def numbers(rows: slice, _: Tensor) -> Tensor:
+            return self.numbers(data.features[rows], {column: values[rows] for column, values in held.items()})
+
+        features = data.all_lists.in_blocks(numbers, data.offsets)
         return data.replace(features=features, feature_names=self.columns, categories=None)
 
     def numbers(self, features: Tensor, held: Mapping[int, Tensor] | None = None) -> Tensor:

@@ -27,7 +27,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils import signal_handling
 
 from lgmml_torch.checks import ConfigError, DataError, LoaderError, check_choice, check_whole
-from lgmml_torch.distributed import query_numbers
 from lgmml_torch.functional.warp import Among, Draws, NegativeTable
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, list_blocks, segment_max
@@ -74,13 +73,12 @@ class TrainingBatches(Dataset[TrainingBatch]):
         self.document_weights = _or_ones(data.document_weights, data.num_documents)
         self.batching, self.batch_size, self.max_draws, self.seed = batching, batch_size, max_draws, seed
         self.draws = draws
-        self.shared_lists, self.query_numbers = data.shared_lists, query_numbers(data)
-        self.sizes = data.all_sizes
-        if self.shared_lists is not None and batching == "triplets":
+        self.all_lists = data.all_lists
+        if self.all_lists.shared and batching == "triplets":
             raise ConfigError("`batching` must be 'lists' for data that processes share, got 'triplets'")
-        self.num_positives = data.of_all_queries(self.table.positive_offsets.diff())
+        self.num_positives = self.all_lists.per_query(self.table.positive_offsets.diff())
         most = segment_max(self.table.count.double(), data.offsets, empty=0.0).long()
-        self.most_negatives = data.of_all_queries(most)
+        self.most_negatives = self.all_lists.per_query(most)
         self.queries = self.num_positives.nonzero()[:, 0]
         if not len(self.queries):
             raise DataError(
@@ -108,13 +106,6 @@ class TrainingBatches(Dataset[TrainingBatch]):
         )
         chosen = shuffled[batch * self.batch_size : (batch + 1) * self.batch_size]
         return self._lists(self.queries[chosen], generator)
-
-    def _own(self, lists: Tensor) -> Tensor:
-        """Whether each list of a batch belongs to this rank."""
-        if self.shared_lists is not None:
-            return self.shared_lists.owner[lists] == self.shared_lists.rank
-        rank, world_size = self.share
-        return torch.arange(len(lists)) % world_size == rank
 
     def _tuple_weights(self, draws: Draws) -> Tensor:
         """The weight of each tuple: its own times its query's and its positive's."""
@@ -144,9 +135,9 @@ class TrainingBatches(Dataset[TrainingBatch]):
         )
 
     def _lists(self, chosen: Tensor, generator: torch.Generator) -> TrainingBatch:
-        own = self._own(chosen)
+        own = self.all_lists.of_rank(chosen, *self.share)
         queries = chosen[own]
-        lists = torch.searchsorted(self.query_numbers, queries)
+        lists = torch.searchsorted(self.all_lists.own, queries)
         counts = self.num_positives[chosen] * self.draws
         drawn = lists[: len(lists) * self.draws]
         places, most = own.repeat_interleave(counts).nonzero()[:, 0], int(self.most_negatives[chosen].max())
@@ -157,7 +148,7 @@ class TrainingBatches(Dataset[TrainingBatch]):
         owner = torch.empty_like(self.offsets)
         owner[lists] = torch.arange(len(lists))
         moved = shift[owner[draws.queries]]
-        sizes = self.sizes[chosen]
+        sizes = self.all_lists.sizes[chosen]
         return TrainingBatch(
             rows,
             queries,
@@ -255,7 +246,7 @@ class RankingDataModule(pl.LightningDataModule):
             names = [split for split, lists in self.splits.items() if lists]
             raise DataError(f"there are no {name!r} queries; this run has {names}")
         rank, world_size = 0, 1
-        if data.shared_lists is None:  # otherwise this rank has its own lists only
+        if not data.all_lists.shared:  # otherwise this rank has its own lists only
             rank, world_size = self._ranks()
         runs = list(list_blocks(data.offsets, _EVALUATED, at_least=world_size))[rank::world_size]
         # A rank without a list has an empty run, since it takes part when results are put together.

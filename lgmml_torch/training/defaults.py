@@ -135,7 +135,7 @@ class Sizes:
     @classmethod
     def of(cls, data: RankingData) -> Sizes:
         """The sizes of the training data."""
-        return cls(len(data.all_sizes), int(data.all_sizes.sum()), data.num_features)
+        return cls(len(data.all_lists), data.all_lists.num_documents, data.num_features)
 
     def __str__(self) -> str:
         return f"{self.queries:,} training queries with {self.documents:,} documents of {self.features} features"

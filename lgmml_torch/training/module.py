@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import DivergedError, LGMMLError, check_number, check_positive
-from lgmml_torch.distributed import query_numbers
 from lgmml_torch.evaluation.metric import RankingMetrics
 from lgmml_torch.functional.losses import bias_of
 from lgmml_torch.functional.measures import Function, Measure
@@ -165,7 +164,7 @@ class LGMMLModule(pl.LightningModule):
         if self.model.phi.needs_summaries:
             lists = self.lists("train")
             everything = lists.part(slice(None), lists.offsets)
-            self.model.summarize(self._distances(everything), lists.offsets, self.data_of("train").of_all_queries)
+            self.model.summarize(self._distances(everything), lists.offsets, self.data_of("train").all_lists.per_query)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """Loss of one batch."""
@@ -318,7 +317,7 @@ class LGMMLModule(pl.LightningModule):
         kappa = kernel(self._distances(lists.part(slice(start, stop), offsets)), self.model.kernel)
         rows = None
         if known:
-            rows = query_numbers(self.data_of(split))[first:last].to(kappa.device)
+            rows = self.data_of(split).all_lists.own[first:last].to(kappa.device)
         scores = score(kappa, self.model.weights(kappa, offsets, policy=policy, rows=rows), offsets)
         if not bool(scores.isfinite().all()):
             raise DivergedError(
@@ -341,7 +340,7 @@ class LGMMLModule(pl.LightningModule):
         steps = self.trainer.max_steps
         if steps <= 0:
             steps = (self.trainer.max_epochs or 1) * epoch
-        horizon = Horizon(len(batches.sizes), steps * per_step)
+        horizon = Horizon(len(batches.all_lists), steps * per_step)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rule(step * per_step, horizon))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

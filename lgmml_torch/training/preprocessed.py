@@ -13,9 +13,8 @@ from torch import Tensor
 from lgmml_torch.checks import LGMMLError
 from lgmml_torch.data.cache import Arrays, Cache
 from lgmml_torch.distributed import limit_documents
-from lgmml_torch.files import scratch_array
 from lgmml_torch.functional.selection import FeatureChoice, FeatureSums, choose_features
-from lgmml_torch.models.preprocess.base import Preprocess, TrainingLists
+from lgmml_torch.models.preprocess.base import BLOCK_VALUES, Preprocess, TrainingLists
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import tensors_digest
 from lgmml_torch.ragged import RankingData
@@ -65,7 +64,7 @@ class Views:
 def views_fit(splits: Mapping[str, RankingData], columns: int, dtype: torch.dtype) -> bool:
     """Whether memory shall hold the preprocessed features of all training and validation lists."""
     lists = [splits[name] for name in ("train", "valid") if name in splits]
-    return sum([int(data.all_sizes.sum()) for data in lists]) * columns * dtype.itemsize <= _KEPT_BYTES
+    return sum([data.all_lists.num_documents for data in lists]) * columns * dtype.itemsize <= _KEPT_BYTES
 
 
 def sample_of(data: RankingData, seed: int, folder: Path | None = None, *, start: bool = False) -> RankingData:
@@ -76,25 +75,20 @@ def sample_of(data: RankingData, seed: int, folder: Path | None = None, *, start
     if start:
         few = limit_documents(data, _START_VALUES // max(1, data.num_features), seed=seed, folder=folder)
         lowest = segment_min(few.labels, few.offsets)[few.query_index]
-        relevant = (few.labels > lowest).sum()
-        if few.shared_lists is not None:
-            relevant = few.shared_lists.all_reduce(relevant, "sum")
-        if len(few.all_sizes) == len(data.all_sizes) or int(relevant) >= _START_RELEVANT:
+        relevant = few.all_lists.all_reduce((few.labels > lowest).sum(), "sum")
+        if len(few.all_lists) == len(data.all_lists) or int(relevant) >= _START_RELEVANT:
             return few
     return limit_documents(data, SAMPLE_VALUES // max(1, data.num_features), seed=seed, folder=folder)
 
 
 def select_features(data: RankingData) -> FeatureChoice:
     """Which raw features stay, by the lists of all processes; the same for any number of them."""
-    labels, numbers = data.labels, None
+    labels, everything = data.labels, data.all_lists
     if data.document_weights is not None:
         labels = labels * data.document_weights
-    if data.shared_lists is not None:
-        numbers = data.shared_lists.own
-    sums = FeatureSums(data.num_features, len(data.all_sizes))
-    sums.add(data.features, labels, data.offsets, numbers)
-    if data.shared_lists is not None:
-        sums.parts = data.shared_lists.all_reduce(sums.parts, "sum")
+    sums = FeatureSums(data.num_features, len(everything))
+    sums.add(data.features, labels, data.offsets, everything.own)
+    sums.parts = everything.all_reduce(sums.parts, "sum")
     return choose_features(sums)
 
 
@@ -102,22 +96,18 @@ def fit_preprocess(
     preprocess: Preprocess, sample: RankingData, data: RankingData, folder: Path | None = None
 ) -> RankingData:
     """Fit a preprocessing on a sample, that of all processes where they share it, and apply it to ``data``."""
-    if data is sample and sample.shared_lists is None:
+    if data is sample and not sample.all_lists.shared:  # in one pass
         return sample.replace(features=preprocess.fit_transform(sample.features, sample.offsets))
-    preprocess.fit_lists(TrainingLists(sample.features, sample.offsets, sample.shared_lists))
+    preprocess.fit_lists(TrainingLists.of(sample))
     return preprocessed(preprocess, data, folder)
 
 
 def preprocessed(preprocess: Preprocess, data: RankingData, folder: Path | None = None) -> RankingData:
     """The lists with preprocessed features; features of shards, which may exceed memory, go to a file."""
-    if data.shared_lists is None:
-        return data.replace(features=preprocess(data.features, data.offsets))
-    kind = preprocess(data.features[:0], data.offsets[:1])
-    features = torch.from_numpy(scratch_array((data.num_documents, kind.shape[1]), kind.numpy().dtype, folder))
-    done = 0
-    for block in TrainingLists(data.features, data.offsets, data.shared_lists, steps=(preprocess,)).blocks():
-        features[done : done + len(block)] = block
-        done += len(block)
+    rows = max(1, BLOCK_VALUES // max(1, data.num_features, preprocess.num_features_out))
+    features = data.all_lists.in_blocks(
+        lambda some, offsets: preprocess(data.features[some], offsets), data.offsets, folder, rows
+    )
     return data.replace(features=features)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from lgmml_torch import distributed
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.data.cache import Cache
-from lgmml_torch.distributed import all_qids, gather_lists
+from lgmml_torch.distributed import gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
 from lgmml_torch.functional.calibration import fit_grade_map
 from lgmml_torch.functional.losses import num_positions, position_curve
@@ -88,15 +88,15 @@ class Prepared:
             ConfigError: weights for each query of data that processes share are too large for every process.
         """
         train, metrics = self.splits["train"], self.bank.metrics
-        queries, qids = len(train.all_sizes), train.qids
-        if train.shared_lists is not None and distributed.world_size() > 1:
+        queries, qids = len(train.all_lists), train.qids
+        if train.all_lists.shared and distributed.world_size() > 1:
             row = _row_bytes(make_phi(1, metrics.num_metrics))
             if row * queries > _LARGEST_PHI:
                 raise ConfigError(
                     f"Φ of {queries:,} queries takes {row * queries / 2**30:.1f} GiB on every process, more than "
                     f"{_LARGEST_PHI / 2**30:g} GiB; use phi=shared"
                 )
-            qids = all_qids(train) if row else ()
+            qids = train.all_lists.ids(qids) if row else ()
         start = {}
         if self.bank.phi is not None:
             start["init"] = self.bank.phi
@@ -209,10 +209,8 @@ class Trained:
         if valid is None:
             log.info("no chances of grades: there are no validation queries to fit them to")
             return
-        scores, labels = self.score("valid"), valid.labels
-        if valid.shared_lists is not None:
-            parts = distributed.all_gather((scores, labels))
-            scores, labels = map(torch.cat, zip(*parts, strict=True))
+        parts = valid.all_lists.all_gather((self.score("valid"), valid.labels))
+        scores, labels = map(torch.cat, zip(*parts, strict=True))
         try:
             self.model.grade_map = fit_grade_map(scores, labels)
         except LGMMLError as error:
@@ -288,7 +286,7 @@ def prepare(
     log.info("%d local metrics", bank.metrics.num_metrics)
     known = {}
     for name, part in (("train", fitted), ("valid", seen)):
-        if part is not None and splits[name].shared_lists is None and len(part) == len(splits[name]):
+        if part is not None and not splits[name].all_lists.shared and len(part) == len(splits[name]):
             known[name] = part.features
     return Prepared(preprocess, bank, dict(splits), preprocessed=known, encoder=encoder, set_aside=reason)
 

@@ -250,7 +250,10 @@ def test_text_is_streamed_too(tmp_path: Path) -> None:
 
 def own_lists(folder: str, cache: str) -> dict[str, Any]:
     data = open_table(folder, stream=True, cache=cache)["train"]
-    return {"qids": list(data.qids), "all": data.take(data.features, torch.arange(int(data.all_offsets[-1])))}
+    return {
+        "qids": list(data.qids),
+        "all": data.all_lists.take(data.features, torch.arange(int(data.all_lists.offsets[-1]))),
+    }
 
 
 def test_processes_share_one_cache(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def own_lists(folder: str) -> dict[str, Any]:
     data = open_shards(folder, cache=False)
     assert data.shared_lists is not None
     rows = torch.arange(int(data.shared_lists.sizes.sum()))
-    return {"qids": list(data.qids), "all": data.take(data.features, rows)}
+    return {"qids": list(data.qids), "all": data.all_lists.take(data.features, rows)}
 
 
 def test_processes_read_their_own(folder: Path) -> None:

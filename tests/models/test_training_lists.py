@@ -147,7 +147,7 @@ STEPS: dict[str, Callable[[], Preprocess]] = {
 def fitted(name: str, owner: list[int] | None, block: int, column: int) -> dict[str, Any]:
     base.BLOCK_VALUES, base.COLUMN_VALUES = block, column
     data = own_part(DATA, owner)
-    preprocess = STEPS[name]().fit_lists(TrainingLists(data.features, data.offsets, data.shared_lists))
+    preprocess = STEPS[name]().fit_lists(TrainingLists.of(data))
     return dict(preprocess.state_dict())
 
 
@@ -190,9 +190,7 @@ class TestSharedLists:
             shared = own_part(lists)
             for data in (lists, shared):
                 with pytest.raises(LGMMLError, match="`features` must be finite"):
-                    Chain([Standardize(), then()]).fit_lists(
-                        TrainingLists(data.features, data.offsets, data.shared_lists)
-                    )
+                    Chain([Standardize(), then()]).fit_lists(TrainingLists.of(data))
 
     def test_columns_are_shared_out(self) -> None:
         for documents, features, owner, widths in [
@@ -206,7 +204,7 @@ class TestSharedLists:
     def test_no_rows_anywhere(self) -> None:
         none = own_part(DATA.select([]))
         with pytest.raises(LGMMLError, match="must have rows and columns to fit 'norm2'"):
-            Norm2().fit_lists(TrainingLists(none.features, none.offsets, none.shared_lists))
+            Norm2().fit_lists(TrainingLists.of(none))
 
 
 def every_step(owner: list[int] | None) -> dict[str, Any]:
@@ -217,7 +215,7 @@ def columns_looked_at(documents: int, features: int, owner: list[int]) -> int:
     x = torch.arange(4.0 * documents * features).view(4 * documents, features)
     data = own_part(RankingData.from_arrays(x, torch.zeros(len(x)), group=[documents] * 4), owner)
     seen: list[float] = []
-    lists = TrainingLists(data.features, data.offsets, data.shared_lists)
+    lists = TrainingLists.of(data)
     found = lists.per_column(lambda column: seen.append(column[0]) or np.array([column.sum()]))  # type: ignore[func-returns-value]
     assert np.concatenate(found).tolist() == x.sum(0).tolist()
     return len(seen)
@@ -225,7 +223,7 @@ def columns_looked_at(documents: int, features: int, owner: list[int]) -> int:
 
 def components() -> Tensor:
     data = own_part(DATA)
-    return PCA(4).fit_lists(TrainingLists(data.features, data.offsets, data.shared_lists)).directions
+    return PCA(4).fit_lists(TrainingLists.of(data)).directions
 
 
 def said_of_bad_values() -> str:
@@ -233,7 +231,7 @@ def said_of_bad_values() -> str:
     features[-1, 2] = math.inf
     data = own_part(DATA.replace(features=features))
     try:
-        Norm2().fit_lists(TrainingLists(data.features, data.offsets, data.shared_lists))
+        Norm2().fit_lists(TrainingLists.of(data))
     except LGMMLError as error:
         return str(error)
     return "nothing"

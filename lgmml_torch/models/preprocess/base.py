@@ -16,6 +16,7 @@ from lgmml_torch import distributed
 from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
 from lgmml_torch.distributed import SharedLists
 from lgmml_torch.functional.features import OrderlessSum, block_moments, block_ranges, row_blocks
+from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 
 _Found = TypeVar("_Found")
@@ -211,41 +212,31 @@ class Preprocess(nn.Module):
 
 
 class TrainingLists:
-    """Training lists on their way through the steps of a preprocessing.
-
-    In memory, what a step makes of them is made once. Lists that processes share, or that are mapped from files, may
-    be larger than memory: they go through all steps again, block by block, whenever something is asked. The answers
-    are the same bits either way, but for `covariance`, which is the same up to rounding.
+    """Training lists on their way through the steps of a preprocessing; what a step makes of them is made once.
 
     Args:
-        features: ``(n, D)`` of the lists that are here.
-        offsets: ``(q+1,)`` of these lists.
-        shared_lists: where these are the lists of one process of several: who has which.
-        steps: fitted, which the features go through.
+        features: ``(N, D)``.
+        offsets: ``(Q+1,)``.
     """
 
-    def __init__(
-        self,
-        features: Tensor,
-        offsets: Tensor,
-        shared_lists: SharedLists | None = None,
-        *,
-        steps: tuple[Preprocess, ...] = (),
-    ) -> None:
-        self.features, self.offsets, self.shared_lists, self.steps = features, offsets, shared_lists, steps
+    def __init__(self, features: Tensor, offsets: Tensor) -> None:
+        self.features, self.offsets = features, offsets
+
+    @staticmethod
+    def of(data: RankingData) -> TrainingLists:
+        """Raw lists, which processes may share."""
+        if data.shared_lists is None:
+            return TrainingLists(data.features, data.offsets)
+        return _SharedTrainingLists(data.features, data.offsets, data.shared_lists)
 
     @property
     def num_documents(self) -> int:
-        """Of all processes."""
-        if self.shared_lists is None:
-            return len(self.features)
-        return int(self.shared_lists.offsets[-1])
+        """Number of documents of all lists."""
+        return len(self.features)
 
     @property
     def num_features(self) -> int:
         """Number of columns, after the steps so far."""
-        if self.steps:
-            return self.steps[-1].num_features_out
         return self.features.shape[1]
 
     def check(self, name: str) -> None:
@@ -261,16 +252,14 @@ class TrainingLists:
         if self.num_documents == 0 or self.num_features == 0:
             raise LGMMLError(f"`features` must have rows and columns to fit {name!r}, got {tuple(features.shape)}")
         check_offsets(self.offsets, len(features))
-        if self.shared_lists is None:
-            check_finite("features", features)
-        elif not self.steps:
-            _ = self.ranges  # what is not finite is noticed by all processes
+        self._check_finite()
+
+    def _check_finite(self) -> None:
+        check_finite("features", self.features)
 
     def through(self, step: Preprocess) -> TrainingLists:
         """The lists as a fitted step makes them."""
-        if self.shared_lists is None:
-            return TrainingLists(step(self.features, self.offsets), self.offsets)
-        return TrainingLists(self.features, self.offsets, self.shared_lists, steps=(*self.steps, step))
+        return TrainingLists(step(self.features, self.offsets), self.offsets)
 
     @cached_property
     def ranges(self) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
@@ -305,45 +294,11 @@ class TrainingLists:
 
     def blocks(self) -> Iterator[Tensor]:  # (n, D)
         """The rows that are here, some at a time."""
-        if self.shared_lists is None:
-            yield from row_blocks(self.features, BLOCK_VALUES)
-            return
-        widest = max(1, self.features.shape[1], self.num_features)
-        for first, last in list_blocks(self.offsets, max(1, BLOCK_VALUES // widest)):
-            start, stop = int(self.offsets[first]), int(self.offsets[last])
-            block = self.features[start:stop]
-            for step in self.steps:
-                block = step(block, self.offsets[first : last + 1] - start)
-            yield block
+        return row_blocks(self.features, BLOCK_VALUES)
 
     def per_column(self, call: Callable[[NDArray], _Found]) -> list[_Found]:  # type: ignore[type-arg]
-        """What a function finds in each column, which it is given whole; each process looks at some of them."""
-        if self.shared_lists is None:
-            return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
-        _ = self.ranges  # for what is not finite
-        rank, size = distributed.rank(), distributed.world_size()
-        # Columns that the process with most documents reads at once.
-        together = 2 * COLUMN_VALUES // self.shared_lists.most
-        width = min(COLUMN_VALUES // self.num_documents, together // size, math.ceil(self.num_features / size))
-        width = max(1, width)  # columns that each process looks at
-        found: list[_Found] = []
-        for start in range(0, self.num_features, width * size):
-            here = self._columns(start, min(start + width * size, self.num_features))
-            mine: list[_Found] = []
-            for number in range(math.ceil(here.shape[1] / width)):
-                whole = self.shared_lists.collect(here[:, number * width : (number + 1) * width], number)
-                if number == rank:
-                    mine = [call(column.numpy()) for column in whole.mT.contiguous().cpu()]
-            for part in self.shared_lists.all_gather(mine):
-                found += part
-        return found
-
-    def _columns(self, start: int, stop: int) -> Tensor:  # (n, D')
-        found, done = self.features.new_empty((len(self.features), stop - start)), 0
-        for block in self.blocks():
-            found[done : done + len(block)] = block[:, start:stop]
-            done += len(block)
-        return found
+        """What a function finds in each column, which it is given whole."""
+        return [call(column.cpu().numpy()) for column in self.features.detach().unbind(1)]
 
     def covariance(self) -> Tensor:  # (D, D) float64
         """That of the columns over all documents."""
@@ -355,6 +310,69 @@ class TrainingLists:
         return self._all_reduce(total, "sum")
 
     def _all_reduce(self, values: Tensor, operation: str) -> Tensor:
-        if self.shared_lists is None:
-            return values
-        return self.shared_lists.all_reduce(values, operation)
+        return values
+
+
+class _SharedTrainingLists(TrainingLists):
+    """Training lists that processes share, or that are mapped from files: they may be larger than memory.
+
+    They go through all steps again, block by block, whenever something is asked. The answers are the same bits as in
+    memory, but for `covariance`, which is the same up to rounding.
+    """
+
+    def __init__(self, features: Tensor, offsets: Tensor, shared: SharedLists, *steps: Preprocess) -> None:
+        super().__init__(features, offsets)
+        self.shared, self.steps = shared, steps
+
+    @property
+    def num_documents(self) -> int:
+        return self.shared.num_documents
+
+    @property
+    def num_features(self) -> int:
+        return self.steps[-1].num_features_out if self.steps else self.features.shape[1]
+
+    def _check_finite(self) -> None:
+        if not self.steps:
+            _ = self.ranges  # what is not finite is noticed by all processes
+
+    def through(self, step: Preprocess) -> TrainingLists:
+        return _SharedTrainingLists(self.features, self.offsets, self.shared, *self.steps, step)
+
+    def blocks(self) -> Iterator[Tensor]:
+        widest = max(1, self.features.shape[1], self.num_features)
+        for first, last in list_blocks(self.offsets, max(1, BLOCK_VALUES // widest)):
+            start, stop = int(self.offsets[first]), int(self.offsets[last])
+            block = self.features[start:stop]
+            for step in self.steps:
+                block = step(block, self.offsets[first : last + 1] - start)
+            yield block
+
+    def per_column(self, call: Callable[[NDArray], _Found]) -> list[_Found]:  # type: ignore[type-arg]
+        _ = self.ranges  # for what is not finite
+        rank, size = distributed.rank(), distributed.world_size()
+        # Columns that the process with most documents reads at once.
+        together = 2 * COLUMN_VALUES // self.shared.most
+        width = min(COLUMN_VALUES // self.num_documents, together // size, math.ceil(self.num_features / size))
+        width = max(1, width)  # columns that each process looks at
+        found: list[_Found] = []
+        for start in range(0, self.num_features, width * size):
+            here = self._columns(start, min(start + width * size, self.num_features))
+            mine: list[_Found] = []
+            for number in range(math.ceil(here.shape[1] / width)):
+                whole = self.shared.collect(here[:, number * width : (number + 1) * width], number)
+                if number == rank:
+                    mine = [call(column.numpy()) for column in whole.mT.contiguous().cpu()]
+            for part in self.shared.all_gather(mine):
+                found += part
+        return found
+
+    def _columns(self, start: int, stop: int) -> Tensor:  # (n, D')
+        found, done = self.features.new_empty((len(self.features), stop - start)), 0
+        for block in self.blocks():
+            found[done : done + len(block)] = block[:, start:stop]
+            done += len(block)
+        return found
+
+    def _all_reduce(self, values: Tensor, operation: str) -> Tensor:
+        return self.shared.all_reduce(values, operation)
