@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import tempfile
 import time
@@ -14,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from tools.mutants.changes import Mutant, mutants_of, sample
-from tools.mutants.cover import make_map
+from tools.mutants.cover import ONE_THREAD, make_map
 from tools.mutants.run import Outcome, copy_tree, try_all
 
 PACKAGES = ("functional", "fitting", "models", "training", "data")
@@ -118,6 +119,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    os.environ.update(ONE_THREAD)  # a fork has none of its parent's threads, and would wait for them
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, default=200, help="changes in all, as many of each package")
     parser.add_argument("--seed", type=int, default=0)
