@@ -65,7 +65,8 @@ def _sweep_options(parser: ArgumentParser) -> None:
     add("--trials", type=int, default=20, metavar="N", help=help_)
     help_ = "for the study, and a folder for each trial (default: outputs/sweep)"
     add("--folder", default="outputs/sweep", metavar="FOLDER", help=help_)
-    add("--space", metavar="FILE", help="a YAML file with `space: {key: distribution}` instead of the one above")
+    help_ = "a YAML file with `space: {key: distribution}` instead of conf/hparams_search/optuna.yaml"
+    add("--space", metavar="FILE", help=help_)
     add("--table", metavar="FOLDER", help="search nothing: print means over the runs below a folder")
 
 

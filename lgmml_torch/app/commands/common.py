@@ -51,7 +51,7 @@ def add_source(parser: ArgumentParser, split: str | None) -> Callable[..., Any]:
     add = parser.add_argument_group("data").add_argument
     formats = ("letor", "lightgbm", "csv", "tsv", "npz", "parquet", "arrow")
     add("--input-format", choices=formats, help="by default what the name says, or else letor")
-    default = "(default: the model's, or else {})"
+    default = "(default: {})" if split is None else "(default: the model's, or else {})"
     add("--qid-column", metavar="NAME", help=f"column of a table with the query {default.format('qid')}")
     add("--label-column", metavar="NAME", help=f"its column with the relevance {default.format('label')}")
     add("--docid-column", metavar="NAME", help=f"its column with the document's id {default.format('docid')}")
