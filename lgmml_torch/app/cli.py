@@ -10,13 +10,13 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from lgmml_torch import __version__
+from lgmml_torch.app import start
 from lgmml_torch.app.commands import Command
 from lgmml_torch.app.start import Interrupted, Watch, wait_quietly
-from lgmml_torch.app.start import main as train
 from lgmml_torch.checks import LGMMLError, sentence
 
 # The module of each command, whose table COMMANDS has it, and what the command does.
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wait_quietly()
     if words[:1] == ["train"]:
         with _plain_warnings():
-            return _train(words[1:])
+            return _train(words[1:], start.program if argv is None else start.main)
     with _plain_warnings(), Watch():
         try:
             arguments = build_parser(words[:1]).parse_args(words)
@@ -106,10 +106,10 @@ def _complete(args: argparse.Namespace) -> None:
     sys.stdout.write(f"{shtab.complete(build_parser(), args.shell)}\n")
 
 
-def _train(overrides: list[str]) -> int:
+def _train(overrides: list[str], run: Callable[[Sequence[str]], None]) -> int:
     before, sys.argv = sys.argv, ["lgmml train", *overrides]  # Hydra reads the overrides there
     try:
-        train([before[0], "train", *overrides])
+        run([before[0], "train", *overrides])
     finally:
         sys.argv = before
     return 0

@@ -56,6 +56,23 @@ def main(command: Sequence[str] | None = None) -> None:
             sys.exit(_say_goodbye(stop))
 
 
+def program(command: Sequence[str] | None = None) -> None:
+    """`main` as a whole program; one of several processes ends at once.
+
+    PyTorch's DDP keeps the process group after it is destroyed, and a thread of the group that still has something to
+    free aborts an interpreter that is taken down (seen once in about a hundred runs).
+    """
+    main(command)
+    from lgmml_torch import distributed
+
+    if distributed.world_size() > 1:
+        distributed.leave()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def _train(watch: Watch, command: list[str]) -> None:
     """Check the words, then let Hydra compose the configuration and call the run."""
     import hydra

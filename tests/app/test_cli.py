@@ -326,7 +326,7 @@ def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_train_hands_everything_to_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    monkeypatch.setattr(cli, "train", lambda command: seen.append(sys.argv[1:]))
+    monkeypatch.setattr(cli.start, "main", lambda command: seen.append(sys.argv[1:]))
     before = list(sys.argv)
     lgmml("train", "data=mq2008", "--help", "-m", "seed=0,1")
     assert seen == [["data=mq2008", "--help", "-m", "seed=0,1"]]
