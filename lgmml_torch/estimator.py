@@ -150,7 +150,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         measure: what decides on validation queries when to stop and which epoch is kept, and what `score` gives: a name
             such as ``"ndcg@10"``, or a function ``(scores, labels, offsets) -> (Q,)`` of tensors with NaN for a query
             that does not count.
-        batch_size: lists in a batch.
+        batch_size: lists in a batch; 32, or 16 for trained metrics of fewer than 400,000 documents, when None.
         max_draws: negatives drawn for each positive.
         validation_fraction: share of the queries held out in `fit` when it gets no ``eval_set``; they decide when
             boosting stops and which epoch is kept. 0 trains on all of them, to the end.
@@ -206,7 +206,7 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
         loss: Any = None,
         margin: float = 0.1,
         measure: Any = "ndcg@10",
-        batch_size: int = 32,
+        batch_size: int | None = None,
         max_draws: int | None = 10,
         validation_fraction: float = 0.2,
         precision: str = "float32",

@@ -283,7 +283,7 @@ PARAMETERS: dict[str, Rule] = {
     "loss": optional(lambda name, value: build_loss(value)),
     "margin": check_positive,
     "measure": _measure_or_function,
-    "batch_size": check_whole,
+    "batch_size": optional(check_whole),
     "max_draws": optional(check_whole),
     "validation_fraction": check_unit_interval,
     "precision": one_of(("float32", "float64")),

@@ -26,12 +26,13 @@ from torch import Tensor
 
 from lgmml_torch.app.compose import recipe_of, settle
 from lgmml_torch.app.config import load_config
-from lgmml_torch.app.train import search_recipes, train_best_phi
+from lgmml_torch.app.rankers import fit_lightgbm
+from lgmml_torch.app.train import add_base, search_recipes, train_best_phi
 from lgmml_torch.checks import ConfigError, DegenerateScoresWarning, did_you_mean
 from lgmml_torch.fitting.bank import merge_banks
 from lgmml_torch.fitting.sampled import SampledBuilder, fit_sampled
 from lgmml_torch.functional.losses import lambda_gradients
-from lgmml_torch.functional.measures import mean_measure
+from lgmml_torch.functional.measures import Measure, mean_measure
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
 from lgmml_torch.models.preprocess.steps import ListRank, Quantile, RemoveConstant, Standardize
@@ -219,12 +220,23 @@ def boosted(
 
 
 def fit_default(fold: RankingFold, seed: int, options: Options) -> Fitted:
-    """What ``train.py`` does with such data when nothing is said."""
+    """What ``train.py`` does with such data by default; with the option ``trees``, also what ``base=auto`` does."""
     asked = [*options.get("overrides", ()), f"seed={seed}", *SILENT]
     cfg = settle(load_config(asked), asked, fold.train)
-    bank = prepare({"train": fold.train, "valid": fold.valid}, recipe_of(cfg))
+    splits = {"train": fold.train, "valid": fold.valid}
+    bank = prepare(splits, recipe_of(cfg))
     trained = train_configured(cfg, bank, options.get("watch"))
-    return Fitted({"default": _scorer(trained.model)}, {**bank_info(bank), **trained.info, "way": cfg.chosen})
+    scores, info = (
+        {"default": _scorer(trained.model, alone=True)},
+        {**bank_info(bank), **trained.info, "way": cfg.chosen},
+    )
+    if options.get("trees"):
+        start = time.process_time()
+        trees = fit_lightgbm(splits, Measure.of("ndcg@10"), seed=seed, threads=torch.get_num_threads())
+        add_base(trained.model, trees, fold.valid)
+        scores["default + trees"] = _scorer(trained.model)
+        info["trees seconds"] = time.process_time() - start
+    return Fitted(scores, info)
 
 
 def fit_published(fold: RankingFold, seed: int, options: Options, *, bank: Prepared | None = None) -> Fitted:

@@ -8,8 +8,8 @@ from tools.measure import measure
 
 BOUNDS = {
     "files": 100,
-    "lines": 26_800,
-    "public names": 498,
+    "lines": 26_840,
+    "public names": 499,
     "conditional expressions": 146,
     "comprehensions": 276,
     "nested conditional expressions": 0,

@@ -253,6 +253,7 @@ def _default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
         f"trainer.max_epochs={chosen.epochs}",
         f"dropout.features={chosen.dropout.features}",
         f"dropout.metrics={chosen.dropout.metrics}",
+        f"loader.batch_size={chosen.batch_size}",
     ]
     if "trainer.val_check_interval" not in given:  # which counts within the epochs that are validated
         found.append(f"++trainer.check_val_every_n_epoch={chosen.validate_every}")

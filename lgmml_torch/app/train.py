@@ -99,7 +99,7 @@ def train(
     if not (first or shared):
         return None
     if base is not None:
-        _add_base(trained.model, base, prepared.splits["valid"])
+        add_base(trained.model, base, prepared.splits["valid"])
         trained.calibrate(prepared.splits["valid"])  # scores are others now
     evaluations = evaluate_model(cfg, trained, prepared, base, measured)
     if not first:
@@ -350,7 +350,7 @@ def train_best_phi(
     return max(found, key=lambda item: item[:2])[2]
 
 
-def _add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
+def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
     """Put the trees beside ours, with the weights by which the validation queries are ranked best."""
     scores = torch.stack([model.score(valid, alone=True).double(), base.predict(valid.features)])
     own, theirs = combination_weights(scores, valid.labels, valid.offsets, tie_order=valid.order).tolist()

@@ -35,8 +35,8 @@ from lgmml_torch.training.recipe import CHOOSING_BANKS, PhiSettings, Recipe
 BANKS = ("boosted", "trained", "sampled")
 _TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on
 _TRAINED_QUERIES = 200
-# Dropout by number of documents: the more there are, the less.
-_DROPOUTS = ((100_000, Dropout(0.3, 0.2)), (400_000, Dropout(0.15, 0.2)), (math.inf, Dropout(0.1, 0.1)))
+# Dropout and lists in a batch, by number of documents: few documents take more steps.
+_BY_DOCUMENTS = ((400_000, Dropout(0.1, 0.2), 16), (math.inf, Dropout(0.1, 0.1), 32))
 _MAX_COLUMNS = 1_000  # of the preprocessed features, within which a feature gets ramps
 _MAX_COLUMN_BYTES = 4 << 30  # all preprocessed features of the training documents, in float32
 _MAX_RAMPS = 6
@@ -165,6 +165,7 @@ SETTINGS = {
     "budget": _Setting("budget", ("boosted", "trained")),
     "margin": _Setting("loss.margin", losses=("warp",)),
     "max_draws": _Setting("loader.max_draws", losses=("warp",)),
+    "batch_size": _Setting("loader.batch_size"),
     "negatives": _Setting("loader.negatives", losses=("warp",)),
     "batching": _Setting("loader.batching", losses=("warp",)),
     "feature_dropout": _Setting("dropout.features", ("trained",)),
@@ -191,6 +192,7 @@ class Defaults:
         epochs: of training.
         validate_every: epochs from one validation to the next; the last epoch is validated in any case.
         dropout: of trained metrics.
+        batch_size: lists in a batch.
     """
 
     bank: str
@@ -202,6 +204,7 @@ class Defaults:
     epochs: int = _WARP_EPOCHS
     validate_every: int = 1
     dropout: Dropout = field(default_factory=Dropout)
+    batch_size: int = 32
 
 
 def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, start: str | None = None) -> Defaults:
@@ -263,7 +266,7 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     if bank == "boosted":
         rounds = _unasked(asked, {"rounds": f"at most {work.rounds} rounds"})
         return Defaults(bank, f"{beginning}{rounds}, then WARP", work.rounds)
-    dropout = next(dropout for most, dropout in _DROPOUTS if sizes.documents < most)
+    _, dropout, batch_size = next(row for row in _BY_DOCUMENTS if sizes.documents < row[0])
     rank = 8 if work.directions <= 1024 else 16
     count, epochs = work.directions // rank, work.epochs_for(sizes.documents)
     every = 1
@@ -275,10 +278,12 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
         "preprocess": f"ramps of features within {room:,} columns",
         "feature_dropout": f"dropout {dropout.features:g} of features",
         "metric_dropout": f"dropout {dropout.metrics:g} of metrics",
+        "batch_size": f"batches of {batch_size} lists",
     }
     if every > 1:
         values["validate_every"] = f"one validation per {every} epochs"
-    return Defaults(bank, beginning + _unasked(asked, values), work.rounds, count, rank, room, epochs, every, dropout)
+    reason = beginning + _unasked(asked, values)
+    return Defaults(bank, reason, work.rounds, count, rank, room, epochs, every, dropout, batch_size)
 
 
 def _unasked(asked: Mapping[str, Any], values: Mapping[str, str]) -> str:
@@ -350,7 +355,7 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
         preprocess = partial(_new_preprocess, params["preprocess"])
     sparse = params["phi"] == "per_query" and chosen.bank != "trained"  # AdamW takes no sparse gradients
     loss = build_loss(params["loss"] or _USUAL_LOSSES[chosen.bank])
-    loader = {"batch_size": params["batch_size"]}
+    loader = {"batch_size": params["batch_size"] or chosen.batch_size}
     if loss.draws:
         loss, loader["max_draws"] = Warp(params["margin"]), params["max_draws"]
     phi = PhiSettings(loss, loader, partial(torch.optim.SGD, lr=params["learning_rate"] or _WARP_RATE))

@@ -14,7 +14,7 @@ import torch
 
 from lgmml_torch.app import train as app
 from lgmml_torch.app.cli import main
-from lgmml_torch.app.train import RunResult, _add_base, _load_base, load_splits, train
+from lgmml_torch.app.train import RunResult, _load_base, add_base, load_splits, train
 from lgmml_torch.checks import CheckpointError, ConfigError, LGMMLError, MissingDependencyError
 from lgmml_torch.data.write import save_letor
 from lgmml_torch.functional.measures import mean_measure
@@ -168,7 +168,7 @@ def test_the_weights_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     data, model = small_data(60, seed=9), small_model()
     base = TreeBase.read(grow(data, tmp_path / "trees.txt"))
     with caplog.at_level(logging.INFO):
-        _add_base(model, base, data)
+        add_base(model, base, data)
     assert model.base is base
     assert f"by validation, the score is {base.own_weight:.4g} · ours + {base.weight:.4g} · the LightGBM" in caplog.text
 
