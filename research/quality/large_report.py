@@ -32,6 +32,7 @@ LABELS = {
     "lightgbm": "LightGBM", "lightgbm+ranks": "LightGBM + list ranks",
     "xgboost": "XGBoost", "xgboost+ranks": "XGBoost + list ranks",
 }  # fmt: skip
+WITH_TREES = "default + trees"  # the row of `base=auto`
 DIFFERENCE = "difference [mean, low, high]"
 
 Facts = dict[str, Any]
@@ -51,9 +52,9 @@ def side(store: Store, data: str, queries: int | None, family: str, noise: str |
     return records
 
 
-def per_query(records: Sequence[Record]) -> Tensor:  # (seeds, Q)
-    """The only values that fits of one system have."""
-    return torch.stack([record.tensor(next(iter(record.values))) for record in records])
+def per_query(records: Sequence[Record], row: str | None = None) -> Tensor:  # (seeds, Q)
+    """The values of a row of one system, the first by default."""
+    return torch.stack([record.tensor(row or next(iter(record.values))) for record in records])
 
 
 def side_facts(records: Sequence[Record]) -> Facts:
@@ -77,6 +78,8 @@ def add_stored(store: Store, data: str, queries: int | None, entry: Facts, value
     for family, records in new.items():
         entry[family] = side_facts(records)
         values[f"{data}|{queries or 'all'}|{family}"] = per_query(records)
+        if all(WITH_TREES in record.values for record in records):
+            values[f"{data}|{queries or 'all'}|{WITH_TREES}"] = per_query(records, WITH_TREES)
         if family in GRIDS:
             entry[f"{family} chosen"] = better(store, data, queries, family)[1]
             entry[f"{family} searched"] = searches(store, data, queries, family)
@@ -135,6 +138,13 @@ def collect(store: Store, kept: Mapping[str, Mapping[str, Facts]], values: Value
             entry = dict(kept.get(data, {}).get(size, {}))
             add_stored(store, data, queries, entry, values)
             sides = {family: values.get(f"{data}|{size}|{family}") for family in ("default", *GRIDS)}
+            both, trees = values.get(f"{data}|{size}|{WITH_TREES}"), sides["lightgbm"]
+            if both is not None and trees is not None:
+                entry[WITH_TREES] = {
+                    "test ndcg@10 by seed": both.nanmean(1).tolist(),
+                    "− lightgbm": difference(both, trees, entry, "lightgbm"),
+                    "− default": difference(both, sides["default"], entry, "lightgbm"),
+                }
             for family in GRIDS if "default" in entry else ():
                 if family in entry and (sides["default"] is not None or sides[family] is not None):
                     entry[f"default − {family}"] = difference(sides["default"], sides[family], entry, family)
@@ -185,6 +195,11 @@ def page(figures: Mapping[str, Mapping[str, Facts]]) -> list[str]:
         parts += [f"## {data}", counts, _table(data, found, "lightgbm")]
         if any("xgboost" in entry for entry in found.values()):
             parts += [f"### {data}, XGBoost", _table(data, found, "xgboost")]
+        if rows := [_trees_row(entry) for entry in found.values() if WITH_TREES in entry]:
+            parts += [
+                f"### {data}, LightGBM and local metrics in one model (`base=auto`)",
+                markdown(TREES_COLUMNS, rows),
+            ]
         if rows := [row for entry in found.values() for row in _search_rows(entry)]:
             parts += [f"### {data}, what was searched", markdown(SEARCH_COLUMNS, rows)]
         if rows := [row for entry in found.values() for row in _noise_rows(entry)]:
@@ -248,6 +263,15 @@ def _search_rows(entry: Facts) -> list[list[str]]:
                 str(found["fits"]), f"{found['cpu seconds']:,.0f}",
             ])  # fmt: skip
     return rows
+
+
+TREES_COLUMNS = ["training queries", "default + LightGBM", "minus LightGBM, tuned", "minus the default", "seeds"]
+
+
+def _trees_row(entry: Facts) -> list[str]:
+    both = entry[WITH_TREES]
+    gaps = [_signed(both[name]) for name in ("− lightgbm", "− default")]
+    return [f"{entry['training queries']:,}", _cell(both), *gaps, str(len(both["test ndcg@10 by seed"]))]
 
 
 NOISE_COLUMNS = [
