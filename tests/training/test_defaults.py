@@ -36,7 +36,7 @@ def test_the_size_decides() -> None:
     assert str(Sizes(1_000, 20_000, 5)) == "1,000 training queries with 20,000 documents of 5 features"
 
 
-def test_more_data_means_fewer_epochs_and_less_dropout() -> None:
+def test_more_data_means_fewer_epochs_larger_batches_and_less_dropout() -> None:
     found = [choose_defaults(Sizes(size // 100, size, 110)) for size in (50_000, 200_000, 700_000, 4_000_000)]
     epochs = [chosen.epochs for chosen in found]
     dropouts = [(chosen.dropout.features, chosen.dropout.metrics) for chosen in found]
@@ -45,7 +45,10 @@ def test_more_data_means_fewer_epochs_and_less_dropout() -> None:
         assert list(shares) == sorted(shares, reverse=True)
         assert shares[-1] > 0
     assert epochs[0] > epochs[1] >= epochs[2] > epochs[3]
-    assert dropouts[0] > dropouts[1] > dropouts[2]
+    assert dropouts[0] > dropouts[2]
+    batches = [chosen.batch_size for chosen in found]
+    assert batches == sorted(batches)
+    assert batches[0] < batches[2]
     for chosen in found:
         assert f"{chosen.epochs} epochs" in chosen.reason
         assert 5 <= chosen.epochs / chosen.validate_every < 10
@@ -175,6 +178,7 @@ class TestSettle:
                 f"dropout.features={chosen.dropout.features}",
                 f"dropout.metrics={chosen.dropout.metrics}",
                 f"preprocess.max_columns={chosen.max_columns}",
+                f"loader.batch_size={chosen.batch_size}",
             ]
         )
         typed.chosen = chosen.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from lgmml_torch.checks import LGMMLError
 from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.training.module import OptimizerFactory, make_optimizer
-from lgmml_torch.training.stages import Prepared
+from lgmml_torch.training.recipe import TrainerSettings
+from lgmml_torch.training.stages import Prepared, train_phi
 from tests.training import tiny
 from tests.training.test_resume import run
 
@@ -141,3 +143,13 @@ def test_what_is_written_is_checked(found: Prepared, bad: float, deviations: boo
 def test_optimizers_that_do_not_suit_are_refused(name: str, sparse: bool, message: str) -> None:
     with pytest.raises(LGMMLError, match=message):
         make_optimizer(OPTIMIZERS[name], list(Phi(1, 1).parameters()), sparse=sparse)
+
+
+def test_scales_of_trained_metrics_stay_positive(tmp_path: Path) -> None:
+    recipe = tiny.trained_recipe()
+    recipe = replace(recipe, phi=replace(recipe.phi, optimizer=OPTIMIZERS["AdamW"], step_size=None, keep="last"))
+    found = tiny.prepared(mode="trained")
+    trained = train_phi(found, recipe, TrainerSettings(tmp_path, {"max_epochs": 2, "accelerator": "cpu"}))
+    scales = torch.cat([block.scales for block in trained.model.metrics.iter_blocks()])
+    assert (scales > 0).all()
+    assert (scales < 1e-3).any(), "no step went below 0: the test says nothing"
