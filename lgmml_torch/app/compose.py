@@ -258,7 +258,7 @@ def _default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
     if "trainer.val_check_interval" not in given:  # which counts within the epochs that are validated
         found.append(f"++trainer.check_val_every_n_epoch={chosen.validate_every}")
     if "preprocess" not in given:
-        found.append(f"preprocess.max_columns={chosen.max_columns}")
+        found += [f"preprocess.ramps={chosen.ramps}", f"preprocess.max_columns={chosen.max_columns}"]
     if given.get("phi") == "per_query":
         found.append("phi.sparse=false")  # AdamW takes no sparse gradients
     if "experiment" not in given:

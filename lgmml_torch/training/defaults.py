@@ -35,11 +35,14 @@ from lgmml_torch.training.recipe import CHOOSING_BANKS, PhiSettings, Recipe
 BANKS = ("boosted", "trained", "sampled")
 _TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on
 _TRAINED_QUERIES = 200
-# Dropout and lists in a batch, by number of documents: few documents take more steps.
-_BY_DOCUMENTS = ((400_000, Dropout(0.1, 0.2), 16), (math.inf, Dropout(0.1, 0.1), 32))
+# Dropout, lists in a batch and ramps of a feature, by number of documents: few take more steps and fewer columns.
+_BY_DOCUMENTS = (
+    (100_000, Dropout(0.1, 0.2), 16, 3),
+    (400_000, Dropout(0.1, 0.2), 16, 6),
+    (math.inf, Dropout(0.1, 0.1), 32, 6),
+)
 _MAX_COLUMNS = 1_000  # of the preprocessed features, within which a feature gets ramps
 _MAX_COLUMN_BYTES = 4 << 30  # all preprocessed features of the training documents, in float32
-_MAX_RAMPS = 6
 _TRAINED_RATE, _WEIGHT_DECAY = 2e-3, 0.3
 _WARP_EPOCHS, _WARP_RATE = 10, 0.001
 _LONG_EPOCH = 100_000  # documents
@@ -188,6 +191,7 @@ class Defaults:
         rounds: the most rounds of boosting.
         num_metrics: K of trained metrics.
         rank: R of trained metrics.
+        ramps: of a feature, at most.
         max_columns: of the preprocessed features, within which a feature gets ramps.
         epochs: of training.
         validate_every: epochs from one validation to the next; the last epoch is validated in any case.
@@ -200,6 +204,7 @@ class Defaults:
     rounds: int = BUDGETS["normal"].rounds
     num_metrics: int = 128
     rank: int = 8
+    ramps: int = 6
     max_columns: int = _MAX_COLUMNS
     epochs: int = _WARP_EPOCHS
     validate_every: int = 1
@@ -258,15 +263,15 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     """Width and length of a fit of this kind of metrics; the reason names those that the user did not set."""
     budget = asked.get("budget", "normal")
     room = max(1, min(_MAX_COLUMNS, _MAX_COLUMN_BYTES // (4 * max(1, sizes.documents))))
-    ramps = max(0, min(_MAX_RAMPS, room // max(1, sizes.features) - 3))
-    work = _find_budget(budget, sizes.documents, (3 + ramps) * sizes.features)
+    _, dropout, batch_size, ramps = next(row for row in _BY_DOCUMENTS if sizes.documents < row[0])
+    given = max(0, min(ramps, room // max(1, sizes.features) - 3))
+    work = _find_budget(budget, sizes.documents, (3 + given) * sizes.features)
     beginning = f"{sizes}, budget {budget}: {bank} metrics ({why})"
     if bank == "sampled":
         return Defaults(bank, f"{sizes}: {bank} metrics ({why}), then WARP")
     if bank == "boosted":
         rounds = _unasked(asked, {"rounds": f"at most {work.rounds} rounds"})
         return Defaults(bank, f"{beginning}{rounds}, then WARP", work.rounds)
-    _, dropout, batch_size = next(row for row in _BY_DOCUMENTS if sizes.documents < row[0])
     rank = 8 if work.directions <= 1024 else 16
     count, epochs = work.directions // rank, work.epochs_for(sizes.documents)
     every = 1
@@ -275,7 +280,7 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     values = {
         "num_metrics": f"{count} of rank {rank}",
         "epochs": f"at most {epochs} epochs",
-        "preprocess": f"ramps of features within {room:,} columns",
+        "preprocess": f"{ramps} ramps of a feature within {room:,} columns",
         "feature_dropout": f"dropout {dropout.features:g} of features",
         "metric_dropout": f"dropout {dropout.metrics:g} of metrics",
         "batch_size": f"batches of {batch_size} lists",
@@ -283,7 +288,7 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     if every > 1:
         values["validate_every"] = f"one validation per {every} epochs"
     reason = beginning + _unasked(asked, values)
-    return Defaults(bank, reason, work.rounds, count, rank, room, epochs, every, dropout, batch_size)
+    return Defaults(bank, reason, work.rounds, count, rank, ramps, room, epochs, every, dropout, batch_size)
 
 
 def _unasked(asked: Mapping[str, Any], values: Mapping[str, str]) -> str:
@@ -350,7 +355,7 @@ def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recip
     """The recipe that the parameters of `LGMMLRanker` ask for; what is None among them is as chosen."""
     preprocess: Callable[[], Preprocess] = list_rank_features
     if chosen.bank == "trained":
-        preprocess = partial(all_views, max_columns=chosen.max_columns)
+        preprocess = partial(all_views, ramps=chosen.ramps, max_columns=chosen.max_columns)
     if params["preprocess"] is not None:
         preprocess = partial(_new_preprocess, params["preprocess"])
     sparse = params["phi"] == "per_query" and chosen.bank != "trained"  # AdamW takes no sparse gradients

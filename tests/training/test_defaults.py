@@ -49,6 +49,7 @@ def test_more_data_means_fewer_epochs_larger_batches_and_less_dropout() -> None:
     batches = [chosen.batch_size for chosen in found]
     assert batches == sorted(batches)
     assert batches[0] < batches[2]
+    assert found[0].ramps < found[1].ramps
     for chosen in found:
         assert f"{chosen.epochs} epochs" in chosen.reason
         assert 5 <= chosen.epochs / chosen.validate_every < 10
@@ -177,6 +178,7 @@ class TestSettle:
                 f"trainer.check_val_every_n_epoch={chosen.validate_every}",
                 f"dropout.features={chosen.dropout.features}",
                 f"dropout.metrics={chosen.dropout.metrics}",
+                f"preprocess.ramps={chosen.ramps}",
                 f"preprocess.max_columns={chosen.max_columns}",
                 f"loader.batch_size={chosen.batch_size}",
             ]
