@@ -52,7 +52,7 @@ def _check_symmetric(name: str, A: Tensor) -> None:
         return
     if not A.is_floating_point():
         A = A.double()
-    gap = (A - A.mT).abs().amax(dim=(-2, -1))
+    gap = (A - A.mT).amax(dim=(-2, -1))  # each difference stands there with both signs
     scale = A.abs().amax(dim=(-2, -1))
     if bool((gap > 1e-6 * scale).any()):
         worst = float((gap / scale.clamp_min(torch.finfo(A.dtype).tiny)).max())

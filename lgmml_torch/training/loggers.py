@@ -196,7 +196,6 @@ class _TensorBoardOutput(LoggerOutput):
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        self.logger.log_hyperparams(dict(settings))
         writer = self.logger.experiment
         if isinstance(writer, SummaryWriter) and writer.file_writer is not None:
             for summary in hparams({**settings, **figures}, {}):
