@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -116,6 +116,7 @@ def _fit_model(
     return trained, prepared.bank
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     """A ranker for lists of documents, ``fit(X, y, qid=…)`` and ``predict(X, qid=…)``.
 
@@ -185,62 +186,32 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     __metadata_request__predict_proba: ClassVar[dict[str, bool]] = {"qid": True}
     __metadata_request__score: ClassVar[dict[str, bool]] = {"qid": True}
 
-    def __init__(
-        self,
-        *,
-        bank: str = "auto",
-        budget: str = "normal",
-        rounds: int | None = None,
-        num_metrics: int | None = None,
-        bank_options: Mapping[str, Any] | None = None,
-        preprocess: Preprocess | Mapping[str, Any] | None = None,
-        features: str = "auto",
-        categories: Sequence[str] | None = None,
-        missing: str = "error",
-        max_one_hot: int = 12,
-        kernel: str = "paper",
-        phi: str = "shared",
-        policy: str | None = None,
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        loss: Any = None,
-        margin: float = 0.1,
-        measure: Any = "ndcg@10",
-        batch_size: int | None = None,
-        max_draws: int | None = 10,
-        validation_fraction: float = 0.2,
-        precision: str = "float32",
-        random_state: Any = None,
-        n_jobs: int | None = None,
-        device: str = "cpu",
-        verbose: int = 0,
-    ) -> None:
-        self.bank = bank
-        self.budget = budget
-        self.rounds = rounds
-        self.num_metrics = num_metrics
-        self.bank_options = bank_options
-        self.preprocess = preprocess
-        self.features = features
-        self.categories = categories
-        self.missing = missing
-        self.max_one_hot = max_one_hot
-        self.kernel = kernel
-        self.phi = phi
-        self.policy = policy
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.loss = loss
-        self.margin = margin
-        self.measure = measure
-        self.batch_size = batch_size
-        self.max_draws = max_draws
-        self.validation_fraction = validation_fraction
-        self.precision = precision
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.device = device
-        self.verbose = verbose
+    bank: str = "auto"
+    budget: str = "normal"
+    rounds: int | None = None
+    num_metrics: int | None = None
+    bank_options: Mapping[str, Any] | None = None
+    preprocess: Preprocess | Mapping[str, Any] | None = None
+    features: str = "auto"
+    categories: Sequence[str] | None = None
+    missing: str = "error"
+    max_one_hot: int = 12
+    kernel: str = "paper"
+    phi: str = "shared"
+    policy: str | None = None
+    epochs: int | None = None
+    learning_rate: float | None = None
+    loss: Any = None
+    margin: float = 0.1
+    measure: Any = "ndcg@10"
+    batch_size: int | None = None
+    max_draws: int | None = 10
+    validation_fraction: float = 0.2
+    precision: str = "float32"
+    random_state: Any = None
+    n_jobs: int | None = None
+    device: str = "cpu"
+    verbose: int = 0
 
     def fit(
         self,
