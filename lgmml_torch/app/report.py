@@ -80,7 +80,7 @@ class RunResult:
             log.info("%s", sentence)
         write_text(self.folder / "report.md", _run_markdown(content, sentences))
         write_text(self.folder / "report.json", json.dumps(content, indent=2, default=str))
-        page = make_page(content, PageData.of(content, self.model, data, split), paired)
+        page = make_page(content, PageData(content, self.model, data, split), paired)
         write_text(self.folder / "report.html", page)
 
     def tell(self, loggers: Sequence[Logger]) -> None:

@@ -265,7 +265,7 @@ def _report(args: Namespace) -> None:
         others = [Ranker.open(args.compare)]
     split, data = _lists_of_page(args, content, model)
     paired = [other.beside(model, data, split, config) for other in others]
-    shown = PageData.of(content, model, data, split, importance=args.importance)
+    shown = PageData(content, model, data, split, importance=args.importance)
     file = folder / "report.html"
     if args.output:
         file = Path(args.output)
