@@ -7,18 +7,13 @@ wide: beside one another on a wide window, below one another on a narrow one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from markupsafe import Markup, escape
+
 _VOID = {"meta", "br", "line", "rect", "circle", "path", "polyline"}  # written without an end
-
-
-class Markup(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
 
 
 Child = object  # text, number, Markup, or a sequence of them; None and "" leave nothing
@@ -27,45 +22,25 @@ Child = object  # text, number, Markup, or a sequence of them; None and "" leave
 def tag(name: str, *children: Child, **attributes: object) -> Markup:
     """An element; a trailing underline and other underlines in an attribute's name are Python's, not HTML's.
 
-    >>> tag("p", "a < b", tag("b", 3), class_="x", data_q='"')
-    '<p class="x" data-q="&quot;">a &lt; b<b>3</b></p>'
+    >>> print(tag("p", "a < b", tag("b", 3), class_="x", data_q='"'))
+    <p class="x" data-q="&#34;">a &lt; b<b>3</b></p>
     """
     words = ""
     for key, value in attributes.items():
         if value is not None:
-            words += f' {key.rstrip("_").replace("_", "-")}="{escape(str(value), quote=True)}"'
+            words += f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
     inner = _text(children)
     if name in _VOID and not inner:
         return Markup(f"<{name}{words}/>")
     return Markup(f"<{name}{words}>{inner}</{name}>")
 
 
-def _text(child: Child) -> str:
+def _text(child: Child) -> Markup:
     if child is None:
-        return ""
-    if isinstance(child, Markup):
-        return child
+        return Markup("")
     if isinstance(child, (list, tuple)):
-        return "".join(map(_text, child))
-    return escape(str(child), quote=True)
-
-
-def table(header: Sequence[Child], rows: Iterable[Sequence[Child]], *, numbers: Iterable[int] = ()) -> Markup:
-    """A table that scrolls sideways where it must; columns ``numbers`` stand at the right."""
-    right = set(numbers)
-    head = _row("th", header, right)
-    body = [_row("td", row, right) for row in rows]
-    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
-
-
-def _row(name: str, contents: Sequence[Child], right: set[int]) -> Markup:
-    cells = []
-    for column, content in enumerate(contents):
-        style = None
-        if column in right:
-            style = "num"
-        cells.append(tag(name, content, class_=style))
-    return tag("tr", cells)
+        return Markup("").join(map(_text, child))
+    return escape(child)
 
 
 _WIDTH = 440.0
@@ -343,7 +318,7 @@ def _given(*values: float | None) -> list[float]:
 
 
 def figure(title: str, chart: Markup, note: str = "") -> Markup:
-    """A chart or a table with its title above and a sentence below."""
+    """A chart with its title above and a sentence below."""
     content = [tag("figcaption", title), chart]
     if note:
         content.append(tag("p", note, class_="note"))

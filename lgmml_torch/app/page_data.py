@@ -6,6 +6,7 @@ lists are scored once. Permutation importance and effects of features score them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,14 @@ class Query:
     size: int
     rows: tuple[_Document, ...]
     why: str
+
+    def shown(self, score: float) -> str:
+        """A score with as many digits as tell the documents apart."""
+        scores = [row.score for row in self.rows]
+        gap, digits = max(scores) - min(scores), 3
+        if gap > 0:
+            digits = min(max(2 - math.floor(math.log10(gap)), 0), 8)
+        return f"{score:.{digits}f}"
 
 
 class PageData:
