@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +31,19 @@ def make_page(report: _Report, data: PageData, paired: Sequence[Paired] = ()) ->
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     templates.filters |= {"anchor": _anchor, "count": "{:,}".format, "sentence": _sentence}
-    comparisons = [{"paired": each, "chart": _gaps_chart(each)} for each in paired]
-    parts_of_data = [_data_row(name, facts) for name, facts in report.get("data", {}).items()]
-    leading = [(number + 1, f"{share:.1%}", columns) for number, share, columns in data.metrics]
     return templates.get_template("page.html").render(
         report=report,
         data=data,
         name=str(report["config"].get("name") or "run"),
         tiles=_tiles(report, data),
-        against=[f"Against {each.second}" for each in paired],
-        parts_of_data=parts_of_data,
+        parts_of_data=list(starmap(_data_row, report.get("data", {}).items())),
         results=results_table(report["evaluations"]),
-        comparisons=comparisons,
+        comparisons=paired,
+        gaps_chart=_gaps_chart,
         validation=_validation_charts(report),
         rankings=[_distribution(data), _calibration(data), _reliability(data)],
         shares=_share_charts(data),
-        leading=leading,
         effects=_effect_charts(data),
-        seconds=[(name, f"{value:.1f} s") for name, value in report.get("seconds", {}).items()],
         settings=json.dumps(report["config"], indent=2, ensure_ascii=False, default=str),
     )
 
@@ -109,7 +105,7 @@ def _validation_charts(report: _Report) -> list[Markup]:
     bank = report.get("bank", {})
     charts = [*_rounds_chart(bank), _epochs_chart(report)]
     if bank.get("position_bias"):
-        line = [Point(int(place), bias) for place, bias in bank["position_bias"].items()]
+        line = list(map(Point, map(int, bank["position_bias"]), bank["position_bias"].values()))
         note = "What being shown there added to a score while training; scores of new lists do without it."
         charts.append(
             Chart.lines({"bias": line}, x="position", y="added to the score", title="Bias by position", note=note)
