@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -43,17 +42,6 @@ if TYPE_CHECKING:
     from lgmml_torch.training.stages import Trained
 
 log = logging.getLogger(__name__)
-
-
-@contextmanager
-def _keyboard_interrupts() -> Iterator[None]:
-    """Let Ctrl-C stay a KeyboardInterrupt, of which Lightning makes a SystemExit."""
-    try:
-        yield
-    except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
-        raise
 
 
 def _started(init_model: Any) -> Start | None:
@@ -111,8 +99,12 @@ def _fit_model(
         trainer["gradient_clip_val"] = GRADIENT_CLIP
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = folder
-        with _keyboard_interrupts():
+        try:
             trained = train_phi(prepared, recipe, TrainerSettings(Path(folder), trainer, watching))
+        except SystemExit as end:
+            if isinstance(end.__context__, KeyboardInterrupt):  # of which Lightning has made a SystemExit
+                raise KeyboardInterrupt from None
+            raise
     return trained, prepared.bank
 
 

@@ -6,12 +6,12 @@ wide: beside one another on a wide window, below one another on a narrow one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from markupsafe import Markup, escape
+from matplotlib.ticker import MaxNLocator
 
 _VOID = {"meta", "br", "line", "rect", "circle", "path", "polyline"}  # written without an end
 
@@ -69,24 +69,19 @@ class Bar(NamedTuple):
     note: str = ""
 
 
-def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+def _ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
     """About ``count`` round numbers from below ``low`` to above ``high``.
 
-    >>> _ticks(0.13, 0.52)
-    [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    >>> _ticks(3, 3)
-    [2.0, 2.5, 3.0, 3.5, 4.0]
+    >>> _ticks(0.13, 0.52), _ticks(0, 11, whole=True)
+    ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.0, 3.0, 6.0, 9.0, 12.0])
     """
     if not high - low > 1e-12 * max(abs(low), abs(high)):
         low, high = low - 1, high + 1
-    rough = (high - low) / count
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = 10 * unit
-    for factor in (5, 2.5, 2, 1):
-        if unit * factor >= rough * 0.999:
-            step = unit * factor
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    steps = (1, 2, 2.5, 5, 10)
+    if whole:
+        steps = (1, 2, 3, 5, 10)
+    found = MaxNLocator(count, steps=steps, integer=whole).tick_values(low, high)
+    return [round(float(value), 12) for value in found]
 
 
 def _short(value: float) -> str:
@@ -245,11 +240,7 @@ class Chart:
         counts, step = [0] * _BINS, high / _BINS
         for value in values:
             counts[min(int(value / high * _BINS), _BINS - 1)] += 1
-        grid = _ticks(0, max(counts))
-        if not grid[1].is_integer():  # halves of what is counted are no numbers to read
-            apart = max(1, math.ceil(grid[1]))
-            grid = list(map(float, range(0, max(counts) + apart, apart)))
-        frame = cls([0.0, high], grid, 250)
+        frame = cls([0.0, high], _ticks(0, max(counts), whole=True), 250)
         labels = {}
         for fifth in range(6):
             labels[high * fifth / 5] = _short(high * fifth / 5)
