@@ -32,6 +32,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, t
     return "\n".join(lines)
 
 
+def fill_template(file: Path, **facts: Any) -> str:
+    """The text of a template of Jinja with these facts in it; nothing is escaped."""
+    text = file.read_text(encoding="utf-8")
+    return str(Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).render(facts))
+
+
 def evaluation_markdown(evaluations: Iterable[Mapping[str, Any]]) -> str:
     """The table with intervals, see `results_table`, and the definitions below."""
     header, rows, definitions = results_table(evaluations)
@@ -149,9 +155,8 @@ def model_card(
     for key, value in _shown(config.get("data", {})).items():
         if value is not None and key != "kind":
             data.append(f"{key}: {value}")
-    text = Path(__file__).with_name("card.jinja").read_text(encoding="utf-8")
-    template = Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    card: str = template.render(
+    return fill_template(
+        Path(__file__).with_name("card.jinja"),
         front=_yaml(_front_matter(report, name, licence)),
         name=name,
         model=model,
@@ -164,7 +169,6 @@ def model_card(
         settings=_yaml(_shown({name: config[name] for name in _SETTINGS if name in config})),
         licence=licence,
     )
-    return card
 
 
 def _yaml(content: Mapping[str, Any]) -> str:
