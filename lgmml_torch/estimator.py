@@ -263,15 +263,11 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             splits["valid"] = valid
         with surroundings(self.n_jobs, self.verbose):
             trained, bank = _fit_model(splits, self.get_params(deep=False), seed, start)
-        return self._keep(trained, bank, rows.X, data.num_features)
-
-    def _keep(self, trained: Trained, bank: Bank, X: Any, width: int) -> Self:
-        """Remember what came out of a fit."""
         self.model_ = trained.model.to(trained.trainer.strategy.root_device)
         self.bank_history_, self.validation_curve_ = bank.history, dict(trained.keeper.curve)
         self.best_epoch_, self.position_bias_ = trained.keeper.best_epoch, trained.position_bias
-        self.n_features_in_ = width
-        self._keep_names(feature_names(X))
+        self.n_features_in_ = data.num_features
+        self._keep_names(feature_names(rows.X))
         return self
 
     def _keep_names(self, names: Sequence[str] | None) -> None:

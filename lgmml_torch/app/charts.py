@@ -255,13 +255,7 @@ class Chart:
 
     @classmethod
     def bars(
-        cls,
-        bars: Sequence[Bar],
-        *,
-        x: str,
-        title: str,
-        note: str = "",
-        form: Callable[[float], str] = "{:.3g}".format,
+        cls, bars: Sequence[Bar], *, x: str, title: str, note: str = "", form: Callable[[float], str] = "{:.3g}".format
     ) -> Markup:
         """Horizontal bars; long names are cut, hovering shows all.
 

@@ -147,7 +147,11 @@ def _compare(args: Namespace) -> None:
         check_choice("plot", Path(args.plot).suffix, _PICTURES)
     found = _compare_rankers(args)
     if args.plot is not None:
-        _draw(found, args.plot)
+        from lgmml_torch.plots import differences_picture, save_figure  # matplotlib takes its time to import
+
+        gaps = found.gaps[~found.gaps.isnan()].tolist()
+        picture = differences_picture(gaps, first=found.first, second=found.second, measure=found.measure)
+        save_figure(picture, args.plot)
     if args.json is not None:
         with common.output(args.json) as stream:
             stream.write(json.dumps(found.to_dict(per_query=True), indent=2, ensure_ascii=False).encode() + b"\n")
@@ -198,14 +202,6 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     for name, words in other["categories"].items():
         categories[name] = tuple(dict.fromkeys((*categories.get(name, ()), *words)))
     return {**one, "num_features": len(names), "feature_names": names, "categories": categories}
-
-
-def _draw(found: Paired, path: str) -> None:
-    """The differences per query, as a picture."""
-    from lgmml_torch.plots import differences_picture, save_figure  # matplotlib takes its time to import
-
-    gaps = found.gaps[~found.gaps.isnan()].tolist()
-    save_figure(differences_picture(gaps, first=found.first, second=found.second, measure=found.measure), path)
 
 
 def _show(found: Paired, top: int) -> None:

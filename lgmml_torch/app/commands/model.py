@@ -177,11 +177,9 @@ def _card(args: Namespace) -> None:
     """Write the card; figures and settings come from the report of the training run."""
     file = Path(args.model)
     model = LGMML.load(file)
-    beside, report = file.parent / "report.json", None
-    if args.report:
-        report = read_report(Path(args.report))
-    elif beside.is_file():
-        report = read_report(beside)
+    source, report = Path(args.report or file.parent / "report.json"), None
+    if args.report or source.is_file():
+        report = read_report(source)
     text = model_card(model, report=report, name=args.name or file.stem, licence=args.license)
     with common.output(args.output) as stream:
         stream.write(text.encode())
