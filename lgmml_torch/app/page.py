@@ -15,14 +15,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from lgmml_torch.app.charts import Bar, Chart, Point, figure, tag
+from lgmml_torch.app.charts import Bar, Chart, Point, figure
 from lgmml_torch.app.page_data import PageData
 from lgmml_torch.evaluation.evaluate import Paired
 from lgmml_torch.evaluation.tables import results_table
 from lgmml_torch.models.importance import PermutationImportance
 
 _Report = Mapping[str, Any]
-_NONE = "–"
+_NONE, _SENTENCE = "–", Markup("<p>{}</p>")
 
 
 def make_page(report: _Report, data: PageData, paired: Sequence[Paired] = ()) -> str:
@@ -138,7 +138,7 @@ def _epochs_chart(report: _Report) -> Markup:
         if value is not None and not math.isnan(value):
             points.append(Point(int(epoch), value))
     if not points:
-        return tag("p", f"No validation queries: the last epoch ({kept}) was kept.")
+        return _SENTENCE.format(f"No validation queries: the last epoch ({kept}) was kept.")
     measure = str(report["config"].get("measure", "ndcg@10")).replace("ndcg", "NDCG")
     title, note = f"Training: {measure} by epoch", "Epoch 0 is the start, before any training of the weights."
     lines = {"validation": points}
@@ -148,7 +148,7 @@ def _epochs_chart(report: _Report) -> Markup:
 def _distribution(data: PageData) -> Markup:
     title = f"{data.measure} per query"
     if data.mean is None:
-        return figure(title, tag("p", f"No query of {data.split} counts: none has a relevant document."))
+        return figure(title, _SENTENCE.format(f"No query of {data.split} counts: none has a relevant document."))
     ordered = sorted(data.values)
     last = len(ordered) - 1
     low, middle, high = ordered[round(0.1 * last)], ordered[round(0.5 * last)], ordered[round(0.9 * last)]
@@ -166,7 +166,7 @@ def _calibration(data: PageData) -> Markup:
         if mean:
             points.append(Point(100 * place // len(data.calibration), mean.mean, mean.low, mean.high))
     if not points:
-        return figure(title, tag("p", "No list has a label for each of its parts."))
+        return figure(title, _SENTENCE.format("No list has a label for each of its parts."))
     x = "place of the score within its list, % (100: the top)"
     note = "Each list is cut into ten parts by the rank of its scores; 95% intervals over queries. Good rankings rise."
     lines = {"mean label": points}

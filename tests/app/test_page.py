@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import Markup
 
 from lgmml_torch.app import cli
 from lgmml_torch.app import page_data as data_of_page
-from lgmml_torch.app.charts import Bar, Chart, Point, tag
+from lgmml_torch.app.charts import Bar, Chart, Point, figure
 from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import PageData
 from lgmml_torch.app.rankers import Ranker
@@ -256,7 +257,8 @@ def test_charts_take_what_comes() -> None:
     assert "n" * 23 + "…" in long
     assert "n" * 60 in long  # on hovering
     assert len(Chart.lines({"a": [Point(i, i / 1e5) for i in range(100_000)]}, x="x", y="y", title="many")) < 30_000
-    assert tag("p", None, [1, ["<", tag("i", "&")]], x_=None) == "<p>1&lt;<i>&amp;</i></p>"
+    escaped = '<figure><figcaption>&lt;</figcaption><i>1</i><p class="note">&amp;</p></figure>'
+    assert figure("<", Markup("<i>1</i>"), "&") == escaped
 
 
 def test_no_label_of_an_axis_is_cut_at_an_edge() -> None:
