@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -43,17 +42,6 @@ if TYPE_CHECKING:
     from lgmml_torch.training.stages import Trained
 
 log = logging.getLogger(__name__)
-
-
-@contextmanager
-def _keyboard_interrupts() -> Iterator[None]:
-    """Let Ctrl-C stay a KeyboardInterrupt, of which Lightning makes a SystemExit."""
-    try:
-        yield
-    except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
-        raise
 
 
 def _started(init_model: Any) -> Start | None:
@@ -111,11 +99,16 @@ def _fit_model(
         trainer["gradient_clip_val"] = GRADIENT_CLIP
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = folder
-        with _keyboard_interrupts():
+        try:
             trained = train_phi(prepared, recipe, TrainerSettings(Path(folder), trainer, watching))
+        except SystemExit as end:
+            if isinstance(end.__context__, KeyboardInterrupt):  # of which Lightning has made a SystemExit
+                raise KeyboardInterrupt from None
+            raise
     return trained, prepared.bank
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     """A ranker for lists of documents, ``fit(X, y, qid=…)`` and ``predict(X, qid=…)``.
 
@@ -185,62 +178,32 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
     __metadata_request__predict_proba: ClassVar[dict[str, bool]] = {"qid": True}
     __metadata_request__score: ClassVar[dict[str, bool]] = {"qid": True}
 
-    def __init__(
-        self,
-        *,
-        bank: str = "auto",
-        budget: str = "normal",
-        rounds: int | None = None,
-        num_metrics: int | None = None,
-        bank_options: Mapping[str, Any] | None = None,
-        preprocess: Preprocess | Mapping[str, Any] | None = None,
-        features: str = "auto",
-        categories: Sequence[str] | None = None,
-        missing: str = "error",
-        max_one_hot: int = 12,
-        kernel: str = "paper",
-        phi: str = "shared",
-        policy: str | None = None,
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        loss: Any = None,
-        margin: float = 0.1,
-        measure: Any = "ndcg@10",
-        batch_size: int | None = None,
-        max_draws: int | None = 10,
-        validation_fraction: float = 0.2,
-        precision: str = "float32",
-        random_state: Any = None,
-        n_jobs: int | None = None,
-        device: str = "cpu",
-        verbose: int = 0,
-    ) -> None:
-        self.bank = bank
-        self.budget = budget
-        self.rounds = rounds
-        self.num_metrics = num_metrics
-        self.bank_options = bank_options
-        self.preprocess = preprocess
-        self.features = features
-        self.categories = categories
-        self.missing = missing
-        self.max_one_hot = max_one_hot
-        self.kernel = kernel
-        self.phi = phi
-        self.policy = policy
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.loss = loss
-        self.margin = margin
-        self.measure = measure
-        self.batch_size = batch_size
-        self.max_draws = max_draws
-        self.validation_fraction = validation_fraction
-        self.precision = precision
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.device = device
-        self.verbose = verbose
+    bank: str = "auto"
+    budget: str = "normal"
+    rounds: int | None = None
+    num_metrics: int | None = None
+    bank_options: Mapping[str, Any] | None = None
+    preprocess: Preprocess | Mapping[str, Any] | None = None
+    features: str = "auto"
+    categories: Sequence[str] | None = None
+    missing: str = "error"
+    max_one_hot: int = 12
+    kernel: str = "paper"
+    phi: str = "shared"
+    policy: str | None = None
+    epochs: int | None = None
+    learning_rate: float | None = None
+    loss: Any = None
+    margin: float = 0.1
+    measure: Any = "ndcg@10"
+    batch_size: int | None = None
+    max_draws: int | None = 10
+    validation_fraction: float = 0.2
+    precision: str = "float32"
+    random_state: Any = None
+    n_jobs: int | None = None
+    device: str = "cpu"
+    verbose: int = 0
 
     def fit(
         self,
@@ -300,15 +263,11 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
             splits["valid"] = valid
         with surroundings(self.n_jobs, self.verbose):
             trained, bank = _fit_model(splits, self.get_params(deep=False), seed, start)
-        return self._keep(trained, bank, rows.X, data.num_features)
-
-    def _keep(self, trained: Trained, bank: Bank, X: Any, width: int) -> Self:
-        """Remember what came out of a fit."""
         self.model_ = trained.model.to(trained.trainer.strategy.root_device)
         self.bank_history_, self.validation_curve_ = bank.history, dict(trained.keeper.curve)
         self.best_epoch_, self.position_bias_ = trained.keeper.best_epoch, trained.position_bias
-        self.n_features_in_ = width
-        self._keep_names(feature_names(X))
+        self.n_features_in_ = data.num_features
+        self._keep_names(feature_names(rows.X))
         return self
 
     def _keep_names(self, names: Sequence[str] | None) -> None:

@@ -6,6 +6,7 @@ looped over; no tensor is (Q, N, D).
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -63,6 +64,7 @@ class _MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return gmml(similar, dissimilar, self.t, lam=self.lam, method=self.method).factor
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GMML(_MetricLearner):
     """One Mahalanobis metric from labelled rows, in closed form: M = S⁻¹ ♯ₜ D.
 
@@ -86,10 +88,9 @@ class GMML(_MetricLearner):
     True
     """
 
-    def __init__(self, *, t: float = 0.5, lam: float = 0.1, method: str = "cholesky") -> None:
-        self.t = t
-        self.lam = lam
-        self.method = method
+    t: float = 0.5
+    lam: float = 0.1
+    method: str = "cholesky"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Take the geometric mean over the pairs of ``X`` (N, D), with classes ``y`` (N,).
@@ -123,6 +124,7 @@ class GMML(_MetricLearner):
         return np.asarray(self.components_.T @ self.components_)
 
 
+@dataclass(eq=False, repr=False)
 class LocalGMML(_MetricLearner):
     """A metric that depends on where the query lies: M(q) = Σᵣ w_r(q)·M_r, for query by example.
 
@@ -156,22 +158,13 @@ class LocalGMML(_MetricLearner):
     array([1, 0])
     """
 
-    def __init__(
-        self,
-        n_regions: int | None = None,
-        *,
-        t: float = 0.5,
-        lam: float = 0.1,
-        rho: float | Literal["auto"] = "auto",
-        method: str = "cholesky",
-        random_state: Any = None,
-    ) -> None:
-        self.n_regions = n_regions
-        self.t = t
-        self.lam = lam
-        self.rho = rho
-        self.method = method
-        self.random_state = random_state
+    n_regions: int | None = None
+    _: KW_ONLY
+    t: float = 0.5
+    lam: float = 0.1
+    rho: float | Literal["auto"] = "auto"
+    method: str = "cholesky"
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit the metric of each region, and choose ρ when it is ``"auto"``; data and errors as in `GMML.fit`."""

@@ -215,7 +215,7 @@ class TestPage:
 
     def page(self, model: LGMML, data: RankingData, split: str, folder: Path) -> str:
         content = content_of(model, data, folder)
-        return make_page(content, PageData.of(content, model, data, split))
+        return make_page(content, PageData(content, model, data, split))
 
     def test_the_diagram_with_its_errors_and_counts(self, tmp_path: Path) -> None:
         model, data = calibrated_model(), small_data(60, seed=5)

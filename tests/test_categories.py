@@ -351,7 +351,7 @@ def test_cards_and_pages_of_models_with_words(ranker: LGMMLRanker) -> None:
     assert "local metrics on 4 features" in card
     assert "# X: (documents, 4)" in card
     report = {"config": {"seed": 0, "evaluation": {"metrics": ["ndcg@10"], "preset": "default"}}}
-    page = PageData.of(report, model, data, "test", importance=True)
+    page = PageData(report, model, data, "test", importance=True)
     assert page.names == model.feature_names
     assert page.effects
 

@@ -1,4 +1,4 @@
-"""HTML and SVG for the page of a run: elements whose text is always escaped, and charts as inline SVG.
+"""Charts for the page of a run, as inline SVG whose text is always escaped.
 
 Colours are the page's own classes, so that charts follow its theme. Values appear on hovering. All charts are 440 units
 wide: beside one another on a wide window, below one another on a narrow one.
@@ -6,67 +6,12 @@ wide: beside one another on a wide window, below one another on a narrow one.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-_VOID = {"meta", "br", "line", "rect", "circle", "path", "polyline"}  # written without an end
-
-
-class Markup(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
-
-
-Child = object  # text, number, Markup, or a sequence of them; None and "" leave nothing
-
-
-def tag(name: str, *children: Child, **attributes: object) -> Markup:
-    """An element; a trailing underline and other underlines in an attribute's name are Python's, not HTML's.
-
-    >>> tag("p", "a < b", tag("b", 3), class_="x", data_q='"')
-    '<p class="x" data-q="&quot;">a &lt; b<b>3</b></p>'
-    """
-    words = ""
-    for key, value in attributes.items():
-        if value is not None:
-            words += f' {key.rstrip("_").replace("_", "-")}="{escape(str(value), quote=True)}"'
-    inner = _text(children)
-    if name in _VOID and not inner:
-        return Markup(f"<{name}{words}/>")
-    return Markup(f"<{name}{words}>{inner}</{name}>")
-
-
-def _text(child: Child) -> str:
-    if child is None:
-        return ""
-    if isinstance(child, Markup):
-        return child
-    if isinstance(child, (list, tuple)):
-        return "".join(map(_text, child))
-    return escape(str(child), quote=True)
-
-
-def table(header: Sequence[Child], rows: Iterable[Sequence[Child]], *, numbers: Iterable[int] = ()) -> Markup:
-    """A table that scrolls sideways where it must; columns ``numbers`` stand at the right."""
-    right = set(numbers)
-    head = _row("th", header, right)
-    body = [_row("td", row, right) for row in rows]
-    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
-
-
-def _row(name: str, contents: Sequence[Child], right: set[int]) -> Markup:
-    cells = []
-    for column, content in enumerate(contents):
-        style = None
-        if column in right:
-            style = "num"
-        cells.append(tag(name, content, class_=style))
-    return tag("tr", cells)
-
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
 
 _WIDTH = 440.0
 _RIGHT, _TOP, _BOTTOM = 14.0, 22.0, 42.0
@@ -94,24 +39,19 @@ class Bar(NamedTuple):
     note: str = ""
 
 
-def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+def _ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
     """About ``count`` round numbers from below ``low`` to above ``high``.
 
-    >>> _ticks(0.13, 0.52)
-    [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    >>> _ticks(3, 3)
-    [2.0, 2.5, 3.0, 3.5, 4.0]
+    >>> _ticks(0.13, 0.52), _ticks(0, 11, whole=True)
+    ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.0, 3.0, 6.0, 9.0, 12.0])
     """
     if not high - low > 1e-12 * max(abs(low), abs(high)):
         low, high = low - 1, high + 1
-    rough = (high - low) / count
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = 10 * unit
-    for factor in (5, 2.5, 2, 1):
-        if unit * factor >= rough * 0.999:
-            step = unit * factor
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    steps = (1, 2, 2.5, 5, 10)
+    if whole:
+        steps = (1, 2, 3, 5, 10)
+    found = MaxNLocator(count, steps=steps, integer=whole).tick_values(low, high)
+    return [round(float(value), 12) for value in found]
 
 
 def _short(value: float) -> str:
@@ -156,17 +96,25 @@ class Chart:
             self._centred(self._x(value), floor + 16, label)
         self._centred((self.left + _WIDTH - _RIGHT) / 2, self.height - 6, x, "axis")
         middle = (_TOP + floor) / 2
-        turned = {"transform": f"rotate(-90 11 {middle:.1f})"}
-        self.drawn.append(tag("text", y, x=11, y=round(middle, 1), text_anchor="middle", class_="axis", **turned))
+        turned = (
+            '<text x="11" y="{0:.1f}" text-anchor="middle" class="axis" transform="rotate(-90 11 {0:.1f})">{1}</text>'
+        )
+        self._draw(turned, middle, y)
+
+    def _draw(self, element: str, *facts: object) -> None:
+        """Add an element; facts are escaped."""
+        self.drawn.append(Markup(element).format(*facts))
 
     def _line(self, x1: float, y1: float, x2: float, y2: float, style: str) -> None:
-        self.drawn.append(tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=style))
+        self._draw('<line x1="{}" y1="{}" x2="{}" y2="{}" class="{}"/>', x1, y1, x2, y2, style)
 
-    def _text(self, x: float, y: float, content: str, anchor: str = "start", style: str | None = None) -> None:
-        place = {"x": round(x, 1), "y": round(y, 1), "text_anchor": anchor}
-        self.drawn.append(tag("text", content, class_=style, **place))
+    def _text(self, x: float, y: float, content: str, anchor: str = "start", style: str = "") -> None:
+        kind = Markup("")
+        if style:
+            kind = Markup(' class="{}"').format(style)
+        self._draw('<text{} x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>', kind, x, y, anchor, content)
 
-    def _centred(self, x: float, y: float, content: str, style: str | None = None) -> None:
+    def _centred(self, x: float, y: float, content: str, style: str = "") -> None:
         """Text around a place, moved where the edge of the chart would cut it."""
         half = _LETTER * len(content) / 2
         self._text(max(min(x, _WIDTH - half), half), y, content, "middle", style)
@@ -177,12 +125,12 @@ class Chart:
         self._centred(self._x(value), _TOP - 7, content)
 
     def _rect(self, x: float, y: float, width: float, height: float, style: str, hint: str) -> None:
-        size = {"x": round(x, 1), "y": round(y, 1), "width": round(max(width, 0.5), 1), "height": round(height, 1)}
-        self.drawn.append(tag("rect", tag("title", hint), class_=style, **size))
+        element = '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
+        self._draw(element, style, x, y, max(width, 0.5), height, hint)
 
     def _figure(self, title: str, note: str) -> Markup:
-        box = f"0 0 {_WIDTH:g} {self.height:g}"
-        return figure(title, tag("svg", self.drawn, viewBox=box, role="img", aria_label=title, class_="chart"), note)
+        element = Markup('<svg viewBox="0 0 {:g} {:g}" role="img" aria-label="{}" class="chart">{}</svg>')
+        return figure(title, element.format(_WIDTH, self.height, title, Markup("").join(self.drawn)), note)
 
     @classmethod
     def lines(
@@ -237,9 +185,9 @@ class Chart:
                 back.append(f"{self._x(p.x)},{self._y(p.low)}")
         if len(there) > 1:
             outline = " L".join(there + back[::-1])
-            self.drawn.append(tag("path", d=f"M{outline} Z", class_=f"band c{number}"))
+            self._draw('<path d="M{} Z" class="band c{}"/>', outline, number)
         path = " ".join(f"{self._x(p.x)},{self._y(p.y)}" for p in line)
-        self.drawn.append(tag("polyline", points=path, class_=f"line c{number}"))
+        self._draw('<polyline points="{}" class="line c{}"/>', path, number)
         if len(line) > 120:
             return
         radius = 1.8
@@ -249,9 +197,9 @@ class Chart:
             span = ""
             if p.low is not None:
                 span = f" [{p.low:.4g}, {p.high:.4g}]"
-            hint = tag("title", f"{name}, {x} {p.x:g}: {p.y:.4g}{span}")
-            place = {"cx": self._x(p.x), "cy": self._y(p.y), "r": radius}
-            self.drawn.append(tag("circle", hint, **place, class_=f"dot c{number}"))
+            element = '<circle cx="{}" cy="{}" r="{}" class="dot c{}"><title>{}</title></circle>'
+            hint = f"{name}, {x} {p.x:g}: {p.y:.4g}{span}"
+            self._draw(element, self._x(p.x), self._y(p.y), radius, number, hint)
 
     def _legend(self, names: Sequence[str]) -> None:
         """Names of the lines, in a row of their own below the chart, where nothing can run through them."""
@@ -270,11 +218,7 @@ class Chart:
         counts, step = [0] * _BINS, high / _BINS
         for value in values:
             counts[min(int(value / high * _BINS), _BINS - 1)] += 1
-        grid = _ticks(0, max(counts))
-        if not grid[1].is_integer():  # halves of what is counted are no numbers to read
-            apart = max(1, math.ceil(grid[1]))
-            grid = list(map(float, range(0, max(counts) + apart, apart)))
-        frame = cls([0.0, high], grid, 250)
+        frame = cls([0.0, high], _ticks(0, max(counts), whole=True), 250)
         labels = {}
         for fifth in range(6):
             labels[high * fifth / 5] = _short(high * fifth / 5)
@@ -289,13 +233,7 @@ class Chart:
 
     @classmethod
     def bars(
-        cls,
-        bars: Sequence[Bar],
-        *,
-        x: str,
-        title: str,
-        note: str = "",
-        form: Callable[[float], str] = "{:.3g}".format,
+        cls, bars: Sequence[Bar], *, x: str, title: str, note: str = "", form: Callable[[float], str] = "{:.3g}".format
     ) -> Markup:
         """Horizontal bars; long names are cut, hovering shows all.
 
@@ -328,8 +266,8 @@ class Chart:
                 frame._line(frame._x(bar.low), middle, frame._x(bar.high), middle, "whisker")
             if len(label) > room:
                 label = label[: room - 1] + "…"
-            named = tag("text", tag("title", hint), label, x=frame.left - 8, y=middle + 4, text_anchor="end")
-            frame.drawn.append(named)
+            element = '<text x="{}" y="{}" text-anchor="end"><title>{}</title>{}</text>'
+            frame._draw(element, frame.left - 8, middle + 4, hint, label)
         frame._line(frame._x(0), _TOP, frame._x(0), height - _BOTTOM, "zero")
         return frame._figure(title, note)
 
@@ -343,8 +281,8 @@ def _given(*values: float | None) -> list[float]:
 
 
 def figure(title: str, chart: Markup, note: str = "") -> Markup:
-    """A chart or a table with its title above and a sentence below."""
-    content = [tag("figcaption", title), chart]
+    """A chart with its title above and a sentence below."""
+    below = Markup("")
     if note:
-        content.append(tag("p", note, class_="note"))
-    return tag("figure", content)
+        below = Markup('<p class="note">{}</p>').format(note)
+    return Markup("<figure><figcaption>{}</figcaption>{}{}</figure>").format(title, chart, below)

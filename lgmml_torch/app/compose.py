@@ -29,16 +29,8 @@ from lgmml_torch.models.encode import CategorySettings
 from lgmml_torch.models.phi import POLICIES
 from lgmml_torch.models.storage import is_archive, load_checkpoint, read_model
 from lgmml_torch.ragged import RankingData
+from lgmml_torch.training import defaults
 from lgmml_torch.training.callbacks import quiet_lightning
-from lgmml_torch.training.defaults import (
-    BANKS,
-    SETTINGS,
-    Defaults,
-    Sizes,
-    budget_seconds,
-    check_effect,
-    choose_defaults,
-)
 from lgmml_torch.training.losses import ListLoss, Loss
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.recipe import PhiSettings, Recipe, check_precision, rehearse
@@ -206,16 +198,16 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
     experiment = given.get("experiment", "trained")
     if experiment != "trained" or not kind or cfg.warm_start:
         if kind:
-            check_effect(given, kind, loss.name)
+            defaults.check_effect(given, kind, loss.name)
         return _with_reason(cfg, "as configured")
-    if given.get("local_metrics", kind) not in BANKS:
-        check_effect(given, kind, loss.name)
+    if given.get("local_metrics", kind) not in defaults.BANKS:
+        defaults.check_effect(given, kind, loss.name)
         return _with_reason(cfg, f"as configured (local_metrics={given['local_metrics']})")
     if "local_metrics" in given or "experiment" in given:
         given["bank"] = kind
     if "loss" in given:
         given["loss"] = loss
-    chosen = choose_defaults(Sizes.of(train), given)
+    chosen = defaults.choose_defaults(defaults.Sizes.of(train), given)
     log.info("%s", chosen.reason)
     settled = load_config([*_default_overrides(chosen, given), *asked])
     settled.resume = cfg.resume  # what resume=auto means has been found by now
@@ -229,7 +221,7 @@ def _asked_settings(overrides: Sequence[str]) -> dict[str, Any]:
     {'margin': '0.5', 'phi': 'shared', 'bank_options': '9'}
     """
     names = {}
-    for name, setting in SETTINGS.items():
+    for name, setting in defaults.SETTINGS.items():
         names[setting.key] = name
     given: dict[str, Any] = {}
     for text in overrides:
@@ -241,7 +233,7 @@ def _asked_settings(overrides: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def _default_overrides(chosen: Defaults, given: Mapping[str, Any]) -> list[str]:
+def _default_overrides(chosen: defaults.Defaults, given: Mapping[str, Any]) -> list[str]:
     """What one would type to have these defaults; parts and settings the user gave are left out."""
     if chosen.bank == "sampled":
         return []
@@ -271,7 +263,7 @@ def fitted_metrics(overrides: Sequence[str]) -> tuple[str, bool]:
     cfg, given = load_config(overrides), _asked_settings(overrides)
     if "local_metrics" in given or "experiment" in given:
         return _builder(cfg).kind, True
-    return choose_defaults(Sizes.of(load_splits(cfg)["train"]), given).bank, False
+    return defaults.choose_defaults(defaults.Sizes.of(load_splits(cfg)["train"]), given).bank, False
 
 
 def _builder(cfg: DictConfig) -> BankBuilder:
@@ -292,7 +284,7 @@ def recipe_of(cfg: DictConfig) -> Recipe:
         LGMMLError: for parts that do not exist, do not take their settings, or do not go together.
     """
     check_choice("distances", cfg.distances, _DISTANCES)
-    budget_seconds(cfg.budget)
+    defaults.budget_seconds(cfg.budget)
     measuring_rules(cfg)
     with named(cfg, "evaluation"):
         check_choice("preset", cfg.evaluation.preset, PRESETS)

@@ -6,9 +6,10 @@ lists are scored once. Permutation importance and effects of features score them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,76 +63,72 @@ class Query:
     rows: tuple[_Document, ...]
     why: str
 
+    def shown(self, score: float) -> str:
+        """A score with as many digits as tell the documents apart."""
+        scores = [row.score for row in self.rows]
+        gap, digits = max(scores) - min(scores), 3
+        if gap > 0:
+            digits = min(max(2 - math.floor(math.log10(gap)), 0), 8)
+        return f"{score:.{digits}f}"
 
-@dataclass(frozen=True, eq=False)
+
 class PageData:
-    """What the page shows of a model and of the lists it ranks."""
+    """What the page shows of a model and of the lists it ranks: all of them, or a sample.
 
-    split: str  # which part of the data
-    sample: str  # a sentence on the lists that were ranked
-    measure: str  # of the ranking, per query
-    values: tuple[float, ...]  # of the queries that count
-    mean: Interval | None  # of these values; None where no query counts
-    best: tuple[Query, ...]
-    worst: tuple[Query, ...]
-    top: float  # the highest label of all
-    names: tuple[str, ...]  # one for each raw feature
-    pairs: Importance | None  # shares in score differences; None where no list has two documents
-    metrics: tuple[tuple[int, float, str], ...]  # with the largest shares: number from 0, share, leading columns
-    calibration: list[Interval | None]  # mean label by place of the score, see `label_by_score`
-    reliability: Reliability | None  # chances to be relevant beside what the labels say; None without chances
+    ``report`` is what ``report.json`` of the run holds; ``importance`` shuffles and moves features, too.
+    """
+
+    mean: Interval | None = None  # of the measure; None where no query counts
+    pairs: Importance | None = None  # shares in score differences; None where no list has two documents
+    metrics: Sequence[tuple[int, float, str]] = ()  # with the largest shares: number from 0, share, leading columns
     shuffled: PermutationImportance | None = None  # where it was asked for, and queries count
-    effects: tuple[PartialEffect, ...] = ()  # of some features, where it was asked for
-    effect_queries: int = 0  # lists behind the effects
+    effects: Sequence[PartialEffect] = ()  # of some features, where it was asked for
+    effect_queries = 0  # lists behind the effects
 
-    @classmethod
-    def of(
-        cls, report: Mapping[str, Any], model: LGMML, data: RankingData, split: str, *, importance: bool = False
-    ) -> Self:
-        """Rank the lists, or a sample of them, and collect what the page shows.
-
-        ``report`` is what ``report.json`` of the run holds; ``importance`` shuffles and moves features, too.
-        """
+    def __init__(
+        self, report: Mapping[str, Any], model: LGMML, data: RankingData, split: str, *, importance: bool = False
+    ) -> None:
         rules, seed = report["config"]["evaluation"], report["config"]["seed"]
-        measure, preset = _measure_of(rules["metrics"]), rules["preset"]
+        self.split, self.measure = split, _measure_of(rules["metrics"])  # part of the data; measured per query
         lists = model.encoded(_sample(data, DOCUMENTS, seed))
         few = _sample(lists, _PAIR_DOCUMENTS, seed)
         scores = model.score(lists)
-        values = rank_data(scores, lists, metrics=[measure], preset=preset)[measure].cpu()
-        known = values[~values.isnan()]
-        names = tuple(feature_label(model.feature_names, feature) for feature in range(model.num_features))
-        mean, pairs, on_request = None, None, dict[str, Any]()
-        metrics: tuple[tuple[int, float, str], ...] = ()
-        if len(known):
-            mean = bootstrap_interval(values, generator=torch.Generator().manual_seed(seed))
+        values = rank_data(scores, lists, metrics=[self.measure], preset=rules["preset"])[self.measure].cpu()
+        self.values = tuple(values[~values.isnan()].tolist())  # of the queries that count
+        self.names = tuple(feature_label(model.feature_names, feature) for feature in range(model.num_features))
+        if self.values:
+            self.mean = bootstrap_interval(values, generator=torch.Generator().manual_seed(seed))
         if bool((few.sizes > 1).any()):
-            pairs = pair_importance(model, few, seed=seed)
-            metrics = _leading_metrics(model, pairs)
-        if importance and pairs is not None:
-            on_request = _importances(model, few, pairs, measure, preset, seed)
+            self.pairs = pair_importance(model, few, seed=seed)
+            self.metrics = _leading_metrics(model, self.pairs)
+        if importance and self.pairs is not None:
+            self._measure_features(model, few, self.pairs, rules["preset"], seed)
         drawn = f"All {data.num_queries:,} queries of {split}, "
         if lists.num_queries < data.num_queries:
             drawn = f"{lists.num_queries:,} of the {data.num_queries:,} queries of {split}, drawn with seed {seed}; "
+        self.sample = f"{drawn}{lists.num_documents:,} documents."  # what was ranked
         best, worst = _extremes(values, lists)
         described = []
         for query in (*best, *worst):
-            described.append(_describe_query(model, lists, scores, query, float(values[query]), names))
-        return cls(
-            split=split,
-            sample=f"{drawn}{lists.num_documents:,} documents.",
-            measure=measure,
-            values=tuple(known.tolist()),
-            mean=mean,
-            best=tuple(described[: len(best)]),
-            worst=tuple(described[len(best) :]),
-            top=float(lists.labels.max()),
-            names=names,
-            pairs=pairs,
-            metrics=metrics,
-            calibration=label_by_score(scores, lists, seed=seed),
-            reliability=_reliability(model, scores, lists.labels),
-            **on_request,
-        )
+            described.append(_describe_query(model, lists, scores, query, float(values[query]), self.names))
+        self.best, self.worst = described[: len(best)], described[len(best) :]
+        self.top = float(lists.labels.max())  # the highest label of all
+        self.calibration = label_by_score(scores, lists, seed=seed)
+        self.reliability = _reliability(model, scores, lists.labels)  # None without chances to be relevant
+
+    def _measure_features(self, model: LGMML, data: RankingData, pairs: Importance, preset: str, seed: int) -> None:
+        """Shuffle, and move, the features with the largest shares in score differences."""
+        features = [feature for feature, _ in pairs.leading(_SHUFFLED)]
+        values = rank_data(model.score(data), data, metrics=[self.measure], preset=preset)[self.measure]
+        if features and not bool(values.isnan().all()):
+            self.shuffled = permutation_importance(
+                model, data, features=features, n_repeats=2, measure=self.measure, preset=preset, seed=seed
+            )
+        few = _sample(data, _EFFECT_DOCUMENTS, seed)
+        effects = []
+        for feature in features[:_EFFECTS]:
+            effects.append(partial_effect(model, few, feature, points=9, documents=1, seed=seed))
+        self.effects, self.effect_queries = effects, few.num_queries
 
 
 def _reliability(model: LGMML, scores: Tensor, labels: Tensor) -> Reliability | None:
@@ -146,23 +143,6 @@ def _measure_of(names: Sequence[str]) -> str:
     if not built_in or "ndcg@10" in built_in:
         return "ndcg@10"
     return built_in[0]
-
-
-def _importances(
-    model: LGMML, data: RankingData, pairs: Importance, measure: str, preset: str, seed: int
-) -> dict[str, Any]:
-    """Shuffle, and move, the features with the largest shares in score differences: fields of `PageData`."""
-    features = [feature for feature, _ in pairs.leading(_SHUFFLED)]
-    values = rank_data(model.score(data), data, metrics=[measure], preset=preset)[measure]
-    shuffled = None
-    if features and not bool(values.isnan().all()):
-        rules = {"measure": measure, "preset": preset, "seed": seed}
-        shuffled = permutation_importance(model, data, features=features, n_repeats=2, **rules)  # type: ignore[arg-type]
-    few = _sample(data, _EFFECT_DOCUMENTS, seed)
-    effects = []
-    for feature in features[:_EFFECTS]:
-        effects.append(partial_effect(model, few, feature, points=9, documents=1, seed=seed))
-    return {"shuffled": shuffled, "effects": tuple(effects), "effect_queries": few.num_queries}
 
 
 def _sample(data: RankingData, documents: int, seed: int) -> RankingData:

@@ -18,18 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from lgmml_torch import distributed
-from lgmml_torch.app.compose import (
-    build,
-    check_parts,
-    find_measure,
-    load_splits,
-    make_callbacks,
-    make_loggers,
-    measuring_rules,
-    named,
-    recipe_of,
-    settle,
-)
+from lgmml_torch.app import compose
 from lgmml_torch.app.config import check_settings, load_config
 from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, reference_names
 from lgmml_torch.app.report import RunResult, evaluate_model, reported_part
@@ -53,19 +42,6 @@ from lgmml_torch.training.stages import Prepared, Trained, prepare, train_phi
 log = logging.getLogger(__name__)
 
 
-class _Stopwatch:
-    """Seconds of the stages of a run."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """The stage that has just ended."""
-        now = time.perf_counter()
-        self.seconds[stage], self._since = round(now - self._since, 3), now
-
-
 def train(
     cfg: DictConfig,  # the whole configuration
     asked: Sequence[str] | None = None,  # the overrides of the user; the rest may follow from the data, see `settle`
@@ -75,26 +51,31 @@ def train(
     """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report."""
     check_settings(cfg)  # whatever is wrong is told before data is read
     cfg = _resolve_resume(cfg)
-    check_parts(cfg)
+    compose.check_parts(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     _set_threads(cfg.threads)
-    clock = _Stopwatch()
-    splits = load_splits(cfg)
+    seconds, began = dict[str, float](), time.perf_counter()
+
+    def lap(stage: str) -> None:
+        """The stage that has just ended."""
+        seconds[stage] = round(time.perf_counter() - began - sum(seconds.values()), 3)
+
+    splits = compose.load_splits(cfg)
     base = _load_base(cfg, splits)
     files = _open_references(cfg, splits)
-    clock.lap("data")
-    cfg = settle(cfg, asked, splits["train"])
-    recipe, folder = recipe_of(cfg), Path(cfg.paths.output_dir)
+    lap("data")
+    cfg = compose.settle(cfg, asked, splits["train"])
+    recipe, folder = compose.recipe_of(cfg), Path(cfg.paths.output_dir)
     if watch is not None:
         watchers = [*watchers, StopAtStep(watch)]
     references, measured = _fit_references(cfg, splits, folder, watchers)
-    clock.lap("references")
+    lap("references")
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
-    loggers = make_loggers(cfg)
+    loggers = compose.make_loggers(cfg)
     prepared = _prepared_parts(cfg, splits, recipe, loggers)
-    clock.lap("local metrics")
+    lap("local metrics")
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
-    clock.lap("training" if prepared.bank.trained else "weights")
+    lap("training" if prepared.bank.trained else "weights")
     first, shared = trained.trainer.is_global_zero, any(part.all_lists.shared for part in splits.values())
     if not (first or shared):
         return None
@@ -104,23 +85,18 @@ def train(
     evaluations = evaluate_model(cfg, trained, prepared, base, measured)
     if not first:
         return None
-    clock.lap("evaluation")
+    lap("evaluation")
     cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
+    history = dict(prepared.bank.history)
+    if trained.position_bias is not None:
+        history["position_bias"] = trained.position_bias
     found = RunResult(
-        folder, trained.model, prepared.splits, evaluations, trained.keeper, _history_of(prepared, trained),
-        clock.seconds, OmegaConf.to_container(cfg, resolve=True), [*references, *files],
+        folder, trained.model, prepared.splits, evaluations, trained.keeper, history,
+        seconds, OmegaConf.to_container(cfg, resolve=True), [*references, *files],
     )  # fmt: skip
     found.write()
     found.tell(loggers)
     return found
-
-
-def _history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
-    """How building the metrics went, and what training has made of the biases of positions."""
-    history = dict(prepared.bank.history)
-    if trained.position_bias is not None:
-        history["position_bias"] = trained.position_bias
-    return history
 
 
 def _set_threads(asked: int | None) -> None:
@@ -141,10 +117,14 @@ def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase |
     if splits["train"].categories is not None:
         raise ConfigError("`base` needs data of numbers only, and this data has categories")
     if cfg.base == "auto":
-        return fit_lightgbm(splits, find_measure("measure", cfg.measure), seed=cfg.seed, threads=cfg.threads)
+        return _fit_trees(cfg, splits)
     base = TreeBase.read(str(cfg.base))
     base.check(splits["train"].num_features, splits["train"].feature_names)
     return base
+
+
+def _fit_trees(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase:
+    return fit_lightgbm(splits, compose.find_measure("measure", cfg.measure), seed=cfg.seed, threads=cfg.threads)
 
 
 def _check_in_memory(setting: str, splits: Mapping[str, RankingData]) -> None:
@@ -168,7 +148,7 @@ def _prepared_parts(
         start = Start.of(LGMML.load(cfg.resume or cfg.warm_start))
     if cache is not None:
         folder = cache.folder / "unfinished"
-    with named(cfg, "local_metrics"):
+    with compose.named(cfg, "local_metrics"):
         return prepare(splits, recipe, bank_curve(loggers), folder, start, resumes=bool(cfg.resume))
 
 
@@ -229,8 +209,7 @@ def _open_references(cfg: DictConfig, splits: Mapping[str, RankingData]) -> list
     for name in names:
         if name in FITTED:
             continue
-        ranker = Ranker.open(name)
-        lists = reported_part(splits)[1]
+        ranker, lists = Ranker.open(name), reported_part(splits)[1]
         if ranker.kind != "run":  # a run may lack any one list
             lists = lists.select([0])
         ranker.score(lists)
@@ -249,7 +228,7 @@ def _fit_references(
         rankers.append(ranker)
     if "lightgbm" in names:
         try:
-            trees = fit_lightgbm(splits, find_measure("measure", cfg.measure), seed=cfg.seed, threads=cfg.threads)
+            trees = _fit_trees(cfg, splits)
         except (MissingDependencyError, DataError) as error:
             log.warning("no LightGBM to compare with: %s", error)
             return rankers, measured
@@ -258,15 +237,13 @@ def _fit_references(
         rankers.append(ranker)
         for name in ("valid", "test"):
             if name in splits:
-                rules = {"split": f"{name}: unseen queries", "policy": ranker.name, **measuring_rules(cfg)}
+                rules = {"split": f"{name}: unseen queries", "policy": ranker.name, **compose.measuring_rules(cfg)}
                 measured.append(evaluate_scores(ranker.score(splits[name]), splits[name], **rules))
     return rankers, measured
 
 
 # Parts of a run that its references share.
-_SHARED = (
-    "data", "name", "seed", "measure", "categories", "evaluation", "threads", "paths", "logger",
-)  # fmt: skip
+_SHARED = ("data", "name", "seed", "measure", "categories", "evaluation", "threads", "paths", "logger")
 
 
 def _fit_lgmml(
@@ -280,7 +257,7 @@ def _fit_lgmml(
     own.callbacks = {**cfg.callbacks, "early_stopping": None}
     own.loader.num_workers = cfg.loader.num_workers
     log.info("reference: L-GMML, the system of the paper (experiment=lgmml)")
-    recipe, loggers = recipe_of(own), make_loggers(own, version="lgmml")
+    recipe, loggers = compose.recipe_of(own), compose.make_loggers(own, version="lgmml")
     prepared = prepare(splits, recipe, bank_curve(loggers))
     trained = train_best_phi(own, prepared, [recipe], loggers, folder / "lgmml", watchers)
     trained.model.save(folder / FITTED["lgmml"])
@@ -331,11 +308,11 @@ def train_best_phi(
         place, watching = folder / "checkpoints", loggers
         if not only:
             place = place / f"candidate-{number}"
-            watching = make_loggers(cfg, version=f"candidate-{number}")
+            watching = compose.make_loggers(cfg, version=f"candidate-{number}")
         around = TrainerSettings(
             folder=place,
-            trainer=build(cfg.trainer),
-            callbacks=[*make_callbacks(cfg, validated="valid" in prepared.splits), *watchers],
+            trainer=compose.build(cfg.trainer),
+            callbacks=[*compose.make_callbacks(cfg, validated="valid" in prepared.splits), *watchers],
             loggers=watching,
             cache=_find_cache(cfg),
             resume=resume,

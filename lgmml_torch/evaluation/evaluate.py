@@ -18,7 +18,7 @@ from lgmml_torch.data.trec import as_arrays
 from lgmml_torch.evaluation.tables import evaluation_markdown
 from lgmml_torch.functional.features import list_rank_percentiles
 from lgmml_torch.functional.measures import Function, Measure, measures_of, rank_data, rank_metrics
-from lgmml_torch.functional.presets import REPORTED, Preset, describe, find_preset
+from lgmml_torch.functional.presets import REPORTED, Preset, describe
 from lgmml_torch.functional.score import warn_if_degenerate
 from lgmml_torch.functional.significance import Comparison, Interval, bootstrap_interval, compare
 from lgmml_torch.models.explain import largest_parts
@@ -73,10 +73,8 @@ class Evaluation:
         """Primitives only; NaN becomes None, because JSON has no such number."""
         metrics = {}
         for name, mean in self.means.items():
-            interval, ends = None, None
-            if intervals:
-                interval = self.interval(name)
-            if interval is not None:
+            ends = None
+            if intervals and (interval := self.interval(name)) is not None:
                 ends = [interval.low, interval.high]
             metrics[name] = {
                 "mean": _plain_number(mean),
@@ -164,20 +162,18 @@ def evaluate_scores(
     *,
     split: str = "data",
     metrics: Sequence[str | Function | Measure] = REPORTED,
-    preset: str | Preset = "default",
     policy: str = "",
     seed: int | None = None,
-    threshold: float | None = None,
-    max_grade: float | None = None,
+    **rules: Any,
 ) -> Evaluation:
-    """Measure scores that are there already; in the order of the rows.
+    """Measure scores that are there already; ``rules`` are the preset, threshold and highest grade of `evaluate`.
 
     >>> data = RankingData.from_arrays([[1.0], [2.0]], [0, 1], qid=[7, 7])
     >>> evaluate_scores(torch.tensor([2.0, 1.0]), data, metrics=["ndcg@1", "map"]).means
     {'ndcg@1': 0.0, 'map': 0.5}
     """
     check_shape("scores", scores, (data.num_documents,))
-    rules: dict[str, Any] = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
+    rules["metrics"] = metrics
     found, documents = _of_all(rank_data(scores, data, **rules), data), data.all_lists.num_documents
     return _summarise([found], data.all_lists.ids(data.qids), documents, rules, split, policy, seed)
 
@@ -209,21 +205,10 @@ def _summarise(
         means[name] = float(values[name].nanmean())
         counted[name] = int((~values[name].isnan()).sum())
         skipped[name] = len(qids) - counted[name]
-    preset, definitions = find_preset(rules["preset"]), dict[str, str]()
+    preset, definitions = rules.get("preset", "default"), dict[str, str]()
     for measure in measures_of(rules["metrics"]):
-        definitions[measure.name] = measure.definition(preset, threshold=rules["threshold"])
-    return Evaluation(
-        split=split,
-        means=means,
-        counted=counted,
-        skipped=skipped,
-        definitions=definitions,
-        per_query=values,
-        qids=qids,
-        policy=policy,
-        documents=documents,
-        seed=seed,
-    )
+        definitions[measure.name] = measure.definition(preset, threshold=rules.get("threshold"))
+    return Evaluation(split, means, counted, skipped, definitions, values, qids, policy, documents, seed)
 
 
 def evaluate_run(
@@ -233,8 +218,7 @@ def evaluate_run(
     split: str = "run",
     metrics: Sequence[str] = REPORTED,
     preset: str | Preset = "trec_eval",
-    threshold: float | None = None,
-    max_grade: float | None = None,
+    **rules: Any,
 ) -> Evaluation:
     """Measure a TREC run: the figures of trec_eval, or of any other preset.
 
@@ -259,7 +243,7 @@ def evaluate_run(
         count = f"{len(unknown)} of {len(run)} queries of {split!r}"
         warnings.warn(f"{count} were not judged and are left out, e.g. {unknown[0]}", DataWarning, stacklevel=2)
     scores, labels, ranked, sizes = as_arrays(run, qrels)
-    rules: dict[str, Any] = {"metrics": metrics, "preset": preset, "threshold": threshold, "max_grade": max_grade}
+    rules |= {"metrics": metrics, "preset": preset}
     found = rank_metrics(
         torch.from_numpy(scores),
         torch.from_numpy(labels),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from jinja2 import Template
 
 from lgmml_torch import __version__
 from lgmml_torch.checks import DataError
@@ -29,6 +30,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, t
     for row in (header, ["---"] * text + ["---:"] * (len(header) - text), *rows):
         lines.append(f"| {' | '.join(map(str, row))} |")
     return "\n".join(lines)
+
+
+def fill_template(file: Path, **facts: Any) -> str:
+    """The text of a template of Jinja with these facts in it; nothing is escaped."""
+    text = file.read_text(encoding="utf-8")
+    return str(Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).render(facts))
 
 
 def evaluation_markdown(evaluations: Iterable[Mapping[str, Any]]) -> str:
@@ -112,13 +119,6 @@ def preprocessing_steps(preprocess: Preprocess | Mapping[str, Any]) -> str:
 
 _TAGS = ("learning-to-rank", "ranking", "metric-learning", "tabular")
 _SETTINGS = ("seed", "budget", "preprocess", "local_metrics", "phi", "loss", "optimizer", "keep")
-_LIMITS = """
-- Scores order the documents of one list. They are no probabilities, and scores of different lists do not compare.
-- A document's score may depend on the rest of its list, so whole lists belong in one call.
-- The features must be those of the training data, in the same units and, where they have no names, in the same order.
-- The model repeats what its labels say: clicks favour what was shown on top, judges have habits.
-- Figures hold for queries like those they were measured on. Measure on your own before you rely on them.
-"""
 
 
 def read_report(file: Path) -> dict[str, Any]:
@@ -147,17 +147,32 @@ def model_card(
         licence: of the model, e.g. ``"apache-2.0"``; the card says that none was given when None.
     """
     report = report or {"evaluations": [], "config": {}}
-    parts = [
-        f"---\n{yaml.safe_dump(_front_matter(report, name, licence), sort_keys=False, allow_unicode=True)}---\n",
-        f"# {name}\n\n{_about_model(model)}\n",
-        f"## Data\n\n{_about_data(model, report['config'])}\n",
-        f"## Figures\n\n{_figures(report['evaluations'])}\n",
-        f"## Settings\n\n{_settings(report['config'])}\n",
-        f"## Limits\n{_LIMITS}",
-        f"## Licence\n\n{licence or 'None was given. That of the training data may bind the model too.'}\n",
-        f"## How to use\n\n{_usage(model)}\n",
-    ]
-    return "\n".join(parts)
+    config, evaluations = report["config"], report["evaluations"]
+    header, rows, _ = results_table(evaluations, intervals=False)
+    for row, each in zip(rows, evaluations, strict=True):
+        row.append(str(each["seed"]))
+    data = []
+    for key, value in _shown(config.get("data", {})).items():
+        if value is not None and key != "kind":
+            data.append(f"{key}: {value}")
+    return fill_template(
+        Path(__file__).with_name("card.jinja"),
+        front=_yaml(_front_matter(report, name, licence)),
+        name=name,
+        model=model,
+        reading=model.reading,
+        version=__version__,
+        data=data,
+        evaluations=evaluations,
+        figures=markdown_table([*header, "seed"], rows, text=2),
+        config=config,
+        settings=_yaml(_shown({name: config[name] for name in _SETTINGS if name in config})),
+        licence=licence,
+    )
+
+
+def _yaml(content: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def _front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> dict[str, Any]:
@@ -176,69 +191,6 @@ def _front_matter(report: Mapping[str, Any], name: str, licence: str | None) -> 
         place = {"type": data, "name": data, "split": "test"}
         found["model-index"] = [{"name": name, "results": [{"task": kind, "dataset": place, "metrics": results}]}]
     return found
-
-
-def _about_model(model: LGMML) -> str:
-    """What it is, in a paragraph."""
-    trees = ""
-    if model.base is not None:
-        trees = f" Its scores are added to those of a {model.base.title} model inside."
-    return (
-        "Ranks the documents of a list, best first, by the weighted sum of their distances to learned ideal documents: "
-        f"{model.metrics.num_metrics} local metrics on {model.reading['num_features']} features, weights of the kind "
-        f"{model.phi.mode!r}, kernel {model.kernel!r}, {str(model.dtype).removeprefix('torch.')}; "
-        f"written by lgmml-torch {__version__}.{trees}"
-    )
-
-
-def _about_data(model: LGMML, config: Mapping[str, Any]) -> str:
-    """Where it was trained, and on which features."""
-    told = []
-    for key, value in _shown(config.get("data", {})).items():
-        if value is not None and key != "kind":
-            told.append(f"{key}: {value}")
-    reading, features = model.reading, "without names"
-    if reading["feature_names"] is not None:
-        features = ", ".join(f"`{name}`" for name in reading["feature_names"])
-    return (
-        f"- training set: {'; '.join(told) or 'not known'}\n- training queries: {len(model.qids) or 'not known'}\n"
-        f"- features: {reading['num_features']}, {features}"
-    )
-
-
-def _figures(evaluations: list[dict[str, Any]]) -> str:
-    """The evaluations of the run, with counts and definitions."""
-    if not evaluations:
-        return "None: there was no report of a training run beside the model. `lgmml evaluate` measures it."
-    header, rows, _ = results_table(evaluations, intervals=False)
-    for row, each in zip(rows, evaluations, strict=True):
-        row.append(str(each["seed"]))
-    text = markdown_table([*header, "seed"], rows, text=2) + "\n"
-    for entry in evaluations[0]["metrics"].values():
-        text += f"\n- {entry['definition']}"
-    return text
-
-
-def _settings(config: Mapping[str, Any]) -> str:
-    """The settings that decide what is fitted; no paths."""
-    if not config:
-        return "Not known."
-    chosen = ""
-    if config.get("chosen"):
-        chosen = f"{config['chosen']}.\n\n"
-    told = _shown({name: config[name] for name in _SETTINGS if name in config})
-    return f"{chosen}```yaml\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}```"
-
-
-def _usage(model: LGMML) -> str:
-    """The first lines of code and commands."""
-    return (
-        "```bash\npip install lgmml-torch\nlgmml score model.safetensors lists.csv\n```\n\n```python\n"
-        "from lgmml_torch import LGMML, RankingData\n\n"
-        'model = LGMML.load("model.safetensors")\n'
-        f"data = RankingData.from_arrays(X, y, qid=qid)  # X: (documents, {model.reading['num_features']})\n"
-        "scores = model.score_in_caller_order(data)\n```"
-    )
 
 
 def _shown(values: Any) -> Any:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from lgmml_torch.app import compose
 from lgmml_torch.app import train as app
 from lgmml_torch.app.cli import main
-from lgmml_torch.app.train import RunResult, _load_base, add_base, load_splits, train
+from lgmml_torch.app.compose import load_splits
+from lgmml_torch.app.train import RunResult, _load_base, add_base, train
 from lgmml_torch.checks import CheckpointError, ConfigError, LGMMLError, MissingDependencyError
 from lgmml_torch.data.write import save_letor
 from lgmml_torch.functional.measures import mean_measure
@@ -200,7 +202,7 @@ class TestRefusals:
     def test_no_validation_queries(
         self, trees: Path, splits: dict[str, RankingData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(app, "load_splits", lambda _: {"train": splits["train"]})
+        monkeypatch.setattr(compose, "load_splits", lambda _: {"train": splits["train"]})
         with pytest.raises(ConfigError, match="`base` needs validation queries to choose the weights by"):
             run(tmp_path, f"base={trees}")
 

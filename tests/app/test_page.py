@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import Markup
 
 from lgmml_torch.app import cli
 from lgmml_torch.app import page_data as data_of_page
-from lgmml_torch.app.charts import Bar, Chart, Point, tag
+from lgmml_torch.app.charts import Bar, Chart, Point, figure
 from lgmml_torch.app.page import make_page
 from lgmml_torch.app.page_data import PageData
 from lgmml_torch.app.rankers import Ranker
@@ -105,7 +106,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     other.save(folder / f"{EVIL.replace('/', '')}.safetensors")
     ranker = Ranker.open(folder / f"{EVIL.replace('/', '')}.safetensors")
     paired = ranker.beside(model, data, "test", SETTINGS)
-    return make_page(content, PageData.of(content, model, data, "test", importance=True), [paired])
+    return make_page(content, PageData(content, model, data, "test", importance=True), [paired])
 
 
 def test_the_spread_of_the_measure_is_told_in_words_that_hold_at_its_bounds(page: str) -> None:
@@ -170,7 +171,7 @@ def test_counts_are_told_in_whole_numbers() -> None:
 
 def test_the_figures_are_those_of_the_lists(tmp_path: Path) -> None:
     model, data = small_model(), small_data()
-    found = PageData.of(content_of(model, data, tmp_path), model, data, "test")
+    found = PageData(content_of(model, data, tmp_path), model, data, "test")
     values = rank_data(model.score(data), data, metrics=["ndcg@10"])["ndcg@10"]
     known = values[~values.isnan()]
     assert found.values == tuple(known.tolist())
@@ -199,7 +200,7 @@ def test_the_page_of_a_run_scores_the_lists_once(tmp_path: Path, monkeypatch: py
     model, data, scored = small_model(), small_data(), []
     content, score = content_of(model, data, tmp_path), model.score
     monkeypatch.setattr(model, "score", lambda part, **options: scored.append(part) or score(part, **options))
-    page = make_page(content, PageData.of(content, model, data, "test"))
+    page = make_page(content, PageData(content, model, data, "test"))
     assert len(scored) == 1
     assert "Cost of shuffling" not in page
     assert "lgmml report RUN --importance" in page
@@ -209,7 +210,7 @@ def test_large_sets_are_sampled_and_the_page_says_so(tmp_path: Path, monkeypatch
     monkeypatch.setattr(data_of_page, "LISTS", 20)
     model, data = small_model(), small_data(60)
     content = content_of(model, data, tmp_path)
-    pages = [make_page(content, PageData.of(content, model, data, "test")) for _ in range(2)]
+    pages = [make_page(content, PageData(content, model, data, "test")) for _ in range(2)]
     assert pages[0] == pages[1]
     text = Elements(pages[0]).text
     assert "20 of the 60 queries of test, drawn with seed 0" in text
@@ -235,7 +236,7 @@ def test_odd_runs_have_a_page_too(case: str, tmp_path: Path) -> None:
         for item in content["evaluations"]:
             for entry in item["metrics"].values():
                 del entry["interval"]
-    text = Elements(make_page(content, PageData.of(content, model, data, "test"))).text
+    text = Elements(make_page(content, PageData(content, model, data, "test"))).text
     expected = {
         "nothing relevant": "none has a relevant document",
         "single documents": "No list has two documents",
@@ -256,7 +257,8 @@ def test_charts_take_what_comes() -> None:
     assert "n" * 23 + "…" in long
     assert "n" * 60 in long  # on hovering
     assert len(Chart.lines({"a": [Point(i, i / 1e5) for i in range(100_000)]}, x="x", y="y", title="many")) < 30_000
-    assert tag("p", None, [1, ["<", tag("i", "&")]], x_=None) == "<p>1&lt;<i>&amp;</i></p>"
+    escaped = '<figure><figcaption>&lt;</figcaption><i>1</i><p class="note">&amp;</p></figure>'
+    assert figure("<", Markup("<i>1</i>"), "&") == escaped
 
 
 def test_no_label_of_an_axis_is_cut_at_an_edge() -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from lgmml_torch.app.compose import build
 from lgmml_torch.app.config import load_config
 from lgmml_torch.app.start import RayLauncher, config_dir, main
-from lgmml_torch.app.train import _resolve_resume, build, train
+from lgmml_torch.app.train import _resolve_resume, train
 from lgmml_torch.checks import LGMMLError, MissingDependencyError
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.write import write_shards

@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from lgmml_torch.app import train as app
+from lgmml_torch.app import compose
 from lgmml_torch.app.compose import load_splits
 from lgmml_torch.app.config import RUN_SETTINGS, _search_path, check_command, check_settings, config_dir, load_config
 from lgmml_torch.app.train import train
@@ -40,7 +40,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(cfg: DictConfig) -> None:
         raise AssertionError("data was read")
 
-    monkeypatch.setattr(app, "load_splits", read)
+    monkeypatch.setattr(compose, "load_splits", read)
 
 
 BAD = [
@@ -185,7 +185,7 @@ def test_help_does_without_torch() -> None:
 def test_training_that_leaves_the_numbers_leaves_no_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configs: dict[str, DictConfig]
 ) -> None:
-    monkeypatch.setattr(app, "load_splits", load_splits)
+    monkeypatch.setattr(compose, "load_splits", load_splits)
     small = {
         "data": {"num_queries": 20, "num_features": 5}, "local_metrics": {"rounds": 3}, "optimizer": {"lr": 1e38},
         "paths": {"output_dir": str(tmp_path)}, "name": "test", "logger": None, "callbacks": None, "keep": "last",

@@ -12,9 +12,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lgmml_torch.app.compose import load_splits
 from lgmml_torch.app.config import check_command, config_dir, load_config
 from lgmml_torch.app.start import main
-from lgmml_torch.app.train import RunResult, load_splits, train
+from lgmml_torch.app.train import RunResult, train
 from lgmml_torch.checks import CheckpointError, ConfigError, DataError, LGMMLError
 from lgmml_torch.data.write import save_table
 from lgmml_torch.evaluation.evaluate import evaluate

@@ -12,18 +12,7 @@ from typing import IO, Any
 
 from rich.table import Table
 
-from lgmml_torch.app.commands import Command
-from lgmml_torch.app.commands.common import (
-    DATA_FORMATS,
-    add_data,
-    add_model,
-    load_model,
-    open_data,
-    output,
-    print_evaluations,
-    print_tables,
-    use_machine,
-)
+from lgmml_torch.app.commands import Command, common
 from lgmml_torch.app.rankers import MODEL, Ranker
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.source import DataSource
@@ -46,8 +35,8 @@ examples:
 
 
 def _evaluate_options(parser: ArgumentParser) -> None:
-    add_model(parser, nargs="?")
-    add_data(parser, nargs="?")
+    common.add_model(parser, nargs="?")
+    common.add_data(parser, nargs="?")
     add = parser.add_argument_group("TREC files, instead of a model and data").add_argument
     help_ = "a run to measure (qid Q0 docid rank score tag); may be given several times"
     add("--run", action="append", metavar="FILE", help=help_)
@@ -79,10 +68,10 @@ def _evaluate(args: Namespace) -> None:
             found.append(evaluate_run(ranking, judged, split=Path(file).name, **rules))
     if args.json is not None:
         text = "\n".join(map(Evaluation.to_json, found))
-        with output(args.json) as stream:
+        with common.output(args.json) as stream:
             stream.write(text.encode() + b"\n")
     if args.json != "-":
-        print_evaluations(found)
+        common.print_evaluations(found)
 
 
 def _check_words(args: Namespace) -> None:
@@ -100,11 +89,11 @@ def _check_words(args: Namespace) -> None:
 
 def _of_model(args: Namespace, rules: dict[str, Any]) -> Evaluation:
     """What a model reaches on labelled lists; their labels are written as qrels where that is asked for."""
-    model = load_model(args)
-    with open_data(args, model) as lists:
+    model = common.load_model(args)
+    with common.open_data(args, model) as lists:
         if not lists.has_labels:
             raise DataError(f"{lists.name}: there are no labels to evaluate against")
-        with nullcontext() if args.write_qrels is None else output(args.write_qrels) as qrels:
+        with nullcontext() if args.write_qrels is None else common.output(args.write_qrels) as qrels:
             return evaluate(
                 model,
                 _written_parts(lists, args.batch_documents, qrels),
@@ -140,7 +129,7 @@ def _compare_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="A", help="what ranks: see below")
     add("other", metavar="B", help="what to compare it with")
-    add_data(parser, own_weights=True, batches=False)
+    common.add_data(parser, own_weights=True, batches=False)
     add("--measure", default="ndcg@10", metavar="NAME", help="what to compare by (default: ndcg@10)")
     add("--preset", default="default", metavar="NAME", help="whose definitions: default, letor4, mslr, lightgbm, ...")
     add("--seed", type=int, default=0, metavar="N", help="of the bootstrap over queries (default: 0)")
@@ -158,9 +147,13 @@ def _compare(args: Namespace) -> None:
         check_choice("plot", Path(args.plot).suffix, _PICTURES)
     found = _compare_rankers(args)
     if args.plot is not None:
-        _draw(found, args.plot)
+        from lgmml_torch.plots import differences_picture, save_figure  # matplotlib takes its time to import
+
+        gaps = found.gaps[~found.gaps.isnan()].tolist()
+        picture = differences_picture(gaps, first=found.first, second=found.second, measure=found.measure)
+        save_figure(picture, args.plot)
     if args.json is not None:
-        with output(args.json) as stream:
+        with common.output(args.json) as stream:
             stream.write(json.dumps(found.to_dict(per_query=True), indent=2, ensure_ascii=False).encode() + b"\n")
     if args.json != "-":
         _show(found, args.top)
@@ -168,12 +161,12 @@ def _compare(args: Namespace) -> None:
 
 def _compare_rankers(args: Namespace) -> Paired:
     """Score the lists with both."""
-    device = use_machine(args)
+    device = common.use_machine(args)
     first, second = Ranker.open(args.model), Ranker.open(args.other)
     for ranker in (first, second):
         if ranker.model is not None:
             ranker.model.to(device)
-    with open_data(args, first.model or second.model, reading=_reading_of(first, second)) as lists:
+    with common.open_data(args, first.model or second.model, reading=_reading_of(first, second)) as lists:
         if not lists.has_labels:
             raise DataError(f"{lists.name}: there are no labels to compare by")
         data = lists.read(labelled=True)
@@ -211,14 +204,6 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {**one, "num_features": len(names), "feature_names": names, "categories": categories}
 
 
-def _draw(found: Paired, path: str) -> None:
-    """The differences per query, as a picture."""
-    from lgmml_torch.plots import differences_picture, save_figure  # matplotlib takes its time to import
-
-    gaps = found.gaps[~found.gaps.isnan()].tolist()
-    save_figure(differences_picture(gaps, first=found.first, second=found.second, measure=found.measure), path)
-
-
 def _show(found: Paired, top: int) -> None:
     """For people: the sentence, the queries that differ most, the definition."""
     parts: list[object] = [f"{found.first} against {found.second} on {found.split}", f"{found.sentence()}."]
@@ -227,7 +212,7 @@ def _show(found: Paired, top: int) -> None:
         table.add_row(*row)
     if table.rows:
         parts.append(table)
-    print_tables(*parts, found.definition)
+    common.print_tables(*parts, found.definition)
 
 
 _READERS = ("lgmml_torch.data",)  # a report may come from others: it must not run other code
@@ -244,7 +229,7 @@ examples:
 
 def _report_options(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the folder of a training run")
-    add_data(parser, "--data", own_weights=True, batches=False)
+    common.add_data(parser, "--data", own_weights=True, batches=False)
     add = parser.add_argument
     add("--compare", metavar="FILE", help="a model, run, tree model or TREC run to put beside it")
     add("--importance", action="store_true", help="also shuffle and move features; ranks the lists about 80 times")
@@ -257,7 +242,7 @@ def _report(args: Namespace) -> None:
     from lgmml_torch.app.page_data import PageData
 
     folder = Path(args.run)
-    content, device = _report_of_run(folder), use_machine(args)
+    content, device = _report_of_run(folder), common.use_machine(args)
     model = LGMML.load(folder / MODEL).to(device)
     config = content["config"]
     others = Ranker.of_run(folder, config.get("reference", config.get("compare")))  # its name up to 0.2
@@ -265,7 +250,7 @@ def _report(args: Namespace) -> None:
         others = [Ranker.open(args.compare)]
     split, data = _lists_of_page(args, content, model)
     paired = [other.beside(model, data, split, config) for other in others]
-    shown = PageData.of(content, model, data, split, importance=args.importance)
+    shown = PageData(content, model, data, split, importance=args.importance)
     file = folder / "report.html"
     if args.output:
         file = Path(args.output)
@@ -289,7 +274,7 @@ def _report_of_run(folder: Path) -> dict[str, Any]:
 def _lists_of_page(args: Namespace, content: dict[str, Any], model: LGMML) -> tuple[str, RankingData]:
     """The lists of the page and their name: those of ``--data``, or those the run was tested on."""
     if args.data is not None:
-        with open_data(args, model) as lists:
+        with common.open_data(args, model) as lists:
             return lists.name, lists.read(labelled=True)
     from omegaconf import OmegaConf
 
@@ -301,7 +286,7 @@ def _lists_of_page(args: Namespace, content: dict[str, Any], model: LGMML) -> tu
 
 
 COMMANDS = {
-    "evaluate": Command(_evaluate_options, _evaluate, DATA_FORMATS + _EVALUATE_EXAMPLES),
-    "compare": Command(_compare_options, _compare, DATA_FORMATS + _COMPARE_EXAMPLES),
-    "report": Command(_report_options, _report, DATA_FORMATS + _REPORT_EXAMPLES),
+    "evaluate": Command(_evaluate_options, _evaluate, common.DATA_FORMATS + _EVALUATE_EXAMPLES),
+    "compare": Command(_compare_options, _compare, common.DATA_FORMATS + _COMPARE_EXAMPLES),
+    "report": Command(_report_options, _report, common.DATA_FORMATS + _REPORT_EXAMPLES),
 }

@@ -14,16 +14,7 @@ import torch
 from rich.table import Table
 from safetensors import safe_open
 
-from lgmml_torch.app.commands import Command
-from lgmml_torch.app.commands.common import (
-    DATA_FORMATS,
-    add_data,
-    add_model,
-    load_model,
-    open_data,
-    output,
-    print_tables,
-)
+from lgmml_torch.app.commands import Command, common
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
 from lgmml_torch.evaluation.tables import model_card, preprocessing_steps, read_report
 from lgmml_torch.models.combine import combination_weights, merge_models
@@ -73,7 +64,7 @@ _PARTS_NOTE = "Parts add up to the difference; a metric's parts over its feature
 
 
 def _info_options(parser: ArgumentParser) -> None:
-    add_model(parser)
+    common.add_model(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -174,7 +165,7 @@ def _file_kind(file: Path) -> tuple[str, int]:
 
 
 def _card_options(parser: ArgumentParser) -> None:
-    add_model(parser)
+    common.add_model(parser)
     add = parser.add_argument
     add("--report", metavar="FILE", help="report.json of the training run (default: the one beside the model)")
     add("--name", help="title of the card (default: the name of the file)")
@@ -186,22 +177,20 @@ def _card(args: Namespace) -> None:
     """Write the card; figures and settings come from the report of the training run."""
     file = Path(args.model)
     model = LGMML.load(file)
-    beside, report = file.parent / "report.json", None
-    if args.report:
-        report = read_report(Path(args.report))
-    elif beside.is_file():
-        report = read_report(beside)
+    source, report = Path(args.report or file.parent / "report.json"), None
+    if args.report or source.is_file():
+        report = read_report(source)
     text = model_card(model, report=report, name=args.name or file.stem, licence=args.license)
-    with output(args.output) as stream:
+    with common.output(args.output) as stream:
         stream.write(text.encode())
 
 
 def _export_options(parser: ArgumentParser) -> None:
-    add_model(parser)
+    common.add_model(parser)
     add = parser.add_argument
     add("output", metavar="FILE", help="what to write: .onnx, or .pt2 for a program of torch.export")
     add("--batch", action="store_true", help="take many lists in one call: a second input holds their offsets")
-    add_data(parser, "--data")
+    common.add_data(parser, "--data")
 
 
 def _export(args: Namespace) -> None:
@@ -211,7 +200,7 @@ def _export(args: Namespace) -> None:
         raise LGMMLError(f"`FILE` must end in {' or '.join(EXPORTERS)}, got {file}")
     if args.known_queries:
         raise LGMMLError("`known-queries` must not be given: an exported file knows lists, and no queries by their id")
-    model = load_model(args).cpu()
+    model = common.load_model(args).cpu()
     data = _lists(args, model)
     EXPORTERS[file.suffix](model, file, policy=args.policy, batch=args.batch)
     found = compare_exported(file, model, data, policy=args.policy, batch=args.batch)
@@ -232,7 +221,7 @@ def _export(args: Namespace) -> None:
 def _lists(args: Namespace, model: LGMML) -> RankingData:
     """Those to compare on: of the data where it is given, else of random numbers, in all lengths."""
     if args.data is not None:
-        with open_data(args, model) as source:
+        with common.open_data(args, model) as source:
             return source.read()
     generator, known = torch.Generator().manual_seed(0), model.reading
     features = torch.randn(sum(_LENGTHS), known["num_features"], generator=generator)
@@ -247,8 +236,8 @@ def _lists(args: Namespace, model: LGMML) -> RankingData:
 
 
 def _merge_options(parser: ArgumentParser) -> None:
-    add_model(parser)
-    add_data(parser, own_weights=True)
+    common.add_model(parser)
+    common.add_data(parser, own_weights=True)
     add = parser.add_argument
     add("--with", dest="others", action="append", required=True, metavar="MODEL", help="another model; may be repeated")
     add("-o", "--output", required=True, metavar="FILE", help="the model file to write")
@@ -257,11 +246,11 @@ def _merge_options(parser: ArgumentParser) -> None:
 def _merge(args: Namespace) -> None:
     """Weigh the models by the labelled lists and write their sum."""
     names = [args.model, *args.others]
-    models = [load_model(args)]
+    models = [common.load_model(args)]
     for name in args.others:
         models.append(LGMML.load(name).to(models[0].device))
     merge_models(models, [1.0] * len(models))  # what does not go together is told before the lists are read
-    with open_data(args, models[0]) as lists:
+    with common.open_data(args, models[0]) as lists:
         data = lists.read(labelled=True)
     scores = []
     for model in models:
@@ -278,8 +267,8 @@ def _merge(args: Namespace) -> None:
 
 
 def _explain_options(parser: ArgumentParser) -> None:
-    add_model(parser)
-    add_data(parser)
+    common.add_model(parser)
+    common.add_data(parser)
     add = parser.add_argument
     add("--qid", required=True, metavar="Q", help="the query")
     add("--document", required=True, metavar="A", help="id of the upper document, or its place in the list, from 1")
@@ -291,8 +280,8 @@ def _explain_options(parser: ArgumentParser) -> None:
 def _explain(args: Namespace) -> None:
     """Print the explanation."""
     check_positive("top", args.top)
-    model = load_model(args)
-    with open_data(args, model) as lists:
+    model = common.load_model(args)
+    with common.open_data(args, model) as lists:
         data = lists.only(args.qid)
     found = explain(
         model,
@@ -400,13 +389,13 @@ def _show_explanation(content: dict[str, Any]) -> None:
         table.add_row("all others", f"{rest:+.6g}")
         if content["base"]:
             table.add_row("trees it adds to", f"{content['base']:+.6g}")
-    print_tables(title, _PARTS_NOTE, metrics, features)
+    common.print_tables(title, _PARTS_NOTE, metrics, features)
 
 
 COMMANDS = {
     "info": Command(_info_options, _info, _INFO_EXAMPLES),
     "card": Command(_card_options, _card, _CARD_EXAMPLES),
-    "export": Command(_export_options, _export, DATA_FORMATS + _EXPORT_EXAMPLES),
-    "merge": Command(_merge_options, _merge, DATA_FORMATS + _MERGE_EXAMPLES),
-    "explain": Command(_explain_options, _explain, DATA_FORMATS + _EXPLAIN_EXAMPLES),
+    "export": Command(_export_options, _export, common.DATA_FORMATS + _EXPORT_EXAMPLES),
+    "merge": Command(_merge_options, _merge, common.DATA_FORMATS + _MERGE_EXAMPLES),
+    "explain": Command(_explain_options, _explain, common.DATA_FORMATS + _EXPLAIN_EXAMPLES),
 }
