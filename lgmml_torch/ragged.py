@@ -269,10 +269,7 @@ class RankingData:
             return self.replace(query_weights=high)
         return self.replace(document_weights=rows)
 
-    def in_caller_order(
-        self,
-        values: Tensor,  # (N, ...)
-    ) -> Tensor:  # (N, ...)
+    def in_caller_order(self, values: Tensor) -> Tensor:  # (N, ...) -> (N, ...)
         """Put one value per document back into the order in which the rows were given."""
         inputs.check_length("values", len(values), self.num_documents)
         out = torch.empty_like(values)

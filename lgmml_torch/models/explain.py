@@ -249,11 +249,7 @@ def _split_block(
     return squares, _slope(squares, rise.sum(2), name) * rise, support
 
 
-def _slope(
-    squares: Tensor,  # (K, P, 2)
-    rise: Tensor,  # (K, P)
-    name: str,
-) -> Tensor:  # (K, P, 1)
+def _slope(squares: Tensor, rise: Tensor, name: str) -> Tensor:  # (K, P, 2), (K, P) -> (K, P, 1)
     """(κ(d_b) − κ(d_a))/(d_b² − d_a²), or the derivative of κ by d² where the two are too close for a quotient."""
     kappa = kernel(squares.sqrt(), name)
     flat = rise.abs() <= _FLAT * squares.sum(2)
@@ -264,10 +260,7 @@ def _slope(
     return torch.where(flat, tangent, secant)[..., None]
 
 
-def largest_parts(
-    parts: Tensor,  # (P,)
-    count: int,
-) -> list[int]:
+def largest_parts(parts: Tensor, count: int) -> list[int]:  # (P,)
     """The places of the largest values by size, largest first; those of zeros are left out.
 
     >>> largest_parts(torch.tensor([1.0, -3.0, 0.0]), 3)

@@ -135,11 +135,7 @@ def _stacked(metrics: LocalMetrics) -> tuple[Tensor, Tensor]:  # (R, K, D), (R, 
     return lenses, centres
 
 
-def _level(
-    scores: _Array,  # (N,)
-    rows: _Array,  # (N, D)
-    bounds: Sequence[int],  # (Q+1,)
-) -> _Array:  # (N,)
+def _level(scores: _Array, rows: _Array, bounds: Sequence[int]) -> _Array:  # (N,), (N, D), (Q+1,) -> (N,)
     """The scores with equal rows of a list level: a row's place in a product may move its last bits."""
     keys = fingerprint(rows)
     ordered = np.sort(keys)
@@ -250,12 +246,7 @@ def _quantile(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
     return run
 
 
-def _bisected(
-    x: _Array,  # (N, D)
-    table: _Array,  # (D 2ᵖ,)
-    start: _Array,  # (D,)
-    width: int,
-) -> _Array:  # (N, D)
+def _bisected(x: _Array, table: _Array, start: _Array, width: int) -> _Array:  # (N, D), (D 2ᵖ,), (D,) -> (N, D)
     """Places of the knots at or below the values, by bisections of all at once: the faster way for many rows."""
     below = np.empty(x.shape, dtype=np.intp)
     below[:] = start

@@ -142,10 +142,7 @@ class Phi(nn.Module):
             self.deviation.weight.zero_()
 
     @torch.no_grad()
-    def set_summaries(
-        self,
-        summaries: Tensor,  # (Q, 2K) of the training lists
-    ) -> None:
+    def set_summaries(self, summaries: Tensor) -> None:  # (Q, 2K) of the training lists
         """Remember what the training lists look like."""
         if not self.needs_summaries:
             return
@@ -276,10 +273,7 @@ class Phi(nn.Module):
             _check_weights(self.table.weight + self.deviation.weight)
 
     @torch.no_grad()
-    def select(
-        self,
-        columns: Tensor,  # (C,)
-    ) -> Phi:
+    def select(self, columns: Tensor) -> Phi:  # (C,)
         """The weights of some metrics only; mode and policy stay."""
         small = Phi(**{**self.spec(), "num_metrics": len(columns)}).to(self.table.weight)
         both = torch.cat([columns, columns + self.num_metrics])

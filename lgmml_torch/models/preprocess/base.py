@@ -112,11 +112,7 @@ class Preprocess(nn.Module):
         """A description in primitives from which `build_preprocess` makes an unfitted module of the same kind."""
         return {"name": self.name, "args": self.arguments()}
 
-    def fit(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Self:
+    def fit(self, features: Tensor, offsets: Tensor) -> Self:  # (N, D), (Q+1,)
         """Learn the state from training lists.
 
         Raises:
@@ -131,20 +127,12 @@ class Preprocess(nn.Module):
         self._fit(lists)
         return self._finish(lists.num_features)
 
-    def fit_transform(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, D')
+    def fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:  # (N, D), (Q+1,) -> (N, D')
         """`fit`, and the training features transformed."""
         transformed: Tensor = self.fit(features, offsets)(features, offsets)
         return transformed
 
-    def forward(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, D')
+    def forward(self, features: Tensor, offsets: Tensor) -> Tensor:  # (N, D), (Q+1,) -> (N, D')
         """Transform lists. Without gradients, large inputs go through in groups of whole lists to bound the memory.
 
         Raises:
@@ -275,10 +263,7 @@ class TrainingLists:
         """Mean and (population) standard deviation of each column over all documents."""
         return block_moments(self.blocks(), self.num_documents, self.ranges, self._all_reduce)
 
-    def weighted_sum(
-        self,
-        weights: Tensor,  # (n,) of the documents that are here
-    ) -> Tensor:  # (D,) float64
+    def weighted_sum(self, weights: Tensor) -> Tensor:  # (n,) of the documents that are here -> (D,) float64
         """The sum over all documents of each column times the weights."""
         centre, half = self.ranges
         largest = weights.abs().max() if len(weights) else weights.new_zeros(())

@@ -79,11 +79,7 @@ class Chain(_Composite):
             traced = step.origins() @ traced
         return traced
 
-    def fit_transform(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, D')
+    def fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:  # (N, D), (Q+1,) -> (N, D')
         """`fit`, and the training features transformed, with no step run twice."""
         lists = TrainingLists(features, offsets)
         self._start(lists)

@@ -392,11 +392,7 @@ def _list_extreme(
     return out.scatter_reduce(0, index, features, reduce=reduce, include_self=False)[lists]
 
 
-def _list_sum(
-    values: Tensor,  # (N, D)
-    offsets: Tensor,  # (Q+1,)
-    lists: Tensor,  # (N,)
-) -> Tensor:  # (N, D)
+def _list_sum(values: Tensor, offsets: Tensor, lists: Tensor) -> Tensor:  # (N, D), (Q+1,), (N,) -> (N, D)
     return values.new_zeros((offsets.shape[0], values.shape[1])).index_add(0, lists, values)[lists]
 
 
