@@ -170,11 +170,7 @@ def check_unpacked(name: str, packed: int, unpacked: int) -> None:
 
 
 def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
-    """Refuse rows that cannot fit into the memory of this machine.
-
-    Raises:
-        DataError: how much is needed, and how much there is.
-    """
+    """Refuse rows that cannot fit into the memory of this machine."""
     needed, there = rows * width * itemsize, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         sizes = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"

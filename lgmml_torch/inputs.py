@@ -171,11 +171,7 @@ def warn_if_steep(highest: float) -> None:
 
 
 def check_distinct(names: Sequence[str] | None, where: str = "") -> None:
-    """Require names of features to differ.
-
-    Raises:
-        DataError: the first name that comes twice.
-    """
+    """Require names of features to differ."""
     seen: set[str] = set()
     for name in names or ():
         if name in seen:

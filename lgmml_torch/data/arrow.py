@@ -21,15 +21,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Vocabulary, codes_of, gathered, word_of
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.columns import (
-    check_same_names,
-    inner,
-    is_list,
-    lay_out,
-    no_number,
-    readable,
-    require_arrow,
-)
+from lgmml_torch.data.columns import check_same_names, inner, is_list, lay_out, no_number, readable, require_arrow
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.files import check_memory
 from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers

@@ -62,11 +62,7 @@ class Shard:
         return cls(path.name, path.stat().st_size, digest(path), queries, documents)
 
     def check_content(self, folder: Path, store: Cache | None) -> None:
-        """Require the bytes that were written; the cache remembers files that were not touched since.
-
-        Raises:
-            DataError: the file was changed.
-        """
+        """Require the bytes that were written; the cache remembers files that were not touched since."""
         file = folder / self.file
         found = digest(file) if store is None else store.content(file)
         if found != self.sha256:
@@ -140,11 +136,7 @@ class Manifest:
                 raise DataError(f"{file}: the shards must have {told} {name} together, got {total}")
 
     def check_files(self, folder: Path, shards: Iterable[Shard]) -> None:
-        """Require some of the shards, and the index, to be there in their full length, and no file that is not listed.
-
-        Raises:
-            DataError: the file, and what is wrong with it.
-        """
+        """Require some of the shards, and the index, to be there in full, and no file that is not listed."""
         for shard in (self.index, *shards):
             file = folder / shard.file
             if not file.is_file():
@@ -188,11 +180,7 @@ def check_shards(folder: PathLike, *, progress: bool = True) -> Manifest:
 
 
 def check_room(home: Path) -> None:
-    """Refuse a folder that holds anything but shards, whole or not.
-
-    Raises:
-        DataError: what else it holds.
-    """
+    """Refuse a folder that holds anything but shards, whole or not."""
     if home.exists() and not home.is_dir():
         raise DataError(f"{home}: shards need a folder, this is a file")
     if not home.exists():

@@ -154,11 +154,7 @@ class Block:
 
 
 def parse(block: bytes, rules: Rules, *, path: object, line: int = 1) -> Block:
-    """Parse whole lines, the first of them number ``line`` of the file ``path``.
-
-    Raises:
-        DataError: ``file:line: what is wrong`` for the first line that is not as it should be.
-    """
+    """Parse whole lines, the first of them number ``line`` of the file ``path``."""
     return _parse_block(block, rules) or _parse_lines(block, rules, path=path, line=line)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lgmml_torch import inputs
 from lgmml_torch.categories import Categories, WordColumns, coded_features
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.arrow import ArrowSource
@@ -26,17 +27,6 @@ from lgmml_torch.data.columns import check_same_names, lay_out, require_arrow
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.data.svmlight import TextFile, query_ids, shown
 from lgmml_torch.files import check_unpacked
-from lgmml_torch.inputs import (
-    check_distinct,
-    check_length,
-    feature_names,
-    flattened,
-    float_vector,
-    is_missing,
-    numeric_column,
-    original_column,
-    query_codes,
-)
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
@@ -74,17 +64,17 @@ class ArraySource(DataSource):
             self.categories = found or categories
             self._labels: NDArray[np.float32] | None = None
             if y is not None:
-                self._labels = float_vector("y", y)
-            self._codes, self._ids = query_codes(qid, group, len(self._features))
+                self._labels = inputs.float_vector("y", y)
+            self._codes, self._ids = inputs.query_codes(qid, group, len(self._features))
             for word, values in (("y", self._labels), ("doc_ids", doc_ids)):
                 if values is not None:
-                    check_length(word, len(values), len(self._features))
+                    inputs.check_length(word, len(values), len(self._features))
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
         self._doc_ids = doc_ids
         if names is None:
-            names = feature_names(X)
-        self._flat.update(flattened(self._features, lambda column: original_column(X, column)))
+            names = inputs.feature_names(X)
+        self._flat.update(inputs.flattened(self._features, lambda column: inputs.original_column(X, column)))
         self._arrange(names)
         if not len(self._features):
             raise DataError(f"{name}: there are no documents")
@@ -94,7 +84,7 @@ class ArraySource(DataSource):
         wanted = self.options.feature_names
         if names is not None and len(names) != self._features.shape[1]:
             raise DataError(f"{self.name}: {self._features.shape[1]} features need as many names, got {len(names)}")
-        check_distinct(names, f"{self.name}: ")
+        inputs.check_distinct(names, f"{self.name}: ")
         if names is not None and wanted is not None and names != wanted:
             check_same_names(names, wanted, self.name, model=self.options.model)
             place = dict(zip(names, range(len(names)), strict=True))
@@ -133,11 +123,11 @@ class ArraySource(DataSource):
         labels = ids = None
         if plan.label is not None:
             try:
-                labels = numeric_column(frame[:, plan.label], header[plan.label])
+                labels = inputs.numeric_column(frame[:, plan.label], header[plan.label])
             except DataError as error:
                 raise DataError(f"{name}: {error}") from error
         if plan.doc_id is not None:
-            ids = ["" if is_missing(value) else str(value) for value in frame[:, plan.doc_id].to_list()]
+            ids = ["" if inputs.is_missing(value) else str(value) for value in frame[:, plan.doc_id].to_list()]
         features = frame[:, list(plan.features)]
         features = features.rename(dict(zip(features.columns, plan.names, strict=True)))
         source = cls(name, options, features, labels, qid=frame[:, plan.qid], doc_ids=ids, names=plan.names)

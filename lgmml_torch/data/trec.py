@@ -74,11 +74,7 @@ def run_lines(batch: Batch, scores: NDArray[Any], tag: str) -> Iterator[str]:  #
 
 
 def qrels_lines(batch: Batch) -> Iterator[str]:
-    """The lines of a qrels file, in the order of the rows.
-
-    Raises:
-        DataError: a label that is no whole number.
-    """
+    """The lines of a qrels file, in the order of the rows."""
     data, names = batch.data, _document_names(batch)
     queries, labels = data.in_caller_order(data.query_index).tolist(), data.in_caller_order(data.labels).tolist()
     for query, name, label in zip(queries, names, labels, strict=True):

@@ -236,14 +236,11 @@ def _summaries(kappa: Tensor, offsets: Tensor, lists: Tensor) -> Tensor:  # (N, 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Leave out what the exporter has to say about itself and about packages that play no part here."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

@@ -264,9 +264,6 @@ class Phi(nn.Module):
         """Require weights that are finite and at least 0, each query's own (base and deviation together) included.
 
         A query's weights must have a finite sum, too: it is what bounds the scores of a κ that is bounded by 1.
-
-        Raises:
-            LGMMLError: when one is not.
         """
         _check_weights(self.table.weight)
         if self.deviation is not None:

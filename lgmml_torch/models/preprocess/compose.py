@@ -19,21 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_whole
+from lgmml_torch.models.preprocess import steps as single
 from lgmml_torch.models.preprocess.base import Preprocess, Source, TrainingLists
-from lgmml_torch.models.preprocess.steps import (
-    PCA,
-    Clip,
-    KeepColumns,
-    ListMinMax,
-    ListRank,
-    ListStandardize,
-    Norm2,
-    Quantile,
-    Ramps,
-    RemoveConstant,
-    SignedLog1p,
-    Standardize,
-)
+from lgmml_torch.models.preprocess.steps import Clip, ListRank, ListStandardize, Quantile, RemoveConstant, Standardize
 
 
 class _Composite(Preprocess):
@@ -139,8 +127,8 @@ def _traced(source: Source, before: list[Source]) -> Source:
 
 
 _STEPS: tuple[type[Preprocess], ...] = (
-    Norm2, Standardize, SignedLog1p, Clip, KeepColumns, RemoveConstant, Quantile, Ramps, ListRank, ListMinMax,
-    ListStandardize, PCA, Chain, Concat,
+    single.Norm2, Standardize, single.SignedLog1p, Clip, single.KeepColumns, RemoveConstant, Quantile, single.Ramps,
+    ListRank, single.ListMinMax, ListStandardize, single.PCA, Chain, Concat,
 )  # fmt: skip
 PREPROCESS_STEPS = {step.name: step for step in _STEPS}
 
@@ -185,7 +173,7 @@ def all_views(*, max_knots: int = 1024, ramps: int = 6, limit: float = 5.0, max_
     check_whole("ramps", ramps, zero=True)
     views: list[Preprocess] = [Quantile(max_knots=max_knots), ListRank(), Chain([ListStandardize(), Clip(limit)])]
     if ramps:
-        views.append(Ramps(ramps, max_columns, others=len(views)))
+        views.append(single.Ramps(ramps, max_columns, others=len(views)))
     return _limited_views(views, limit)
 
 
