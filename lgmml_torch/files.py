@@ -139,23 +139,13 @@ def _sync(path: Path) -> None:
 
 
 def _no_room(target: Path, error: OSError, size: int | None, written: int) -> str:
-    needs = f"more than {_bytes_text(written)}"
+    from rich.filesize import decimal
+
+    needs = f"more than {decimal(written)}"
     if size is not None:
-        needs = _bytes_text(size)
-    free = _bytes_text(shutil.disk_usage(target.parent).free)
+        needs = decimal(size)
+    free = decimal(shutil.disk_usage(target.parent).free)
     return f"no room for {target} ({os.strerror(error.errno or 0)}): it needs {needs}, and {free} are free there"
-
-
-def _bytes_text(count: int) -> str:
-    """A number of bytes for people.
-
-    >>> _bytes_text(1_500_000)
-    '1.5 MB'
-    """
-    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= one:
-            return f"{count / one:.1f} {unit}"
-    return f"{count} bytes"
 
 
 def check_unpacked(name: str, packed: int, unpacked: int) -> None:

@@ -68,8 +68,8 @@ def open_dataset(
         return _load_folder(_fold(folder, 1 if fold is None else fold), **options)
     if fold is not None:
         raise DataError(f"`fold` must be None for data without folds, got {fold} for {folder}")
-    if prefix or _find_file(folder, ["set1.train", "set2.train"]):
-        return _load_prefixed(folder, prefix or _only_prefix(folder), **options)
+    if prefix := prefix or _only_prefix(folder):
+        return _load_prefixed(folder, prefix, **options)
     if not _parts(folder) and (files := _lightgbm_parts(folder)):
         return _load_lightgbm(folder, files, seed, **options)
     return _load_folder(folder, **options)
@@ -114,10 +114,10 @@ def _fold(folder: Path, fold: int) -> Path:
 
 
 def _only_prefix(folder: Path) -> str:
-    found = [prefix for prefix in ("set1.", "set2.") if _find_file(folder, [prefix + "train"])]
+    found = [prefix for prefix in _PREFIXES.values() if _find_file(folder, [prefix + "train"])]
     if len(found) > 1:
         raise DataError(f"{folder} holds set 1 and set 2: ask for 'yahoo1' or 'yahoo2'")
-    return found[0]
+    return "".join(found)
 
 
 def _load_prefixed(folder: Path, prefix: str, **options: Any) -> dict[str, RankingData]:

@@ -184,18 +184,14 @@ def _columns(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
     return lambda x, _: x.take(kept, axis=1)
 
 
-def _norm2(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
-    norm = _array(step.norm, dtype)
-    return lambda x, _: x / norm
+def _by_row(of_rows: Callable[..., _Array]) -> Callable[[Any, Any], _ArrayStep]:
+    """A step that treats every row by itself, by a function of the rows and its state."""
 
+    def freeze(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
+        state = [_array(getattr(step, name), dtype) for name in step.state]
+        return lambda x, _: of_rows(x, *state)
 
-def _standardize(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
-    mean, deviation = _array(step.mean, dtype), _array(step.deviation, dtype)
-    return lambda x, _: (x - mean) / deviation
-
-
-def _signed_log1p(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
-    return lambda x, _: np.sign(x) * np.log1p(np.abs(x))
+    return freeze
 
 
 def _clip(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
@@ -207,11 +203,6 @@ def _limited(x: _Array, low: Any, high: Any) -> _Array:
     """`numpy.clip`, which takes several times as long to start."""
     limited: _Array = np.minimum(np.maximum(x, low), high)
     return limited
-
-
-def _pca(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
-    mean, directions = _array(step.mean, dtype), _array(step.directions, dtype)
-    return lambda x, _: (x - mean) @ directions
 
 
 def _ramps(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
@@ -312,11 +303,11 @@ _FREEZERS: dict[type[Preprocess], Callable[[Any, Any], _ArrayStep]] = {
     compose.Concat: _concat,
     steps.KeepColumns: _columns,
     steps.RemoveConstant: _columns,
-    steps.Norm2: _norm2,
-    steps.Standardize: _standardize,
-    steps.SignedLog1p: _signed_log1p,
+    steps.Norm2: _by_row(lambda x, norm: x / norm),
+    steps.Standardize: _by_row(lambda x, mean, deviation: (x - mean) / deviation),
+    steps.SignedLog1p: _by_row(lambda x: np.sign(x) * np.log1p(np.abs(x))),
     steps.Clip: _clip,
-    steps.PCA: _pca,
+    steps.PCA: _by_row(lambda x, mean, directions: (x - mean) @ directions),
     steps.Ramps: _ramps,
     steps.Quantile: _quantile,
     steps.ListRank: _by_list(_list_rank),
