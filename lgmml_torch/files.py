@@ -163,7 +163,6 @@ def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
     """Refuse rows that cannot fit into the memory of this machine."""
     needed, there = rows * width * itemsize, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
-        sizes = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
-        raise DataError(
-            f"{name}: {rows:,} documents of {width:,} features need {sizes}; data=folder reads less at a time"
-        )
+        room = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
+        hint = "data=folder reads less at a time"
+        raise DataError(f"{name}: {rows:,} documents of {width:,} features need {room}; {hint}")

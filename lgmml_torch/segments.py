@@ -105,12 +105,8 @@ def gather_segments(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:  
 
 
 def argsort_segments(
-    values: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    descending: bool = False,
-    tie_order: Tensor | None = None,  # (N,)
-) -> Tensor:  # (N,)
+    values: Tensor, offsets: Tensor, *, descending: bool = False, tie_order: Tensor | None = None
+) -> Tensor:  # (N,), (Q+1,), (N,) -> (N,)
     """Row indices that sort the values within every segment; segments keep their places.
 
     Equal values keep the order of ``tie_order`` (smaller first), or of the rows when it is not given.

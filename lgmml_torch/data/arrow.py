@@ -120,11 +120,10 @@ class ArrowSource(DataSource):
         self.has_labels = self.layout.label is not None
         if self.layout.label is not None:
             self._check_type(columns.label, self._entry_type(columns.label))
-        for name in rest:
-            if self._nested and name not in lists:
-                raise DataError(
-                    f"{self.name}: column {name!r} must hold lists like {lists[0]!r}, got {self._type(name)}"
-                )
+        odd = [name for name in rest if name not in lists]
+        if self._nested and odd:
+            got = self._type(odd[0])
+            raise DataError(f"{self.name}: column {odd[0]!r} must hold lists like {lists[0]!r}, got {got}")
 
     def _choose_shape(self) -> tuple[list[str], list[str]]:
         """Set `_nested` and `_matrix`; returns the columns besides the query's, and those of them that hold lists."""

@@ -42,12 +42,7 @@ _PREFIXES = {"yahoo1": "set1.", "yahoo2": "set2."}  # of the file names of sets 
 
 
 def open_dataset(
-    name: PathLike,
-    data_dir: PathLike | None = None,
-    *,
-    fold: int | None = None,
-    seed: int = 0,
-    **options: Any,
+    name: PathLike, data_dir: PathLike | None = None, *, fold: int | None = None, seed: int = 0, **options: Any
 ) -> dict[str, RankingData]:
     """Load the parts ``train``, ``valid`` and ``test`` of a data set, whose files may be of any format in `FORMATS`.
 

@@ -143,14 +143,12 @@ class ParquetFiles:
 
     def source(self, options: ReadOptions, name: str = "") -> ArrowSource:
         """The files as one table; row groups that hold nothing that is asked for are not decoded."""
-        groups = _Groups(self)
+        table = _Groups(self)
         if not name or len(self.names) == 1:
             name = self.names[0]
-        owners = [self.names[number] for number, _ in groups.places]
+        owners = [self.names[number] for number, _ in table.places]
         with readable(name, "Parquet"):
-            return ArrowSource(
-                name, "Parquet", options, groups.schema, groups.sizes, groups.pieces, groups.close, owners
-            )
+            return ArrowSource(name, "Parquet", options, table.schema, table.sizes, table.pieces, table.close, owners)
 
 
 def _matches(name: str, pattern: str) -> bool:

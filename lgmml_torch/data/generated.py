@@ -157,10 +157,8 @@ class LetorLike:
     @cached_property
     def sizes(self) -> NDArray[np.int64]:  # (Q,)
         """Documents of each list: log-normal, from 1 to 1250 unless an exact total asks for more."""
-        drawn = np.random.default_rng([self.seed, _SIZES]).lognormal(
-            np.log(_MEAN_DOCUMENTS) - 0.28, 0.75, self.num_queries
-        )
-        drawn = drawn.clip(1, _MAX_DOCUMENTS)
+        rng = np.random.default_rng([self.seed, _SIZES])
+        drawn = rng.lognormal(np.log(_MEAN_DOCUMENTS) - 0.28, 0.75, self.num_queries).clip(1, _MAX_DOCUMENTS)
         if self.num_documents is None:
             return np.round(drawn).astype(np.int64)
         shares = (self.num_documents - self.num_queries) * drawn / drawn.sum()

@@ -221,9 +221,7 @@ def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]
     out = {}
     for name, words, values in zip(data.feature_names or (), data.categories, features.T, strict=True):
         if name in ("qid", "label", "docid", PLACE):
-            raise DataError(
-                f"a feature must not be called {name!r} to be saved with categories: that is another column"
-            )
+            raise DataError(f"a feature must not be called {name!r} to be saved with categories: it is another column")
         if words is None:
             out[name] = pa.array(np.ascontiguousarray(values))
         else:

@@ -229,11 +229,8 @@ def document_label(data: RankingData, row: int) -> str:
 
 
 def _split_block(
-    block: MetricBlock,
-    pairs: Tensor,  # (P, 2, D')
-    norm: str,
-    name: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # (K, P, 2), (K, P, s), (K, s)
+    block: MetricBlock, pairs: Tensor, norm: str, name: str
+) -> tuple[Tensor, Tensor, Tensor]:  # (P, 2, D') -> (K, P, 2), (K, P, s), (K, s)
     """Squared distances of the pairs, each feature's part of κ(d(b)) − κ(d(a)), and which features these are."""
     factors, points = norm_factors(block.factors.double().cpu(), norm), block.anchors.double().cpu()
     count, width = points.shape

@@ -168,12 +168,8 @@ class MetricBlock(nn.Module):
 
     @torch.no_grad()
     def distances(
-        self,
-        features: Tensor,  # (N, D)
-        *,
-        norm: str = "mahalanobis",
-        out: Tensor | None = None,  # (N, K)
-    ) -> Tensor:  # (N, K)
+        self, features: Tensor, *, norm: str = "mahalanobis", out: Tensor | None = None
+    ) -> Tensor:  # (N, D), (N, K) -> (N, K)
         """Distances to the anchors, each divided by its scale.
 
         Many float32 rows take the quadratic form, which is within 1e-4 of the mean distance and usually far closer.
@@ -184,14 +180,8 @@ class MetricBlock(nn.Module):
 
     @torch.no_grad()
     def add_weighted(
-        self,
-        features: Tensor,  # (N, D)
-        weights: Tensor,  # (K,)
-        kernel: str,
-        *,
-        norm: str,
-        out: Tensor,  # (N,)
-    ) -> None:
+        self, features: Tensor, weights: Tensor, kernel: str, *, norm: str, out: Tensor
+    ) -> None:  # (N, D), (K,), (N,)
         """Add Σᵣ wᵣ κ(dᵣ) to ``out``, tile by tile: the distances never leave the cache."""
         for rows, tile in self._tiles(features, norm).of(features, self.scales.to(features.dtype)):
             out[rows].addmv_(kappa_of(tile, kernel).T, weights)

@@ -187,9 +187,7 @@ class Phi(nn.Module):
     def _trained_rows(self, policy: str) -> Tensor:  # (Q, K)
         """The rows of the training queries, which some checkpoints of release 0.2 do not have."""
         if not self.table.num_embeddings:
-            raise LGMMLError(
-                f"`policy` {policy!r} needs the rows of the training queries, and this file has none of them"
-            )
+            raise LGMMLError(f"`policy` {policy!r} needs the rows of the training queries, and this file has none")
         return self.table.weight
 
     def mean_row(self) -> Tensor:  # (1, K)

@@ -29,11 +29,9 @@ class _Composite(Preprocess):
 
     def __init__(self, steps: Sequence[Preprocess]) -> None:
         super().__init__()
-        for position, step in enumerate(steps):
+        for place, step in enumerate(steps):
             if not isinstance(step, Preprocess):
-                raise LGMMLError(
-                    f"`steps` must be Preprocess modules, got {type(step).__name__} at position {position}"
-                )
+                raise LGMMLError(f"`steps` must be Preprocess modules, got {type(step).__name__} at position {place}")
         self.steps = nn.ModuleList(steps)
 
     def arguments(self) -> dict[str, Any]:
