@@ -365,7 +365,10 @@ class ArrowSource(DataSource):
     def _features(self, columns: list[Any], document: int) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             if self._matrix is not None:
-                self._check_widths(columns[0], document)
+                widths = _lengths(columns[0]).clip(0)
+                if len(odd := np.flatnonzero(widths != self._width)):
+                    where = f"{self.place(document + int(odd[0]))}: column {self._matrix!r}"
+                    raise DataError(f"{where} has {int(widths[odd[0]])} features, elsewhere {self._width}")
                 values = _numbers(columns[0].flatten()).reshape(-1, self._width)
                 if self._order is not None:
                     values = values[:, self._order]
@@ -381,12 +384,6 @@ class ArrowSource(DataSource):
                     out[:, position] = codes_of(*_distinct_words(column), known)
         self._flat.update(flattened(out, lambda place: _numbers(columns[place]) if words[place] is None else None))
         return out
-
-    def _check_widths(self, vectors: Any, document: int) -> None:
-        widths = _lengths(vectors).clip(0)
-        if len(odd := np.flatnonzero(widths != self._width)):
-            where = f"{self.place(document + int(odd[0]))}: column {self._matrix!r}"
-            raise DataError(f"{where} has {int(widths[odd[0]])} features, elsewhere {self._width}")
 
     def numbers(self, name: str) -> NDArray[Any]:
         """The numbers of one column, document by document."""

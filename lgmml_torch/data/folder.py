@@ -93,14 +93,6 @@ class ParquetFiles:
         return cls(system, root, sorted(found, key=lambda info: info.path), scheme)
 
     @classmethod
-    def local(cls, paths: Sequence[Path]) -> ParquetFiles:
-        """Some local files, in the order given."""
-        from pyarrow import fs
-
-        system = fs.LocalFileSystem()
-        return cls(system, "", system.get_file_info(list(map(str, paths))))
-
-    @classmethod
     def open(cls, path: PathLike, options: ReadOptions) -> ArrowSource:
         """The files at a path as one table; ``-`` is standard input."""
         require_arrow()

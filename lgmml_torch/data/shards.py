@@ -229,7 +229,7 @@ def open_shards(
     if not 0 <= rank < processes:
         raise LGMMLError(f"`rank` must lie in [0, world_size = {processes}), got {rank}")
     require_arrow()
-    from pyarrow import parquet
+    from pyarrow import fs, parquet
 
     home, manifest = Path(folder), Manifest.read(folder)
     owners = SharedLists.owners(torch.tensor([shard.documents for shard in manifest.shards]), processes)
@@ -255,7 +255,9 @@ def open_shards(
         doc_ids=False,
     )
     key = {"shards": 2, "content": [shard.sha256 for shard in shards]}
-    with ParquetFiles.local([home / shard.file for shard in shards]).source(options) as source:
+    system = fs.LocalFileSystem()
+    infos = system.get_file_info([str(home / shard.file) for shard in shards])
+    with ParquetFiles(system, "", infos).source(options) as source:
         places = source.numbers(PLACE).astype(np.int32)
         source.number_queries()  # ids that became text may sort in another way
         arrays = decode_lists(source, offsets_from_sizes(sizes[shared.own])[:-1], store, key, places=places)

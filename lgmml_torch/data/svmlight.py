@@ -55,10 +55,21 @@ _Ints = NDArray[np.int64]
 
 
 class TextFile:
-    """The bytes of a text file, decompressed; gzip is recognised by its first bytes."""
+    """The bytes of a text file, decompressed; gzip is recognised by its first bytes. ``-`` is standard input."""
 
     def __init__(self, path: PathLike) -> None:
-        self.name, self._file = _opened(path)
+        self._file: IO[bytes]
+        if str(path) == "-":
+            self.name = "<stdin>"
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is read more than once, and closed with the source
+            if sys.stdin.buffer.seekable():
+                sys.stdin.buffer.seek(0)
+            shutil.copyfileobj(sys.stdin.buffer, self._file, 1 << 20)
+        elif not Path(path).is_file():
+            raise DataError(f"{path}: no such file")
+        else:
+            self.name, self._file = str(path), Path(path).open("rb")  # noqa: SIM115 - `close` does
+        self._file.seek(0)
         self.zipped = self._file.read(2) == b"\x1f\x8b"
         self._file.seek(0)
         self._stream = self._file
@@ -104,20 +115,6 @@ def query_ids(words: Sequence[bytes]) -> list[Hashable]:
     if all(map(_WHOLE.fullmatch, words)):
         return list(map(int, words))
     return [word.decode("utf-8", "backslashreplace") for word in words]
-
-
-def _opened(path: PathLike) -> tuple[str, IO[bytes]]:
-    """The name of a file for messages, and its bytes; ``-`` is standard input."""
-    if str(path) == "-":
-        copy: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it is read more than once, and closed with the source
-        if sys.stdin.buffer.seekable():
-            sys.stdin.buffer.seek(0)
-        shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
-        copy.seek(0)
-        return "<stdin>", copy
-    if not Path(path).is_file():
-        raise DataError(f"{path}: no such file")
-    return str(path), Path(path).open("rb")
 
 
 @dataclass(frozen=True)

@@ -188,8 +188,12 @@ def _nested_table(data: RankingData) -> pa.Table:
     place[seen] = torch.arange(len(seen))
     rows = rows[place[first].argsort(stable=True)]
     offsets = pa.array(np.concatenate([[0], np.cumsum(data.sizes[seen].numpy())]), pa.int32())
+    qids: list[Any] = [data.qids[query] for query in seen]
+    id_type = pa.int64()
+    if _are_text(qids):
+        qids, id_type = list(map(str, qids)), pa.string()
     columns = {
-        "qid": _id_array([data.qids[query] for query in seen]),
+        "qid": pa.array(qids, id_type),
         "label": pa.ListArray.from_arrays(offsets, pa.array(data.labels[rows].numpy())),
     }
     for name, values in _feature_arrays(data.features[rows].numpy(), data).items():
@@ -201,15 +205,6 @@ def _nested_table(data: RankingData) -> pa.Table:
     if data.feature_names is not None and data.categories is None:
         table = table.replace_schema_metadata({NAMES: json.dumps(data.feature_names)})
     return table
-
-
-def _id_array(qids: Sequence[Hashable]) -> pa.Array:
-    """Query ids as whole numbers if all of them are, otherwise as text."""
-    import pyarrow as pa
-
-    if _are_text(qids):
-        return pa.array(list(map(str, qids)), pa.string())
-    return pa.array(qids, pa.int64())
 
 
 def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]:
@@ -250,7 +245,9 @@ def write_shards(
     """
     check_positive("documents", documents)
     pa = require_arrow()
-    _check_plain(source)
+    extras = ("query_weights", "document_weights", "positions")
+    if held := [name for name in extras if getattr(source, name, None) is not None]:
+        raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
     home = Path(folder)
     check_room(home)
     total = source.num_documents if isinstance(source, RankingData) else source.num_rows
@@ -287,12 +284,6 @@ def write_shards(
     )
     manifest.write(home)
     return manifest
-
-
-def _check_plain(source: DataSource | RankingData) -> None:
-    extras = ("query_weights", "document_weights", "positions")
-    if held := [name for name in extras if getattr(source, name, None) is not None]:
-        raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
 
 
 def _are_text(qids: Sequence[Hashable]) -> bool:

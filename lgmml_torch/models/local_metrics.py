@@ -101,8 +101,8 @@ class MetricBlock(nn.Module):
         self.register_buffer("scales", scales.to(anchors))
         self.register_buffer("quality", quality.to(anchors))
         self.register_buffer("zoom", None)
-        for name in ("scales", "quality"):
-            check_shape(name, getattr(self, name), (count,))
+        check_shape("scales", scales, (count,))
+        check_shape("quality", quality, (count,))
         for name in ("anchors", "factors", "scales"):
             check_finite(name, getattr(self, name))
 
