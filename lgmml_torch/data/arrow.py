@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Vocabulary, codes_of, gathered, word_of
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.columns import check_same_names, inner, is_list, lay_out, no_number, readable, require_arrow
+from lgmml_torch.data.columns import check_same_names, inner, is_list, lay_out, no_number, pa, readable
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.files import check_memory
 from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyarrow import RecordBatch, RecordBatchFileReader, Schema, Table
 
 _Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, that many rows at a time
 _STEP = 8192  # documents decoded at a time, about
@@ -44,7 +44,7 @@ class ArrowSource(DataSource):
         name: str,
         word: str,  # what kind of file it is, for messages
         options: ReadOptions,
-        schema: pa.Schema,
+        schema: Schema,
         sizes: list[int],  # rows of each group; reading may start at any of them
         pieces: _Pieces,
         close: Callable[[], None] = lambda: None,  # lets go of the file
@@ -69,7 +69,6 @@ class ArrowSource(DataSource):
     @classmethod
     def of_ipc(cls, path: PathLike, options: ReadOptions) -> ArrowSource:
         """An Arrow IPC file (feather, version 2), memory-mapped."""
-        pa = require_arrow()
         name = "<stdin>" if str(path) == "-" else str(path)
         with readable(name, "Arrow"):
             mapped = pa.BufferReader(sys.stdin.buffer.read()) if str(path) == "-" else pa.memory_map(str(path))
@@ -77,7 +76,7 @@ class ArrowSource(DataSource):
             return cls(name, "Arrow", options, reader.schema, *cls.batches_of(reader), mapped.close)
 
     @classmethod
-    def of_table(cls, table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
+    def of_table(cls, table: Table, options: ReadOptions, name: str = "table") -> ArrowSource:
         """A table in memory."""
 
         def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
@@ -86,7 +85,7 @@ class ArrowSource(DataSource):
         return cls(name, "Arrow", options, table.schema, [len(table)], pieces)
 
     @staticmethod
-    def batches_of(reader: pa.RecordBatchFileReader) -> tuple[list[int], _Pieces]:
+    def batches_of(reader: RecordBatchFileReader) -> tuple[list[int], _Pieces]:
         """The rows of each batch of an Arrow IPC file, and what reads its columns."""
         sizes = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
 
@@ -146,8 +145,6 @@ class ArrowSource(DataSource):
 
     def _take_column(self, name: str) -> Vocabulary | None:
         """Check the type of a feature; its vocabulary, by a pass over the column, where it is a category."""
-        import pyarrow as pa
-
         dtype, known = self._entry_type(name), self.options.categories
         if not known.holds(name, typed=pa.types.is_dictionary(dtype)):
             self._check_type(name, dtype)
@@ -164,8 +161,6 @@ class ArrowSource(DataSource):
 
     def _arrange_matrix(self, column: str) -> None:
         """All features in one column: their number and, where the metadata gives them, their names."""
-        import pyarrow as pa
-
         vector = self._entry_type(column)
         self._check_type(column, inner(vector))
         self._read_names = [column]
@@ -230,10 +225,8 @@ class ArrowSource(DataSource):
             yield self._flattened(piece, columns, row)
             row += len(piece)
 
-    def _flattened(self, piece: pa.RecordBatch, columns: list[str], row: int) -> pa.RecordBatch:
+    def _flattened(self, piece: RecordBatch, columns: list[str], row: int) -> RecordBatch:
         """The entries of lists, one per document, once all lists of a row are known to be equally long."""
-        import pyarrow as pa
-
         starts, lengths = self._rows_before, _lengths(piece.column(self._measured))
         if len(gone := np.flatnonzero(lengths < 0)):
             where = self._located(row + int(gone[0]), starts)
@@ -399,8 +392,6 @@ class ArrowSource(DataSource):
 
 def _numbers(column: Any) -> NDArray[Any]:
     """The numbers of a column; true and false are 1 and 0, missing values are NaN."""
-    import pyarrow as pa
-
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
@@ -420,9 +411,7 @@ def _distinct_words(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:
 
 def _lengths(column: Any) -> NDArray[np.int64]:
     """The length of each list, −1 where it is missing."""
-    import pyarrow.compute as pc
-
-    found: NDArray[np.int64] = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
+    found: NDArray[np.int64] = pa.compute.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
     return found.astype(np.int64)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from lgmml_torch.categories import Asked, WordColumns, vocabularies
 from lgmml_torch.checks import DataError, check_choice, did_you_mean
-from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.columns import Columns, pa, require_arrow
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, load_file
 from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, open_file, sizes_file
@@ -339,11 +339,9 @@ def open_ray(dataset: Any, **settings: Any) -> dict[str, RankingData]:
         settings: those of `open_table`.
     """
     require_arrow("for data of Ray")
-    from pyarrow import parquet
-
     with tempfile.TemporaryDirectory() as home:  # what is mapped from there stays until it is not needed
         for number, rows in enumerate(dataset.iter_batches(batch_size=None, batch_format="pyarrow")):
-            parquet.write_table(rows, Path(home) / f"{number:09d}.parquet")
+            pa.parquet.write_table(rows, Path(home) / f"{number:09d}.parquet")
         return open_table(home, **{**settings, "stream": True, "cache": Path(home) / "cache"})
 
 

@@ -27,7 +27,7 @@ from lgmml_torch import distributed
 from lgmml_torch.categories import Categories, WordColumns, vocabularies
 from lgmml_torch.checks import DataError, LGMMLError
 from lgmml_torch.data.cache import Cache, as_tuples, digest
-from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.columns import Columns, pa
 from lgmml_torch.data.folder import ParquetFiles, decode_lists, shared_data
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import PathLike, ReadOptions
@@ -228,15 +228,12 @@ def open_shards(
     processes = distributed.world_size() if world_size is None else world_size
     if not 0 <= rank < processes:
         raise LGMMLError(f"`rank` must lie in [0, world_size = {processes}), got {rank}")
-    require_arrow()
-    from pyarrow import fs, parquet
-
     home, manifest = Path(folder), Manifest.read(folder)
     owners = SharedLists.owners(torch.tensor([shard.documents for shard in manifest.shards]), processes)
     shards = [manifest.shards[number] for number in (owners == rank).nonzero()[:, 0].tolist()]
     manifest.check_files(home, shards)
     manifest.index.check_content(home, None)
-    index = parquet.read_table(home / manifest.index.file, use_threads=False).combine_chunks()
+    index = pa.parquet.read_table(home / manifest.index.file, use_threads=False).combine_chunks()
     sizes = torch.tensor(index["documents"].to_numpy())
     shared = SharedLists(sizes, owners[torch.tensor(index["shard"].to_numpy())], rank)
     qids = index["qid"].take(shared.own.numpy()).to_pylist()
@@ -255,7 +252,7 @@ def open_shards(
         doc_ids=False,
     )
     key = {"shards": 2, "content": [shard.sha256 for shard in shards]}
-    system = fs.LocalFileSystem()
+    system = pa.fs.LocalFileSystem()
     infos = system.get_file_info([str(home / shard.file) for shard in shards])
     with ParquetFiles(system, "", infos).source(options) as source:
         places = source.numbers(PLACE).astype(np.int32)

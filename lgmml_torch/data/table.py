@@ -23,7 +23,7 @@ from lgmml_torch import inputs
 from lgmml_torch.categories import Categories, WordColumns, coded_features
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.arrow import ArrowSource
-from lgmml_torch.data.columns import check_same_names, lay_out, require_arrow
+from lgmml_torch.data.columns import check_same_names, lay_out, pa, require_arrow
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.data.svmlight import TextFile, query_ids, shown
 from lgmml_torch.files import check_unpacked
@@ -31,7 +31,7 @@ from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
     import narwhals as nw
-    import pyarrow as pa
+    from pyarrow import RecordBatchFileReader, Table
 
 _BLOCK_BYTES = 1 << 20  # of text that is converted at a time
 _MISSING = ["", "NULL", "Null", "null", "nan", "NaN", "NAN"]
@@ -224,10 +224,8 @@ class CsvSource(ArrowSource):
             return list(map(str.strip, cells)), line
         raise DataError(f"{self.name}:1: the file holds no documents")
 
-    def _convert(self) -> pa.RecordBatchFileReader:
+    def _convert(self) -> RecordBatchFileReader:
         """The table as an Arrow file, mapped; the file has no name any more."""
-        import pyarrow as pa
-
         types = self._types()
         schema = pa.schema(types)
         with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
@@ -239,8 +237,6 @@ class CsvSource(ArrowSource):
 
     def _types(self) -> dict[str, Any]:
         """How the cells of each column are read: text, or numbers in the features and the label."""
-        import pyarrow as pa
-
         columns = self.options.columns
         text = {columns.qid, columns.doc_id, *columns.left_out}
         types = {}
@@ -250,10 +246,8 @@ class CsvSource(ArrowSource):
                 types[name] = pa.string()
         return types
 
-    def _table(self, block: bytes, line: int, types: dict[str, Any]) -> pa.Table:
+    def _table(self, block: bytes, line: int, types: dict[str, Any]) -> Table:
         """Some whole lines, the first of them number ``line``."""
-        import pyarrow as pa
-
         lines = _Lines(block, line, skip=self._header_line)
         for number, text in lines.suspicious():
             if b"\r" in text.removesuffix(b"\r"):
@@ -273,18 +267,15 @@ class CsvSource(ArrowSource):
             raise DataError(f"{self.name}:{bad}: column {self.options.columns.qid!r} must not be empty")
         return table
 
-    def _parse(self, text: bytes, types: dict[str, Any]) -> pa.Table:
-        import pyarrow as pa
-        from pyarrow import csv as arrow_csv
-
+    def _parse(self, text: bytes, types: dict[str, Any]) -> Table:
         if not text:
             return pa.schema(types).empty_table()
-        return arrow_csv.read_csv(
+        return pa.csv.read_csv(
             pa.BufferReader(text),
             # Without threads, pyarrow names the row of an error.
-            arrow_csv.ReadOptions(column_names=self.header, block_size=len(text) + 1, use_threads=False),
-            arrow_csv.ParseOptions(delimiter=self.delimiter),
-            arrow_csv.ConvertOptions(column_types=types, null_values=_MISSING, true_values=_TRUE, false_values=_FALSE),
+            pa.csv.ReadOptions(column_names=self.header, block_size=len(text) + 1, use_threads=False),
+            pa.csv.ParseOptions(delimiter=self.delimiter),
+            pa.csv.ConvertOptions(column_types=types, null_values=_MISSING, true_values=_TRUE, false_values=_FALSE),
         )
 
     def _flag(self, message: str, lines: _Lines, flags: set[str]) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.data.arrow import NAMES
-from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.columns import Columns, pa, require_arrow
 from lgmml_torch.data.folder import places_of
 from lgmml_torch.data.shards import INDEX, PLACE, SHARD, Manifest, Shard, check_room, clear_folder
 from lgmml_torch.data.source import DataSource, PathLike
@@ -27,7 +27,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyarrow import Table
 
 
 def save_letor(data: RankingData, path: PathLike, *, sparse: bool = False) -> None:
@@ -77,10 +77,8 @@ def save_table(data: RankingData, path: PathLike) -> None:
         if suffix == ".parquet":
             save_parquet(table, path)
             return
-        from pyarrow import feather
-
         with replacing(path) as temporary:
-            feather.write_feather(table, str(temporary), compression="uncompressed")
+            pa.feather.write_feather(table, str(temporary), compression="uncompressed")
     else:
         raise DataError(f"`path` must end in .parquet, .arrow, .feather, .csv or .tsv, got {str(path)!r}")
 
@@ -170,17 +168,14 @@ def _comment(doc_id: str) -> str:
     return f" #docid = {doc_id}"
 
 
-def save_parquet(table: pa.Table, path: PathLike) -> None:
+def save_parquet(table: Table, path: PathLike) -> None:
     """Write a table as Parquet (zstd), atomically."""
-    from pyarrow import parquet
-
     with replacing(path) as temporary:
-        parquet.write_table(table, temporary, compression="zstd", row_group_size=2048)
+        pa.parquet.write_table(table, temporary, compression="zstd", row_group_size=2048)
 
 
-def _nested_table(data: RankingData) -> pa.Table:
+def _nested_table(data: RankingData) -> Table:
     """A row per query, in the order in which the queries first appear, with lists in the other columns."""
-    pa = require_arrow()
     rows = data.in_caller_order(torch.arange(data.num_documents))
     first = data.query_index[rows]  # queries in the caller's order, which may be scattered
     seen = list(dict.fromkeys(first.tolist()))
@@ -209,8 +204,6 @@ def _nested_table(data: RankingData) -> pa.Table:
 
 def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]:
     """One column of vectors; with categories a column for each feature, theirs in Arrow's type for them."""
-    import pyarrow as pa
-
     if data.categories is None:
         return {"features": pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), data.num_features)}
     out = {}
@@ -244,7 +237,7 @@ def write_shards(
         DataError: the folder holds something else, there are weights or positions, or what is wrong with the source.
     """
     check_positive("documents", documents)
-    pa = require_arrow()
+    require_arrow()
     extras = ("query_weights", "document_weights", "positions")
     if held := [name for name in extras if getattr(source, name, None) is not None]:
         raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
@@ -309,8 +302,6 @@ def _blocks(source: DataSource | RankingData, documents: int) -> Iterator[Rankin
 
 
 def _write_shard(file: Path, data: RankingData, *, labelled: bool) -> Shard:
-    import pyarrow as pa
-
     place = places_of(data)
     table = _nested_table(data.replace(order=torch.arange(data.num_documents)))
     offsets = pa.array(data.offsets.numpy(), pa.int32())
