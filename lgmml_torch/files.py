@@ -33,10 +33,7 @@ def replacing(path: str | os.PathLike[str], *, size: int | None = None) -> Itera
 
     The content is on the disk before the name changes: the earlier file survives a kill or a power cut at any moment.
     Two processes may do this for the same path at once: each writes a file of its own, and the last one wins.
-
-    Args:
-        path: of the file to be.
-        size: of its content in bytes, where it is known; named when the disk is full.
+    ``size``, of the content in bytes where it is known, is named when the disk is full.
 
     Raises:
         NoSpaceError: the disk is full, or a quota or limit is reached.

@@ -131,11 +131,6 @@ class DataSource(ABC):
     """The lists of one file, frame or set of arrays.
 
     A format gives `_index`, `_read` and, where they differ from the defaults, the attributes.
-
-    Attributes:
-        name: what messages call it.
-        options: how it is read.
-        table: how it is read, see `RankingData`.
     """
 
     has_labels: bool = True  # whether it says how relevant the documents are; labels are 0 where it does not
@@ -145,8 +140,8 @@ class DataSource(ABC):
     gap = "missing"  # what a value that is not there is called
 
     def __init__(self, name: str, options: ReadOptions) -> None:
-        self.name, self.options = name, options
-        self.table: Mapping[str, Any] | None = options.table()
+        self.name, self.options = name, options  # what messages call it, and how it is read
+        self.table: Mapping[str, Any] | None = options.table()  # see `RankingData`
         self._closed = options.categories.closed  # whether the vocabularies are those of training
         self._flat: set[int] = set()  # features that float32 flattens
         self._unknown: Counter[str] = Counter()  # rows with unknown words, by column

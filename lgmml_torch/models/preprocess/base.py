@@ -202,13 +202,10 @@ class Preprocess(nn.Module):
 class TrainingLists:
     """Training lists on their way through the steps of a preprocessing; what a step makes of them is made once.
 
-    Args:
-        features: ``(N, D)``.
-        offsets: ``(Q+1,)``.
-        lists: all lists of the set, by default these.
+    ``lists`` are all lists of the set, by default these.
     """
 
-    def __init__(self, features: Tensor, offsets: Tensor, lists: AllLists | None = None) -> None:
+    def __init__(self, features: Tensor, offsets: Tensor, lists: AllLists | None = None) -> None:  # (N, D), (Q+1,)
         self.features, self.offsets = features, offsets
         self.lists = AllLists(offsets.diff()) if lists is None else lists
 
