@@ -87,8 +87,7 @@ class ArraySource(DataSource):
         inputs.check_distinct(names, f"{self.name}: ")
         if names is not None and wanted is not None and names != wanted:
             check_same_names(names, wanted, self.name, model=self.options.model)
-            place = dict(zip(names, range(len(names)), strict=True))
-            order = [place[name] for name in wanted]
+            order = list(map(names.index, wanted))
             self._features = np.ascontiguousarray(self._features[:, order])
             if self.categories is not None:
                 self.categories = tuple([self.categories[column] for column in order])
@@ -248,22 +247,24 @@ class CsvSource(ArrowSource):
 
     def _table(self, block: bytes, line: int, types: dict[str, Any]) -> Table:
         """Some whole lines, the first of them number ``line``."""
-        lines = _Lines(block, line, skip=self._header_line)
-        for number, text in lines.suspicious():
-            if b"\r" in text.removesuffix(b"\r"):
-                raise DataError(f"{self.name}:{number}: not a line of CSV: it holds a carriage return")
-            if text.count(b'"') % 2:
-                raise DataError(f"{self.name}:{number}: not a line of CSV: a quotation mark is not closed")
+        lines = _numbered(block, line, skip=self._header_line)
+        whole = b"".join([text + b"\n" for _, text in lines])
+        if b'"' in whole or whole.count(b"\r") != whole.count(b"\r\n"):  # a cell may hold a line break
+            for number, text in lines:
+                if b"\r" in text.removesuffix(b"\r"):
+                    raise DataError(f"{self.name}:{number}: not a line of CSV: it holds a carriage return")
+                if text.count(b'"') % 2:
+                    raise DataError(f"{self.name}:{number}: not a line of CSV: a quotation mark is not closed")
         flags: set[str] = set()  # columns of numbers that hold true and false
         while True:
             try:
-                table = self._parse(lines.text, {**types, **dict.fromkeys(flags, pa.bool_())})
+                table = self._parse(whole, {**types, **dict.fromkeys(flags, pa.bool_())})
                 break
             except pa.ArrowInvalid as error:
                 flags.add(self._flag(str(error), lines, flags))
         qids = table.column(self.options.columns.qid).to_pylist()
         if not all(qids):
-            bad = lines.number(qids.index(""))
+            bad = lines[qids.index("")][0]
             raise DataError(f"{self.name}:{bad}: column {self.options.columns.qid!r} must not be empty")
         return table
 
@@ -278,15 +279,15 @@ class CsvSource(ArrowSource):
             pa.csv.ConvertOptions(column_types=types, null_values=_MISSING, true_values=_TRUE, false_values=_FALSE),
         )
 
-    def _flag(self, message: str, lines: _Lines, flags: set[str]) -> str:
+    def _flag(self, message: str, lines: list[tuple[int, bytes]], flags: set[str]) -> str:
         """The column that holds true or false and is read as numbers."""
         if bad := _BAD_ROW.match(message):
-            where = f"{self.name}:{lines.number(int(bad[1]) - 1)}"
+            where = f"{self.name}:{lines[int(bad[1]) - 1][0]}"
             raise DataError(f"{where}: the header has {len(self.header)} columns, got {bad[2]}")
         bad = _BAD_VALUE.match(message)
         if bad is None:
-            raise DataError(f"{self.name}:{lines.number(0)}: not a line of CSV: {message}")
-        name, where = self.header[int(bad[1])], f"{self.name}:{lines.number(int(bad[2]) - 1)}"
+            raise DataError(f"{self.name}:{lines[0][0]}: not a line of CSV: {message}")
+        name, where = self.header[int(bad[1])], f"{self.name}:{lines[int(bad[2]) - 1][0]}"
         if bad[3] is None:
             raise DataError(f"{where}: not a line of CSV: column {name!r} has {bad[4]}")
         if name in flags:
@@ -305,9 +306,9 @@ class CsvSource(ArrowSource):
     def place(self, row: int) -> str:
         """``file:line``."""
         for line, block in self._text.blocks(_BLOCK_BYTES):
-            lines = _Lines(block, line, skip=self._header_line)
+            lines = _numbered(block, line, skip=self._header_line)
             if row < len(lines):
-                return f"{self.name}:{lines.number(row)}"
+                return f"{self.name}:{lines[row][0]}"
             row -= len(lines)
         return self.name
 
@@ -318,25 +319,10 @@ class TsvSource(CsvSource):
     delimiter = "\t"
 
 
-class _Lines:
+def _numbered(block: bytes, line: int, skip: int) -> list[tuple[int, bytes]]:
     """The lines of a block that are not empty, with their numbers; those up to number ``skip`` are left out."""
-
-    def __init__(self, block: bytes, line: int, skip: int) -> None:
-        self._rows: list[tuple[int, bytes]] = []
-        for number, text in enumerate(block.split(b"\n"), line):
-            if number > skip and text.strip():
-                self._rows.append((number, text))
-        self.text = b"".join([text + b"\n" for _, text in self._rows])
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def suspicious(self) -> list[tuple[int, bytes]]:
-        """Number and text of each line, if any of them may hold a line break inside a cell."""
-        if b'"' in self.text or self.text.count(b"\r") != self.text.count(b"\r\n"):
-            return self._rows
-        return []
-
-    def number(self, row: int) -> int:
-        """The number of a line in the file, from 1."""
-        return self._rows[row][0]
+    rows = []
+    for number, text in enumerate(block.split(b"\n"), line):
+        if number > skip and text.strip():
+            rows.append((number, text))
+    return rows
