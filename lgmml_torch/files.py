@@ -163,3 +163,10 @@ def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
         room = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
         hint = "data=folder reads less at a time"
         raise DataError(f"{name}: {rows:,} documents of {width:,} features need {room}; {hint}")
+
+
+def as_tuples(value: Any) -> Any:
+    """What was read from JSON, its lists as tuples."""
+    if isinstance(value, list):
+        return tuple(map(as_tuples, value))
+    return value

@@ -26,13 +26,13 @@ import torch
 from lgmml_torch import distributed
 from lgmml_torch.categories import Categories, WordColumns, vocabularies
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data.cache import Cache, as_tuples, digest
+from lgmml_torch.data.cache import Cache, digest
 from lgmml_torch.data.columns import Columns, pa
 from lgmml_torch.data.folder import ParquetFiles, decode_lists, shared_data
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import PathLike, ReadOptions
 from lgmml_torch.distributed import SharedLists
-from lgmml_torch.files import SUFFIX, write_text
+from lgmml_torch.files import SUFFIX, as_tuples, write_text
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes

@@ -29,6 +29,8 @@ from lgmml_torch.segments import list_blocks, offsets_from_sizes
 if TYPE_CHECKING:
     from pyarrow import Table
 
+_EXTRAS = ("query_weights", "document_weights", "positions")  # that shards have no place for
+
 
 def save_letor(data: RankingData, path: PathLike, *, sparse: bool = False) -> None:
     """Write ``label qid:… 1:… 2:… #docid = …`` lines in the caller's order; gzipped if the name ends in ``.gz``.
@@ -238,8 +240,7 @@ def write_shards(
     """
     check_positive("documents", documents)
     require_arrow()
-    extras = ("query_weights", "document_weights", "positions")
-    if held := [name for name in extras if getattr(source, name, None) is not None]:
+    if held := [name for name in _EXTRAS if getattr(source, name, None) is not None]:
         raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
     home = Path(folder)
     check_room(home)

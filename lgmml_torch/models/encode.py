@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words, vocabularies
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
-from lgmml_torch.data.cache import as_tuples
+from lgmml_torch.files import as_tuples
 from lgmml_torch.ragged import RankingData
 
 
