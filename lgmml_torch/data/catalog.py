@@ -18,7 +18,6 @@ import torch
 from lgmml_torch.categories import Asked, WordColumns, vocabularies
 from lgmml_torch.checks import DataError, check_choice, did_you_mean
 from lgmml_torch.data.columns import Columns, pa, require_arrow
-from lgmml_torch.data.folder import ParquetFiles, stream_table
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, load_file
 from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, open_file, sizes_file
@@ -300,6 +299,8 @@ def open_table(
     if stream:
         if weight is not None or position is not None:
             raise DataError("`stream` has no place for weights and positions; read the table into memory")
+        from lgmml_torch.data.folder import stream_table  # which few need
+
         return stream_table(parts or {"": path}, cut, columns=columns, categories=categories, **options)
     if parts:
         found = load_parts(parts, columns=columns, categories=categories, **options)
@@ -325,6 +326,8 @@ def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], Sequence[PathL
                 files.append(file)
         if {file.suffix for file in files} - set(FORMATS["parquet"].suffixes):
             return {}, files
+    from lgmml_torch.data.folder import ParquetFiles  # which few need
+
     return ParquetFiles.find(path).parts(path), [path]
 
 
@@ -348,6 +351,8 @@ def find_table(path: PathLike, split: str | None) -> PathLike | None:
     Raises:
         LGMMLError: there are parts, and ``split`` is none of them.
     """
+    from lgmml_torch.data.folder import ParquetFiles
+
     if str(path) in CATALOG or not is_folder(path):
         return None
     if (folder := Path(path)).is_dir():
