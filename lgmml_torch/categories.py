@@ -124,10 +124,8 @@ def _distinct(values: Sequence[object]) -> tuple[list[str | None], NDArray[np.in
 
 
 def codes_of(
-    words: Sequence[str | None],
-    places: NDArray[np.int64],  # (N,)
-    vocabulary: Vocabulary,
-) -> NDArray[np.float64]:  # (N,)
+    words: Sequence[str | None], places: NDArray[np.int64], vocabulary: Vocabulary
+) -> NDArray[np.float64]:  # places (N,) -> (N,)
     """The code of each row: a place in the vocabulary, `OTHER` for a word it does not hold, NaN for none at all.
 
     >>> codes_of(["b", None, "z"], np.array([2, 0, 1]), ("a", "b")).tolist()

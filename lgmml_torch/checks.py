@@ -171,11 +171,7 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def require(package: str, purpose: str, extra: str) -> Any:
-    """Import an optional package, or say what it is needed for and which extra brings it.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """Import an optional package, or say what it is needed for and which extra brings it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -220,10 +220,7 @@ class SharedLists(AllLists):
             raise LGMMLError(f"`owner` must name a process for each of {len(self.sizes)} lists, got {len(self.owner)}")
 
     @staticmethod
-    def owners(
-        sizes: Tensor,  # (n,)
-        processes: int | None = None,
-    ) -> Tensor:  # (n,)
+    def owners(sizes: Tensor, processes: int | None = None) -> Tensor:  # (n,) -> (n,)
         """The process that has each of some pieces: runs of pieces with about the same number of documents.
 
         Every process works this out alike. With fewer pieces than processes some have none.
@@ -335,10 +332,7 @@ class SharedLists(AllLists):
             found[start:stop] = make(slice(start, stop), offsets[first : last + 1] - start)
         return found
 
-    def part(
-        self,
-        lists: Tensor,  # (C,) numbers of lists, rising
-    ) -> SharedLists:
+    def part(self, lists: Tensor) -> SharedLists:  # (C,) numbers of lists, rising
         """Some of the lists as a set of their own."""
         return SharedLists(self.sizes[lists], self.owner[lists], self.rank, self.traffic)
 

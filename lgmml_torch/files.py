@@ -33,10 +33,7 @@ def replacing(path: str | os.PathLike[str], *, size: int | None = None) -> Itera
 
     The content is on the disk before the name changes: the earlier file survives a kill or a power cut at any moment.
     Two processes may do this for the same path at once: each writes a file of its own, and the last one wins.
-
-    Args:
-        path: of the file to be.
-        size: of its content in bytes, where it is known; named when the disk is full.
+    ``size``, of the content in bytes where it is known, is named when the disk is full.
 
     Raises:
         NoSpaceError: the disk is full, or a quota or limit is reached.
@@ -139,23 +136,13 @@ def _sync(path: Path) -> None:
 
 
 def _no_room(target: Path, error: OSError, size: int | None, written: int) -> str:
-    needs = f"more than {_bytes_text(written)}"
+    from rich.filesize import decimal
+
+    needs = f"more than {decimal(written)}"
     if size is not None:
-        needs = _bytes_text(size)
-    free = _bytes_text(shutil.disk_usage(target.parent).free)
+        needs = decimal(size)
+    free = decimal(shutil.disk_usage(target.parent).free)
     return f"no room for {target} ({os.strerror(error.errno or 0)}): it needs {needs}, and {free} are free there"
-
-
-def _bytes_text(count: int) -> str:
-    """A number of bytes for people.
-
-    >>> _bytes_text(1_500_000)
-    '1.5 MB'
-    """
-    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= one:
-            return f"{count / one:.1f} {unit}"
-    return f"{count} bytes"
 
 
 def check_unpacked(name: str, packed: int, unpacked: int) -> None:
@@ -170,14 +157,16 @@ def check_unpacked(name: str, packed: int, unpacked: int) -> None:
 
 
 def check_memory(name: str, rows: int, width: int, itemsize: int) -> None:
-    """Refuse rows that cannot fit into the memory of this machine.
-
-    Raises:
-        DataError: how much is needed, and how much there is.
-    """
+    """Refuse rows that cannot fit into the memory of this machine."""
     needed, there = rows * width * itemsize, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
-        sizes = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
-        raise DataError(
-            f"{name}: {rows:,} documents of {width:,} features need {sizes}; data=folder reads less at a time"
-        )
+        room = f"{needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
+        hint = "data=folder reads less at a time"
+        raise DataError(f"{name}: {rows:,} documents of {width:,} features need {room}; {hint}")
+
+
+def as_tuples(value: Any) -> Any:
+    """What was read from JSON, its lists as tuples."""
+    if isinstance(value, list):
+        return tuple(map(as_tuples, value))
+    return value

@@ -171,11 +171,7 @@ def warn_if_steep(highest: float) -> None:
 
 
 def check_distinct(names: Sequence[str] | None, where: str = "") -> None:
-    """Require names of features to differ.
-
-    Raises:
-        DataError: the first name that comes twice.
-    """
+    """Require names of features to differ."""
     seen: set[str] = set()
     for name in names or ():
         if name in seen:
@@ -247,14 +243,12 @@ def check_values(
     if (bad := first_bad(features, missing=missing)) is not None:
         row, column = bad
         value = features[row, column]
-        called = hint = ""
+        named = hint = ""
         if names is not None:
-            called = f" ({names[column]!r})"
+            named = f" ({names[column]!r})"
         if np.isnan(value):
             hint = f"; {MISSING_HINT}"
-        raise DataError(
-            f"`X` must be finite, got {value} at row {row + 1} (from 1), feature {column + 1}{called}{hint}"
-        )
+        raise DataError(f"`X` must be finite, got {value} at row {row + 1} (from 1), feature {column + 1}{named}{hint}")
     bad_labels = np.flatnonzero(~np.isfinite(labels))
     if len(bad_labels):
         raise DataError(f"`y` must be finite, got {labels[bad_labels[0]]} at row {int(bad_labels[0]) + 1} (from 1)")

@@ -8,7 +8,7 @@ go back in it, and equal scores are ranked by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self, TypeVar
@@ -51,19 +51,19 @@ class RankingData:
         table: how the rows were read, for the model: the rule for missing values, the names of other columns.
     """
 
-    features: Tensor = field(repr=False)
-    labels: Tensor = field(repr=False)
-    offsets: Tensor = field(repr=False)
-    qids: tuple[Hashable, ...] = field(repr=False)
-    order: Tensor = field(repr=False)
-    doc_ids: tuple[str, ...] | None = field(default=None, repr=False)
-    query_weights: Tensor | None = field(default=None, repr=False)
-    feature_names: tuple[str, ...] | None = field(default=None, repr=False)
-    shared_lists: SharedLists | None = field(default=None, repr=False)
-    categories: Categories | None = field(default=None, repr=False)
-    document_weights: Tensor | None = field(default=None, repr=False)
-    positions: Tensor | None = field(default=None, repr=False)
-    table: Mapping[str, Any] | None = field(default=None, repr=False)
+    features: Tensor
+    labels: Tensor
+    offsets: Tensor
+    qids: tuple[Hashable, ...]
+    order: Tensor
+    doc_ids: tuple[str, ...] | None = None
+    query_weights: Tensor | None = None
+    feature_names: tuple[str, ...] | None = None
+    shared_lists: SharedLists | None = None
+    categories: Categories | None = None
+    document_weights: Tensor | None = None
+    positions: Tensor | None = None
+    table: Mapping[str, Any] | None = None
 
     @classmethod
     def from_arrays(
@@ -269,10 +269,7 @@ class RankingData:
             return self.replace(query_weights=high)
         return self.replace(document_weights=rows)
 
-    def in_caller_order(
-        self,
-        values: Tensor,  # (N, ...)
-    ) -> Tensor:  # (N, ...)
+    def in_caller_order(self, values: Tensor) -> Tensor:  # (N, ...) -> (N, ...)
         """Put one value per document back into the order in which the rows were given."""
         inputs.check_length("values", len(values), self.num_documents)
         out = torch.empty_like(values)

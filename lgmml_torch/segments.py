@@ -66,12 +66,7 @@ def _divisors(values: Tensor, offsets: Tensor) -> Tensor:
     return offsets.diff().clamp_min(1).reshape(-1, *[1] * (values.ndim - 1))
 
 
-def segment_max(
-    values: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    empty: float = float("-inf"),
-) -> Tensor:  # (Q,)
+def segment_max(values: Tensor, offsets: Tensor, *, empty: float = float("-inf")) -> Tensor:  # (N,), (Q+1,) -> (Q,)
     """Maximum of each segment; ``empty`` where there is nothing to compare.
 
     >>> segment_max(torch.tensor([1.0, 2.0, -5.0]), torch.tensor([0, 2, 3]))
@@ -81,12 +76,7 @@ def segment_max(
     return out.scatter_reduce(0, segment_ids(offsets), values, reduce="amax", include_self=False)
 
 
-def segment_min(
-    values: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    empty: float = float("inf"),
-) -> Tensor:  # (Q,)
+def segment_min(values: Tensor, offsets: Tensor, *, empty: float = float("inf")) -> Tensor:  # (N,), (Q+1,) -> (Q,)
     """Minimum of each segment; ``empty`` where there is nothing to compare."""
     out = values.new_full((len(offsets) - 1,), empty)
     return out.scatter_reduce(0, segment_ids(offsets), values, reduce="amin", include_self=False)
@@ -102,10 +92,7 @@ def positions(offsets: Tensor) -> Tensor:  # (Q+1,) -> (N,)
     return torch.arange(total, device=offsets.device) - offsets[:-1].repeat_interleave(offsets.diff())
 
 
-def gather_segments(
-    offsets: Tensor,  # (Q+1,)
-    chosen: Tensor,  # (C,)
-) -> tuple[Tensor, Tensor]:  # (M,), (C+1,)
+def gather_segments(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:  # (Q+1,), (C,) -> (M,), (C+1,)
     """Row indices of the chosen segments, in the order chosen, and the offsets of the result.
 
     >>> gather_segments(torch.tensor([0, 2, 2, 5]), torch.tensor([2, 0]))
@@ -118,12 +105,8 @@ def gather_segments(
 
 
 def argsort_segments(
-    values: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    descending: bool = False,
-    tie_order: Tensor | None = None,  # (N,)
-) -> Tensor:  # (N,)
+    values: Tensor, offsets: Tensor, *, descending: bool = False, tie_order: Tensor | None = None
+) -> Tensor:  # (N,), (Q+1,), (N,) -> (N,)
     """Row indices that sort the values within every segment; segments keep their places.
 
     Equal values keep the order of ``tie_order`` (smaller first), or of the rows when it is not given.
@@ -148,12 +131,7 @@ def row_slices(count: int, width: int, entries: int) -> Iterator[slice]:
         yield slice(start, min(start + rows, count))
 
 
-def list_blocks(
-    offsets: Tensor,  # (Q+1,)
-    documents: int,
-    *,
-    at_least: int = 1,
-) -> Iterator[tuple[int, int]]:
+def list_blocks(offsets: Tensor, documents: int, *, at_least: int = 1) -> Iterator[tuple[int, int]]:  # (Q+1,)
     """Runs of consecutive lists [first, last) of at most so many documents; a longer list stands alone.
 
     ``at_least`` makes the runs small enough to give so many of them, where there are as many lists.

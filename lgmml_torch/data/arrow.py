@@ -21,21 +21,13 @@ from numpy.typing import NDArray
 
 from lgmml_torch.categories import Vocabulary, codes_of, gathered, word_of
 from lgmml_torch.checks import DataError, did_you_mean
-from lgmml_torch.data.columns import (
-    check_same_names,
-    inner,
-    is_list,
-    lay_out,
-    no_number,
-    readable,
-    require_arrow,
-)
+from lgmml_torch.data.columns import check_same_names, inner, is_list, lay_out, no_number, pa, readable
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.files import check_memory
 from lgmml_torch.inputs import check_distinct, flattened, is_missing, no_numbers
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyarrow import RecordBatch, RecordBatchFileReader, Schema, Table
 
 _Pieces = Callable[[int, list[str], int], Iterator[Any]]  # from a group on, some columns, that many rows at a time
 _STEP = 8192  # documents decoded at a time, about
@@ -52,7 +44,7 @@ class ArrowSource(DataSource):
         name: str,
         word: str,  # what kind of file it is, for messages
         options: ReadOptions,
-        schema: pa.Schema,
+        schema: Schema,
         sizes: list[int],  # rows of each group; reading may start at any of them
         pieces: _Pieces,
         close: Callable[[], None] = lambda: None,  # lets go of the file
@@ -77,7 +69,6 @@ class ArrowSource(DataSource):
     @classmethod
     def of_ipc(cls, path: PathLike, options: ReadOptions) -> ArrowSource:
         """An Arrow IPC file (feather, version 2), memory-mapped."""
-        pa = require_arrow()
         name = "<stdin>" if str(path) == "-" else str(path)
         with readable(name, "Arrow"):
             mapped = pa.BufferReader(sys.stdin.buffer.read()) if str(path) == "-" else pa.memory_map(str(path))
@@ -85,7 +76,7 @@ class ArrowSource(DataSource):
             return cls(name, "Arrow", options, reader.schema, *cls.batches_of(reader), mapped.close)
 
     @classmethod
-    def of_table(cls, table: pa.Table, options: ReadOptions, name: str = "table") -> ArrowSource:
+    def of_table(cls, table: Table, options: ReadOptions, name: str = "table") -> ArrowSource:
         """A table in memory."""
 
         def pieces(first: int, columns: list[str], step: int) -> Iterator[Any]:
@@ -94,7 +85,7 @@ class ArrowSource(DataSource):
         return cls(name, "Arrow", options, table.schema, [len(table)], pieces)
 
     @staticmethod
-    def batches_of(reader: pa.RecordBatchFileReader) -> tuple[list[int], _Pieces]:
+    def batches_of(reader: RecordBatchFileReader) -> tuple[list[int], _Pieces]:
         """The rows of each batch of an Arrow IPC file, and what reads its columns."""
         sizes = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
 
@@ -128,11 +119,10 @@ class ArrowSource(DataSource):
         self.has_labels = self.layout.label is not None
         if self.layout.label is not None:
             self._check_type(columns.label, self._entry_type(columns.label))
-        for name in rest:
-            if self._nested and name not in lists:
-                raise DataError(
-                    f"{self.name}: column {name!r} must hold lists like {lists[0]!r}, got {self._type(name)}"
-                )
+        odd = [name for name in rest if name not in lists]
+        if self._nested and odd:
+            got = self._type(odd[0])
+            raise DataError(f"{self.name}: column {odd[0]!r} must hold lists like {lists[0]!r}, got {got}")
 
     def _choose_shape(self) -> tuple[list[str], list[str]]:
         """Set `_nested` and `_matrix`; returns the columns besides the query's, and those of them that hold lists."""
@@ -155,8 +145,6 @@ class ArrowSource(DataSource):
 
     def _take_column(self, name: str) -> Vocabulary | None:
         """Check the type of a feature; its vocabulary, by a pass over the column, where it is a category."""
-        import pyarrow as pa
-
         dtype, known = self._entry_type(name), self.options.categories
         if not known.holds(name, typed=pa.types.is_dictionary(dtype)):
             self._check_type(name, dtype)
@@ -173,8 +161,6 @@ class ArrowSource(DataSource):
 
     def _arrange_matrix(self, column: str) -> None:
         """All features in one column: their number and, where the metadata gives them, their names."""
-        import pyarrow as pa
-
         vector = self._entry_type(column)
         self._check_type(column, inner(vector))
         self._read_names = [column]
@@ -239,10 +225,8 @@ class ArrowSource(DataSource):
             yield self._flattened(piece, columns, row)
             row += len(piece)
 
-    def _flattened(self, piece: pa.RecordBatch, columns: list[str], row: int) -> pa.RecordBatch:
+    def _flattened(self, piece: RecordBatch, columns: list[str], row: int) -> RecordBatch:
         """The entries of lists, one per document, once all lists of a row are known to be equally long."""
-        import pyarrow as pa
-
         starts, lengths = self._rows_before, _lengths(piece.column(self._measured))
         if len(gone := np.flatnonzero(lengths < 0)):
             where = self._located(row + int(gone[0]), starts)
@@ -374,7 +358,10 @@ class ArrowSource(DataSource):
     def _features(self, columns: list[Any], document: int) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             if self._matrix is not None:
-                self._check_widths(columns[0], document)
+                widths = _lengths(columns[0]).clip(0)
+                if len(odd := np.flatnonzero(widths != self._width)):
+                    where = f"{self.place(document + int(odd[0]))}: column {self._matrix!r}"
+                    raise DataError(f"{where} has {int(widths[odd[0]])} features, elsewhere {self._width}")
                 values = _numbers(columns[0].flatten()).reshape(-1, self._width)
                 if self._order is not None:
                     values = values[:, self._order]
@@ -391,12 +378,6 @@ class ArrowSource(DataSource):
         self._flat.update(flattened(out, lambda place: _numbers(columns[place]) if words[place] is None else None))
         return out
 
-    def _check_widths(self, vectors: Any, document: int) -> None:
-        widths = _lengths(vectors).clip(0)
-        if len(odd := np.flatnonzero(widths != self._width)):
-            where = f"{self.place(document + int(odd[0]))}: column {self._matrix!r}"
-            raise DataError(f"{where} has {int(widths[odd[0]])} features, elsewhere {self._width}")
-
     def numbers(self, name: str) -> NDArray[Any]:
         """The numbers of one column, document by document."""
         return np.concatenate([_numbers(piece.column(0)) for piece in self._pieces(0, [name])])
@@ -411,8 +392,6 @@ class ArrowSource(DataSource):
 
 def _numbers(column: Any) -> NDArray[Any]:
     """The numbers of a column; true and false are 1 and 0, missing values are NaN."""
-    import pyarrow as pa
-
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
@@ -432,9 +411,7 @@ def _distinct_words(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:
 
 def _lengths(column: Any) -> NDArray[np.int64]:
     """The length of each list, −1 where it is missing."""
-    import pyarrow.compute as pc
-
-    found: NDArray[np.int64] = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
+    found: NDArray[np.int64] = pa.compute.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
     return found.astype(np.int64)
 
 

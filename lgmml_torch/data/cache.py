@@ -24,7 +24,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from lgmml_torch.checks import CheckpointError, DataError, DataWarning
-from lgmml_torch.files import replacing, write_text
+from lgmml_torch.files import as_tuples, replacing, write_text
 from lgmml_torch.ragged import RankingData
 
 Arrays = dict[str, NDArray[Any]]
@@ -285,10 +285,3 @@ def _from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RankingData:
     for name in set(_TENSORS) & set(arrays):
         parts[name] = torch.from_numpy(arrays[name])
     return RankingData(**parts)
-
-
-def as_tuples(value: Any) -> Any:
-    """What was read from JSON, its lists as tuples."""
-    if isinstance(value, list):
-        return tuple(map(as_tuples, value))
-    return value

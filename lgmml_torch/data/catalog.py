@@ -17,7 +17,7 @@ import torch
 
 from lgmml_torch.categories import Asked, WordColumns, vocabularies
 from lgmml_torch.checks import DataError, check_choice, did_you_mean
-from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.columns import Columns, pa, require_arrow
 from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.letor import SPLITS, load_file
 from lgmml_torch.data.source import FORMATS, PathLike, ReadOptions, is_folder, open_file, sizes_file
@@ -42,12 +42,7 @@ _PREFIXES = {"yahoo1": "set1.", "yahoo2": "set2."}  # of the file names of sets 
 
 
 def open_dataset(
-    name: PathLike,
-    data_dir: PathLike | None = None,
-    *,
-    fold: int | None = None,
-    seed: int = 0,
-    **options: Any,
+    name: PathLike, data_dir: PathLike | None = None, *, fold: int | None = None, seed: int = 0, **options: Any
 ) -> dict[str, RankingData]:
     """Load the parts ``train``, ``valid`` and ``test`` of a data set, whose files may be of any format in `FORMATS`.
 
@@ -68,8 +63,8 @@ def open_dataset(
         return _load_folder(_fold(folder, 1 if fold is None else fold), **options)
     if fold is not None:
         raise DataError(f"`fold` must be None for data without folds, got {fold} for {folder}")
-    if prefix or _find_file(folder, ["set1.train", "set2.train"]):
-        return _load_prefixed(folder, prefix or _only_prefix(folder), **options)
+    if prefix := prefix or _only_prefix(folder):
+        return _load_prefixed(folder, prefix, **options)
     if not _parts(folder) and (files := _lightgbm_parts(folder)):
         return _load_lightgbm(folder, files, seed, **options)
     return _load_folder(folder, **options)
@@ -114,10 +109,10 @@ def _fold(folder: Path, fold: int) -> Path:
 
 
 def _only_prefix(folder: Path) -> str:
-    found = [prefix for prefix in ("set1.", "set2.") if _find_file(folder, [prefix + "train"])]
+    found = [prefix for prefix in _PREFIXES.values() if _find_file(folder, [prefix + "train"])]
     if len(found) > 1:
         raise DataError(f"{folder} holds set 1 and set 2: ask for 'yahoo1' or 'yahoo2'")
-    return found[0]
+    return "".join(found)
 
 
 def _load_prefixed(folder: Path, prefix: str, **options: Any) -> dict[str, RankingData]:
@@ -331,7 +326,7 @@ def _table_files(path: PathLike) -> tuple[Mapping[str, PathLike], Sequence[PathL
                 files.append(file)
         if {file.suffix for file in files} - set(FORMATS["parquet"].suffixes):
             return {}, files
-    from lgmml_torch.data.folder import ParquetFiles  # which needs pyarrow
+    from lgmml_torch.data.folder import ParquetFiles  # which few need
 
     return ParquetFiles.find(path).parts(path), [path]
 
@@ -344,11 +339,9 @@ def open_ray(dataset: Any, **settings: Any) -> dict[str, RankingData]:
         settings: those of `open_table`.
     """
     require_arrow("for data of Ray")
-    from pyarrow import parquet
-
     with tempfile.TemporaryDirectory() as home:  # what is mapped from there stays until it is not needed
         for number, rows in enumerate(dataset.iter_batches(batch_size=None, batch_format="pyarrow")):
-            parquet.write_table(rows, Path(home) / f"{number:09d}.parquet")
+            pa.parquet.write_table(rows, Path(home) / f"{number:09d}.parquet")
         return open_table(home, **{**settings, "stream": True, "cache": Path(home) / "cache"})
 
 

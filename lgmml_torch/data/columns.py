@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from lgmml_torch.checks import DataError, did_you_mean, require
 from lgmml_torch.inputs import check_distinct
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyarrow import DataType
 
     from lgmml_torch.data.source import ReadOptions
 
@@ -131,22 +132,33 @@ def require_arrow(purpose: str = "for Parquet and Arrow files") -> Any:
     return require("pyarrow", purpose, "arrow")
 
 
+class _Arrow:
+    """The package pyarrow, imported when something of it is used: most formats do without."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        package = require_arrow()
+        if not hasattr(package, name):
+            importlib.import_module(f"pyarrow.{name}")
+        return getattr(package, name)
+
+
+pa: Any = _Arrow()
+
+
 @contextmanager
 def readable(name: str, word: str) -> Iterator[None]:
     """Turn what pyarrow says about a damaged file into one sentence."""
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns that are no text
         raise DataError(f"{name}: not a readable {word} file: {str(error).partition(chr(10))[0]}") from error
 
 
-def is_list(dtype: pa.DataType) -> bool:
+def is_list(dtype: DataType) -> bool:
     """Whether the entries of a column are lists."""
-    from pyarrow import types
-
-    return bool(types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype))
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype))
 
 
 def inner(dtype: Any) -> Any:
@@ -154,16 +166,14 @@ def inner(dtype: Any) -> Any:
     return dtype.value_type if is_list(dtype) else dtype
 
 
-def no_number(dtype: pa.DataType) -> str | None:
+def no_number(dtype: DataType) -> str | None:
     """What a column holds if not numbers; None for numbers, for true and false, and for nothing at all."""
-    from pyarrow import types
-
-    numeric = (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_null)
+    numeric = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
     for matches in numeric:
         if matches(dtype):
             return None
-    if types.is_temporal(dtype):
+    if pa.types.is_temporal(dtype):
         return "dates"
-    if types.is_dictionary(dtype):
+    if pa.types.is_dictionary(dtype):
         return "categories"
     return "text"

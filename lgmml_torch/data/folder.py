@@ -31,7 +31,7 @@ from lgmml_torch.categories import Asked, WordColumns, vocabularies
 from lgmml_torch.checks import DataError
 from lgmml_torch.data.arrow import ArrowSource
 from lgmml_torch.data.cache import Arrays, Cache
-from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, readable, require_arrow
+from lgmml_torch.data.columns import check_same_names, inner, is_list, no_number, pa, readable
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, is_folder, open_file
 from lgmml_torch.distributed import SharedLists
@@ -41,7 +41,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments, offsets_from_sizes, positions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyarrow import Schema
 
 _ENDING = ".parquet"
 _BUFFER = 1 << 16  # bytes of each column of a local file that are read at a time
@@ -66,15 +66,12 @@ class ParquetFiles:
         Raises:
             DataError: there are none, or the store cannot be reached.
         """
-        require_arrow()
-        from pyarrow import fs
-
         text, scheme = os.fspath(path), ""
         with readable(text, "Parquet"):
-            system, place = fs.LocalFileSystem(), text
+            system, place = pa.fs.LocalFileSystem(), text
             if "://" in text:
                 scheme = text.partition("://")[0] + "://"
-                system, place = fs.FileSystem.from_uri(text)
+                system, place = pa.fs.FileSystem.from_uri(text)
             infos = system.get_file_info([place])
             if infos[0].is_file:
                 return cls(system, place, infos, scheme)
@@ -82,7 +79,7 @@ class ParquetFiles:
                 place = f"{place.rstrip('/')}/**/*{_ENDING}"
             pattern = place.removeprefix("./")
             root = pattern.partition("*")[0].rpartition("/")[0]
-            infos = system.get_file_info(fs.FileSelector(root or ".", allow_not_found=True, recursive=True))
+            infos = system.get_file_info(pa.fs.FileSelector(root or ".", allow_not_found=True, recursive=True))
         found = []
         for info in infos:
             name = info.path.removeprefix("./")
@@ -93,23 +90,12 @@ class ParquetFiles:
         return cls(system, root, sorted(found, key=lambda info: info.path), scheme)
 
     @classmethod
-    def local(cls, paths: Sequence[Path]) -> ParquetFiles:
-        """Some local files, in the order given."""
-        from pyarrow import fs
-
-        system = fs.LocalFileSystem()
-        return cls(system, "", system.get_file_info(list(map(str, paths))))
-
-    @classmethod
     def open(cls, path: PathLike, options: ReadOptions) -> ArrowSource:
         """The files at a path as one table; ``-`` is standard input."""
-        require_arrow()
         if str(path) != "-":
             return cls.find(path).source(options, str(path))
-        from pyarrow import parquet
-
         with readable("<stdin>", "Parquet"):
-            table = parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
+            table = pa.parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
         return ArrowSource.of_table(table, options, "<stdin>")
 
     @cached_property
@@ -143,14 +129,12 @@ class ParquetFiles:
 
     def source(self, options: ReadOptions, name: str = "") -> ArrowSource:
         """The files as one table; row groups that hold nothing that is asked for are not decoded."""
-        groups = _Groups(self)
+        table = _Groups(self)
         if not name or len(self.names) == 1:
             name = self.names[0]
-        owners = [self.names[number] for number, _ in groups.places]
+        owners = [self.names[number] for number, _ in table.places]
         with readable(name, "Parquet"):
-            return ArrowSource(
-                name, "Parquet", options, groups.schema, groups.sizes, groups.pieces, groups.close, owners
-            )
+            return ArrowSource(name, "Parquet", options, table.schema, table.sizes, table.pieces, table.close, owners)
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -184,20 +168,16 @@ class _Groups:
             _check_alike(schema, self.schema, name, files.names[0])
 
     def _file(self, number: int) -> Any:
-        from pyarrow import parquet
-
         if self._opened[0] != number:
             stream = self.files.system.open_input_file(self.files.infos[number].path)
             how: dict[str, Any] = {"buffer_size": _BUFFER}
             if self.files.scheme:
                 how = {"pre_buffer": True}  # few large requests
-            self._opened = number, parquet.ParquetFile(stream, **how)
+            self._opened = number, pa.parquet.ParquetFile(stream, **how)
         return self._opened[1]
 
-    def _with_keys(self, schema: pa.Schema, number: int) -> pa.Schema:
+    def _with_keys(self, schema: Schema, number: int) -> Schema:
         """The columns of a file, and those that its folders stand for; a column of the file comes first."""
-        import pyarrow as pa
-
         for name in list(self._keys[number]):
             if name in schema.names:
                 del self._keys[number][name]
@@ -208,8 +188,6 @@ class _Groups:
     @cached_property
     def _key_types(self) -> dict[str, Any]:
         """Of the columns that folders stand for: whole numbers where all values are, otherwise text."""
-        import pyarrow as pa
-
         types: dict[str, Any] = {}
         for keys in self._keys:
             for name, value in keys.items():
@@ -220,8 +198,6 @@ class _Groups:
 
     def pieces(self, first: int, columns: list[str], step: int) -> Iterator[Any]:
         """Some columns from a group on, see `ArrowSource`."""
-        import pyarrow as pa
-
         for number, group in self.places[first:]:
             keys = self._keys[number]
             own = [name for name in columns if name not in keys]
@@ -243,7 +219,7 @@ class _Groups:
             self._opened[1].close()
 
 
-def _check_alike(schema: pa.Schema, like: pa.Schema, name: str, first: str) -> None:
+def _check_alike(schema: Schema, like: Schema, name: str, first: str) -> None:
     """Require the columns of the first file, in any order, each of the same kind."""
     try:
         check_same_names(schema.names, like.names, name, model=False)
@@ -255,7 +231,7 @@ def _check_alike(schema: pa.Schema, like: pa.Schema, name: str, first: str) -> N
             raise DataError(f"{name}: column {column!r} must hold {want} as in {first}, got {got}")
 
 
-def _kind(schema: pa.Schema, column: str) -> str:
+def _kind(schema: Schema, column: str) -> str:
     """What a column holds; whole numbers and fractions are alike."""
     dtype = schema.types[schema.names.index(column)]  # names may come twice until that is refused
     lists = ""

@@ -32,28 +32,14 @@ class _GeneratedList(NamedTuple):
     utility: _Floats  # (n,)
 
 
-@dataclass(frozen=True, eq=False)
 class _World:
     """Columns are kept in the order placing, counting (both informative), copies, noise; ``columns`` mixes them."""
 
-    columns: NDArray[np.int64]  # (D,) place of each column in the set
-    placing: int
-    informative: int
-    copied: NDArray[np.int64]  # (C,) the informative column behind each copy
-    centres: _Floats  # (R, placing)
-    combinations: _Floats  # (R+1, counting): one for each region, then the one that holds everywhere
-    kinds: NDArray[np.int64]  # (D,)
-    location: NDArray[np.float32]  # (D,)
-    scale: NDArray[np.float32]  # (D,)
-    thresholds: _Floats  # (4,)
-    noise: float
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, features: int, informative: int, regions: int, noise: float) -> _World:
-        """Draw the world; the thresholds come from a pilot sample."""
-        placing = max(1, min(2, informative // 4))
-        counting = informative - placing
-        combinations = np.zeros((regions + 1, counting))
+    def __init__(self, rng: np.random.Generator, features: int, informative: int, regions: int, noise: float) -> None:
+        self.noise, self.informative = noise, informative
+        self.placing = max(1, min(2, informative // 4))
+        counting = informative - self.placing
+        combinations = np.zeros((regions + 1, counting))  # one for each region, then the one that holds everywhere
         for row in combinations:
             chosen = rng.choice(counting, size=min(3, counting), replace=False)
             row[chosen] = rng.choice([-1.0, 1.0], len(chosen)) * rng.uniform(0.5, 1.5, len(chosen))
@@ -61,25 +47,17 @@ class _World:
             combinations[:-1] -= combinations[:-1].mean(0)
         combinations /= np.linalg.norm(combinations, axis=1, keepdims=True)
         local = _LOCAL_SHARE if regions > 1 else 0.0
-        combinations *= np.sqrt(np.append(np.full(regions, local), 1 - local))[:, None]
+        self.combinations = combinations * np.sqrt(np.append(np.full(regions, local), 1 - local))[:, None]
         # A flag, the fifth kind, would hide most of what matters.
-        kinds = np.concatenate([rng.permutation(informative) % 4, rng.permutation(features - informative) % 5])
-        world = cls(
-            columns=rng.permutation(features),
-            placing=placing,
-            informative=informative,
-            copied=rng.integers(0, informative, (features - informative) // 4),
-            centres=1.2 * rng.normal(size=(regions, placing)),
-            combinations=combinations,
-            kinds=kinds,
-            location=rng.uniform(-1, 1, features).astype(np.float32),
-            scale=rng.uniform(0.5, 1.5, features).astype(np.float32),
-            thresholds=np.zeros(4),
-            noise=noise,
-        )
-        pilot = [world._latent(rng, _PILOT_DOCUMENTS)[2] for _ in range(_PILOT_LISTS)]
-        world.thresholds[:] = np.quantile(np.concatenate(pilot), np.cumsum(_LABEL_SHARES)[:-1])
-        return world
+        self.kinds = np.concatenate([rng.permutation(informative) % 4, rng.permutation(features - informative) % 5])
+        self.columns = rng.permutation(features)  # (D,) place of each column in the set
+        # (C,) the informative column behind each copy
+        self.copied = rng.integers(0, informative, (features - informative) // 4)
+        self.centres = 1.2 * rng.normal(size=(regions, self.placing))
+        self.location = rng.uniform(-1, 1, features).astype(np.float32)
+        self.scale = rng.uniform(0.5, 1.5, features).astype(np.float32)
+        pilot = [self._latent(rng, _PILOT_DOCUMENTS)[2] for _ in range(_PILOT_LISTS)]
+        self.thresholds = np.quantile(np.concatenate(pilot), np.cumsum(_LABEL_SHARES)[:-1])
 
     def make_list(self, rng: np.random.Generator, size: int) -> _GeneratedList:
         """One list."""
@@ -179,10 +157,8 @@ class LetorLike:
     @cached_property
     def sizes(self) -> NDArray[np.int64]:  # (Q,)
         """Documents of each list: log-normal, from 1 to 1250 unless an exact total asks for more."""
-        drawn = np.random.default_rng([self.seed, _SIZES]).lognormal(
-            np.log(_MEAN_DOCUMENTS) - 0.28, 0.75, self.num_queries
-        )
-        drawn = drawn.clip(1, _MAX_DOCUMENTS)
+        rng = np.random.default_rng([self.seed, _SIZES])
+        drawn = rng.lognormal(np.log(_MEAN_DOCUMENTS) - 0.28, 0.75, self.num_queries).clip(1, _MAX_DOCUMENTS)
         if self.num_documents is None:
             return np.round(drawn).astype(np.int64)
         shares = (self.num_documents - self.num_queries) * drawn / drawn.sum()
@@ -200,7 +176,7 @@ class LetorLike:
     def _world(self) -> _World:
         informative = self.informative or max(2, min(16, self.num_features // 3))
         rng = np.random.default_rng([self.seed, _WORLD])
-        return _World.draw(rng, self.num_features, informative, self.regions, self.noise)
+        return _World(rng, self.num_features, informative, self.regions, self.noise)
 
     def query(self, index: int) -> _GeneratedList:
         """List number ``index``, from 0."""

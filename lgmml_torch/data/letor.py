@@ -123,7 +123,13 @@ class LetorSource(DataSource):
         if rules.qid:
             self._queries = np.concatenate(documents.codes), query_ids(list(documents.qids))
         else:
-            self._queries = self._grouped(documents.count)
+            assert self.sizes is not None
+            sizes = _read_sizes(self.sizes)
+            total, rows = int(sizes.sum()), documents.count
+            if total != rows:
+                where = f"{self.sizes}:{len(sizes)}"
+                raise DataError(f"{where}: the sizes add up to {total}, but {self.name} has {rows} documents")
+            self._queries = np.repeat(np.arange(len(sizes)), sizes), range(len(sizes))
         return documents
 
     def _index(self) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
@@ -197,15 +203,6 @@ class LetorSource(DataSource):
                         return f"{self.name}:{number}"
                     row -= 1
         return self.name
-
-    def _grouped(self, rows: int) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
-        """Consecutive lists of the sizes that the second file gives."""
-        assert self.sizes is not None
-        sizes = _read_sizes(self.sizes)
-        if sizes.sum() != rows:
-            total, where = int(sizes.sum()), f"{self.sizes}:{len(sizes)}"
-            raise DataError(f"{where}: the sizes add up to {total}, but {self.name} has {rows} documents")
-        return np.repeat(np.arange(len(sizes)), sizes), range(len(sizes))
 
 
 class _Documents:

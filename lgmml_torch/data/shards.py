@@ -26,13 +26,13 @@ import torch
 from lgmml_torch import distributed
 from lgmml_torch.categories import Categories, WordColumns, vocabularies
 from lgmml_torch.checks import DataError, LGMMLError
-from lgmml_torch.data.cache import Cache, as_tuples, digest
-from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.cache import Cache, digest
+from lgmml_torch.data.columns import Columns, pa
 from lgmml_torch.data.folder import ParquetFiles, decode_lists, shared_data
 from lgmml_torch.data.letor import SPLITS
 from lgmml_torch.data.source import PathLike, ReadOptions
 from lgmml_torch.distributed import SharedLists
-from lgmml_torch.files import SUFFIX, write_text
+from lgmml_torch.files import SUFFIX, as_tuples, write_text
 from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import offsets_from_sizes
@@ -62,11 +62,7 @@ class Shard:
         return cls(path.name, path.stat().st_size, digest(path), queries, documents)
 
     def check_content(self, folder: Path, store: Cache | None) -> None:
-        """Require the bytes that were written; the cache remembers files that were not touched since.
-
-        Raises:
-            DataError: the file was changed.
-        """
+        """Require the bytes that were written; the cache remembers files that were not touched since."""
         file = folder / self.file
         found = digest(file) if store is None else store.content(file)
         if found != self.sha256:
@@ -140,11 +136,7 @@ class Manifest:
                 raise DataError(f"{file}: the shards must have {told} {name} together, got {total}")
 
     def check_files(self, folder: Path, shards: Iterable[Shard]) -> None:
-        """Require some of the shards, and the index, to be there in their full length, and no file that is not listed.
-
-        Raises:
-            DataError: the file, and what is wrong with it.
-        """
+        """Require some of the shards, and the index, to be there in full, and no file that is not listed."""
         for shard in (self.index, *shards):
             file = folder / shard.file
             if not file.is_file():
@@ -188,11 +180,7 @@ def check_shards(folder: PathLike, *, progress: bool = True) -> Manifest:
 
 
 def check_room(home: Path) -> None:
-    """Refuse a folder that holds anything but shards, whole or not.
-
-    Raises:
-        DataError: what else it holds.
-    """
+    """Refuse a folder that holds anything but shards, whole or not."""
     if home.exists() and not home.is_dir():
         raise DataError(f"{home}: shards need a folder, this is a file")
     if not home.exists():
@@ -240,15 +228,12 @@ def open_shards(
     processes = distributed.world_size() if world_size is None else world_size
     if not 0 <= rank < processes:
         raise LGMMLError(f"`rank` must lie in [0, world_size = {processes}), got {rank}")
-    require_arrow()
-    from pyarrow import parquet
-
     home, manifest = Path(folder), Manifest.read(folder)
     owners = SharedLists.owners(torch.tensor([shard.documents for shard in manifest.shards]), processes)
     shards = [manifest.shards[number] for number in (owners == rank).nonzero()[:, 0].tolist()]
     manifest.check_files(home, shards)
     manifest.index.check_content(home, None)
-    index = parquet.read_table(home / manifest.index.file, use_threads=False).combine_chunks()
+    index = pa.parquet.read_table(home / manifest.index.file, use_threads=False).combine_chunks()
     sizes = torch.tensor(index["documents"].to_numpy())
     shared = SharedLists(sizes, owners[torch.tensor(index["shard"].to_numpy())], rank)
     qids = index["qid"].take(shared.own.numpy()).to_pylist()
@@ -267,7 +252,9 @@ def open_shards(
         doc_ids=False,
     )
     key = {"shards": 2, "content": [shard.sha256 for shard in shards]}
-    with ParquetFiles.local([home / shard.file for shard in shards]).source(options) as source:
+    system = pa.fs.LocalFileSystem()
+    infos = system.get_file_info([str(home / shard.file) for shard in shards])
+    with ParquetFiles(system, "", infos).source(options) as source:
         places = source.numbers(PLACE).astype(np.int32)
         source.number_queries()  # ids that became text may sort in another way
         arrays = decode_lists(source, offsets_from_sizes(sizes[shared.own])[:-1], store, key, places=places)

@@ -20,19 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lgmml_torch import inputs
 from lgmml_torch.categories import Asked, Categories, WordColumns, check_words, fill_words, unknown_words
 from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
 from lgmml_torch.data.columns import Columns
-from lgmml_torch.inputs import (
-    MISSING_HINT,
-    MISSING_POLICIES,
-    as_frame,
-    canonical_ranks,
-    check_distinct,
-    fill_missing,
-    first_bad,
-    warn_if_flattened,
-)
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
@@ -75,9 +66,9 @@ class ReadOptions:
     doc_ids: bool = True  # whether the ids of documents are read, where there are any
 
     def __post_init__(self) -> None:
-        check_choice("missing", self.missing, MISSING_POLICIES)
+        check_choice("missing", self.missing, inputs.MISSING_POLICIES)
         check_choice("absent", self.absent, ("zero", "missing"))
-        check_distinct(self.feature_names, "`feature_names`: ")
+        inputs.check_distinct(self.feature_names, "`feature_names`: ")
         if self.feature_names is not None and self.num_features is None:
             object.__setattr__(self, "num_features", len(self.feature_names))
         if self.num_features is not None:
@@ -140,11 +131,6 @@ class DataSource(ABC):
     """The lists of one file, frame or set of arrays.
 
     A format gives `_index`, `_read` and, where they differ from the defaults, the attributes.
-
-    Attributes:
-        name: what messages call it.
-        options: how it is read.
-        table: how it is read, see `RankingData`.
     """
 
     has_labels: bool = True  # whether it says how relevant the documents are; labels are 0 where it does not
@@ -154,8 +140,8 @@ class DataSource(ABC):
     gap = "missing"  # what a value that is not there is called
 
     def __init__(self, name: str, options: ReadOptions) -> None:
-        self.name, self.options = name, options
-        self.table: Mapping[str, Any] | None = options.table()
+        self.name, self.options = name, options  # what messages call it, and how it is read
+        self.table: Mapping[str, Any] | None = options.table()  # see `RankingData`
         self._closed = options.categories.closed  # whether the vocabularies are those of training
         self._flat: set[int] = set()  # features that float32 flattens
         self._unknown: Counter[str] = Counter()  # rows with unknown words, by column
@@ -207,11 +193,7 @@ class DataSource(ABC):
         return bool((np.diff(self.codes) >= 0).all())
 
     def read(self, *, labelled: bool = False) -> RankingData:
-        """Everything at once; ``labelled`` refuses a source without labels.
-
-        Raises:
-            DataError: where something is wrong, and what.
-        """
+        """Everything at once; ``labelled`` refuses a source without labels."""
         if labelled:
             self.check_labelled()
         part = self._whole()
@@ -227,7 +209,7 @@ class DataSource(ABC):
         check_positive("documents", documents)
         codes, order = self.codes, None
         if by_id:
-            codes = canonical_ranks(self.qids)[codes]
+            codes = inputs.canonical_ranks(self.qids)[codes]
         if (np.diff(codes) < 0).any():
             order = np.argsort(codes, kind="stable")
         sizes = np.bincount(codes, minlength=len(self.qids))
@@ -242,7 +224,7 @@ class DataSource(ABC):
 
     def _all_seen(self) -> None:
         """Say what only the whole of the source shows."""
-        warn_if_flattened(sorted(self._flat), self.feature_names, f"{self.name}: ")
+        inputs.warn_if_flattened(sorted(self._flat), self.feature_names, f"{self.name}: ")
         check_words(self._unknown, self._read_rows, f"{self.name}: ")
         self._flat, self._unknown, self._read_rows = set(), Counter(), 0
 
@@ -251,11 +233,7 @@ class DataSource(ABC):
         raise NotImplementedError
 
     def only(self, qid: str) -> RankingData:
-        """The list of one query, by its id as text.
-
-        Raises:
-            DataError: when there is no such query.
-        """
+        """The list of one query, by its id as text."""
         for code, known in enumerate(self.qids):
             if str(known) == qid:
                 rows = np.flatnonzero(self.codes == code)
@@ -283,10 +261,10 @@ class DataSource(ABC):
         return f"column {self.feature_names[column]!r}"
 
     def _check(self, part: SourceRows, rows: NDArray[np.int64]) -> None:
-        if (bad := first_bad(part.features, missing=self.options.missing != "error")) is not None:
+        if (bad := inputs.first_bad(part.features, missing=self.options.missing != "error")) is not None:
             value, where = part.features[bad], f"{self.place(int(rows[bad[0]]))}: {self._column(bad[1])}"
             if np.isnan(value):
-                raise DataError(f"{where} is {self.gap}; {MISSING_HINT}")
+                raise DataError(f"{where} is {self.gap}; {inputs.MISSING_HINT}")
             raise DataError(f"{where} must be a finite number, got {value}")
         if part.labels is not None and not np.isfinite(part.labels).all():
             row = int(np.flatnonzero(~np.isfinite(part.labels))[0])
@@ -300,7 +278,7 @@ class DataSource(ABC):
         features, part.features = part.features, np.empty((0, 0))
         if self.options.missing != "error":
             fill_words(features, self.categories)
-            fill_missing(features, codes, self.options.missing)
+            inputs.fill_missing(features, codes, self.options.missing)
         if self._closed:
             self._unknown.update(unknown_words(features, self.categories, self.feature_names))
             self._read_rows += len(rows)
@@ -384,7 +362,7 @@ def open_source(
 
     if isinstance(what, RankingData):
         return ArraySource.of_data(what, options)
-    if (frame := as_frame(what)) is not None and qid is None and group is None:
+    if (frame := inputs.as_frame(what)) is not None and qid is None and group is None:
         if frame.implementation.is_pyarrow():  # which may have a row per query
             return ArrowSource.of_table(what, options)
         return ArraySource.of_frame(frame, options)

@@ -55,10 +55,21 @@ _Ints = NDArray[np.int64]
 
 
 class TextFile:
-    """The bytes of a text file, decompressed; gzip is recognised by its first bytes."""
+    """The bytes of a text file, decompressed; gzip is recognised by its first bytes. ``-`` is standard input."""
 
     def __init__(self, path: PathLike) -> None:
-        self.name, self._file = _opened(path)
+        self._file: IO[bytes]
+        if str(path) == "-":
+            self.name = "<stdin>"
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is read more than once, and closed with the source
+            if sys.stdin.buffer.seekable():
+                sys.stdin.buffer.seek(0)
+            shutil.copyfileobj(sys.stdin.buffer, self._file, 1 << 20)
+        elif not Path(path).is_file():
+            raise DataError(f"{path}: no such file")
+        else:
+            self.name, self._file = str(path), Path(path).open("rb")  # noqa: SIM115 - `close` does
+        self._file.seek(0)
         self.zipped = self._file.read(2) == b"\x1f\x8b"
         self._file.seek(0)
         self._stream = self._file
@@ -106,20 +117,6 @@ def query_ids(words: Sequence[bytes]) -> list[Hashable]:
     return [word.decode("utf-8", "backslashreplace") for word in words]
 
 
-def _opened(path: PathLike) -> tuple[str, IO[bytes]]:
-    """The name of a file for messages, and its bytes; ``-`` is standard input."""
-    if str(path) == "-":
-        copy: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it is read more than once, and closed with the source
-        if sys.stdin.buffer.seekable():
-            sys.stdin.buffer.seek(0)
-        shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
-        copy.seek(0)
-        return "<stdin>", copy
-    if not Path(path).is_file():
-        raise DataError(f"{path}: no such file")
-    return str(path), Path(path).open("rb")
-
-
 @dataclass(frozen=True)
 class Rules:
     """What a file may hold."""
@@ -154,11 +151,7 @@ class Block:
 
 
 def parse(block: bytes, rules: Rules, *, path: object, line: int = 1) -> Block:
-    """Parse whole lines, the first of them number ``line`` of the file ``path``.
-
-    Raises:
-        DataError: ``file:line: what is wrong`` for the first line that is not as it should be.
-    """
+    """Parse whole lines, the first of them number ``line`` of the file ``path``."""
     return _parse_block(block, rules) or _parse_lines(block, rules, path=path, line=line)
 
 

@@ -19,29 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lgmml_torch import inputs
 from lgmml_torch.categories import Categories, WordColumns, coded_features
 from lgmml_torch.checks import DataError, did_you_mean
 from lgmml_torch.data.arrow import ArrowSource
-from lgmml_torch.data.columns import check_same_names, lay_out, require_arrow
+from lgmml_torch.data.columns import check_same_names, lay_out, pa, require_arrow
 from lgmml_torch.data.source import DataSource, PathLike, ReadOptions, SourceRows
 from lgmml_torch.data.svmlight import TextFile, query_ids, shown
 from lgmml_torch.files import check_unpacked
-from lgmml_torch.inputs import (
-    check_distinct,
-    check_length,
-    feature_names,
-    flattened,
-    float_vector,
-    is_missing,
-    numeric_column,
-    original_column,
-    query_codes,
-)
 from lgmml_torch.ragged import RankingData
 
 if TYPE_CHECKING:
     import narwhals as nw
-    import pyarrow as pa
+    from pyarrow import RecordBatchFileReader, Table
 
 _BLOCK_BYTES = 1 << 20  # of text that is converted at a time
 _MISSING = ["", "NULL", "Null", "null", "nan", "NaN", "NAN"]
@@ -74,17 +64,17 @@ class ArraySource(DataSource):
             self.categories = found or categories
             self._labels: NDArray[np.float32] | None = None
             if y is not None:
-                self._labels = float_vector("y", y)
-            self._codes, self._ids = query_codes(qid, group, len(self._features))
+                self._labels = inputs.float_vector("y", y)
+            self._codes, self._ids = inputs.query_codes(qid, group, len(self._features))
             for word, values in (("y", self._labels), ("doc_ids", doc_ids)):
                 if values is not None:
-                    check_length(word, len(values), len(self._features))
+                    inputs.check_length(word, len(values), len(self._features))
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
         self._doc_ids = doc_ids
         if names is None:
-            names = feature_names(X)
-        self._flat.update(flattened(self._features, lambda column: original_column(X, column)))
+            names = inputs.feature_names(X)
+        self._flat.update(inputs.flattened(self._features, lambda column: inputs.original_column(X, column)))
         self._arrange(names)
         if not len(self._features):
             raise DataError(f"{name}: there are no documents")
@@ -94,11 +84,10 @@ class ArraySource(DataSource):
         wanted = self.options.feature_names
         if names is not None and len(names) != self._features.shape[1]:
             raise DataError(f"{self.name}: {self._features.shape[1]} features need as many names, got {len(names)}")
-        check_distinct(names, f"{self.name}: ")
+        inputs.check_distinct(names, f"{self.name}: ")
         if names is not None and wanted is not None and names != wanted:
             check_same_names(names, wanted, self.name, model=self.options.model)
-            place = dict(zip(names, range(len(names)), strict=True))
-            order = [place[name] for name in wanted]
+            order = list(map(names.index, wanted))
             self._features = np.ascontiguousarray(self._features[:, order])
             if self.categories is not None:
                 self.categories = tuple([self.categories[column] for column in order])
@@ -133,11 +122,11 @@ class ArraySource(DataSource):
         labels = ids = None
         if plan.label is not None:
             try:
-                labels = numeric_column(frame[:, plan.label], header[plan.label])
+                labels = inputs.numeric_column(frame[:, plan.label], header[plan.label])
             except DataError as error:
                 raise DataError(f"{name}: {error}") from error
         if plan.doc_id is not None:
-            ids = ["" if is_missing(value) else str(value) for value in frame[:, plan.doc_id].to_list()]
+            ids = ["" if inputs.is_missing(value) else str(value) for value in frame[:, plan.doc_id].to_list()]
         features = frame[:, list(plan.features)]
         features = features.rename(dict(zip(features.columns, plan.names, strict=True)))
         source = cls(name, options, features, labels, qid=frame[:, plan.qid], doc_ids=ids, names=plan.names)
@@ -234,10 +223,8 @@ class CsvSource(ArrowSource):
             return list(map(str.strip, cells)), line
         raise DataError(f"{self.name}:1: the file holds no documents")
 
-    def _convert(self) -> pa.RecordBatchFileReader:
+    def _convert(self) -> RecordBatchFileReader:
         """The table as an Arrow file, mapped; the file has no name any more."""
-        import pyarrow as pa
-
         types = self._types()
         schema = pa.schema(types)
         with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
@@ -249,8 +236,6 @@ class CsvSource(ArrowSource):
 
     def _types(self) -> dict[str, Any]:
         """How the cells of each column are read: text, or numbers in the features and the label."""
-        import pyarrow as pa
-
         columns = self.options.columns
         text = {columns.qid, columns.doc_id, *columns.left_out}
         types = {}
@@ -260,52 +245,49 @@ class CsvSource(ArrowSource):
                 types[name] = pa.string()
         return types
 
-    def _table(self, block: bytes, line: int, types: dict[str, Any]) -> pa.Table:
+    def _table(self, block: bytes, line: int, types: dict[str, Any]) -> Table:
         """Some whole lines, the first of them number ``line``."""
-        import pyarrow as pa
-
-        lines = _Lines(block, line, skip=self._header_line)
-        for number, text in lines.suspicious():
-            if b"\r" in text.removesuffix(b"\r"):
-                raise DataError(f"{self.name}:{number}: not a line of CSV: it holds a carriage return")
-            if text.count(b'"') % 2:
-                raise DataError(f"{self.name}:{number}: not a line of CSV: a quotation mark is not closed")
+        lines = _numbered(block, line, skip=self._header_line)
+        whole = b"".join([text + b"\n" for _, text in lines])
+        if b'"' in whole or whole.count(b"\r") != whole.count(b"\r\n"):  # a cell may hold a line break
+            for number, text in lines:
+                if b"\r" in text.removesuffix(b"\r"):
+                    raise DataError(f"{self.name}:{number}: not a line of CSV: it holds a carriage return")
+                if text.count(b'"') % 2:
+                    raise DataError(f"{self.name}:{number}: not a line of CSV: a quotation mark is not closed")
         flags: set[str] = set()  # columns of numbers that hold true and false
         while True:
             try:
-                table = self._parse(lines.text, {**types, **dict.fromkeys(flags, pa.bool_())})
+                table = self._parse(whole, {**types, **dict.fromkeys(flags, pa.bool_())})
                 break
             except pa.ArrowInvalid as error:
                 flags.add(self._flag(str(error), lines, flags))
         qids = table.column(self.options.columns.qid).to_pylist()
         if not all(qids):
-            bad = lines.number(qids.index(""))
+            bad = lines[qids.index("")][0]
             raise DataError(f"{self.name}:{bad}: column {self.options.columns.qid!r} must not be empty")
         return table
 
-    def _parse(self, text: bytes, types: dict[str, Any]) -> pa.Table:
-        import pyarrow as pa
-        from pyarrow import csv as arrow_csv
-
+    def _parse(self, text: bytes, types: dict[str, Any]) -> Table:
         if not text:
             return pa.schema(types).empty_table()
-        return arrow_csv.read_csv(
+        return pa.csv.read_csv(
             pa.BufferReader(text),
             # Without threads, pyarrow names the row of an error.
-            arrow_csv.ReadOptions(column_names=self.header, block_size=len(text) + 1, use_threads=False),
-            arrow_csv.ParseOptions(delimiter=self.delimiter),
-            arrow_csv.ConvertOptions(column_types=types, null_values=_MISSING, true_values=_TRUE, false_values=_FALSE),
+            pa.csv.ReadOptions(column_names=self.header, block_size=len(text) + 1, use_threads=False),
+            pa.csv.ParseOptions(delimiter=self.delimiter),
+            pa.csv.ConvertOptions(column_types=types, null_values=_MISSING, true_values=_TRUE, false_values=_FALSE),
         )
 
-    def _flag(self, message: str, lines: _Lines, flags: set[str]) -> str:
+    def _flag(self, message: str, lines: list[tuple[int, bytes]], flags: set[str]) -> str:
         """The column that holds true or false and is read as numbers."""
         if bad := _BAD_ROW.match(message):
-            where = f"{self.name}:{lines.number(int(bad[1]) - 1)}"
+            where = f"{self.name}:{lines[int(bad[1]) - 1][0]}"
             raise DataError(f"{where}: the header has {len(self.header)} columns, got {bad[2]}")
         bad = _BAD_VALUE.match(message)
         if bad is None:
-            raise DataError(f"{self.name}:{lines.number(0)}: not a line of CSV: {message}")
-        name, where = self.header[int(bad[1])], f"{self.name}:{lines.number(int(bad[2]) - 1)}"
+            raise DataError(f"{self.name}:{lines[0][0]}: not a line of CSV: {message}")
+        name, where = self.header[int(bad[1])], f"{self.name}:{lines[int(bad[2]) - 1][0]}"
         if bad[3] is None:
             raise DataError(f"{where}: not a line of CSV: column {name!r} has {bad[4]}")
         if name in flags:
@@ -324,9 +306,9 @@ class CsvSource(ArrowSource):
     def place(self, row: int) -> str:
         """``file:line``."""
         for line, block in self._text.blocks(_BLOCK_BYTES):
-            lines = _Lines(block, line, skip=self._header_line)
+            lines = _numbered(block, line, skip=self._header_line)
             if row < len(lines):
-                return f"{self.name}:{lines.number(row)}"
+                return f"{self.name}:{lines[row][0]}"
             row -= len(lines)
         return self.name
 
@@ -337,25 +319,10 @@ class TsvSource(CsvSource):
     delimiter = "\t"
 
 
-class _Lines:
+def _numbered(block: bytes, line: int, skip: int) -> list[tuple[int, bytes]]:
     """The lines of a block that are not empty, with their numbers; those up to number ``skip`` are left out."""
-
-    def __init__(self, block: bytes, line: int, skip: int) -> None:
-        self._rows: list[tuple[int, bytes]] = []
-        for number, text in enumerate(block.split(b"\n"), line):
-            if number > skip and text.strip():
-                self._rows.append((number, text))
-        self.text = b"".join([text + b"\n" for _, text in self._rows])
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def suspicious(self) -> list[tuple[int, bytes]]:
-        """Number and text of each line, if any of them may hold a line break inside a cell."""
-        if b'"' in self.text or self.text.count(b"\r") != self.text.count(b"\r\n"):
-            return self._rows
-        return []
-
-    def number(self, row: int) -> int:
-        """The number of a line in the file, from 1."""
-        return self._rows[row][0]
+    rows = []
+    for number, text in enumerate(block.split(b"\n"), line):
+        if number > skip and text.strip():
+            rows.append((number, text))
+    return rows

@@ -60,11 +60,7 @@ def read_qrels(path: PathLike) -> dict[str, dict[str, int]]:
     return _read(path, "qid 0 docid relevance", lambda words, where: _whole("relevance", words[3], where))
 
 
-def run_lines(
-    batch: Batch,
-    scores: NDArray[Any],  # (n,) in the order of the file
-    tag: str,
-) -> Iterator[str]:
+def run_lines(batch: Batch, scores: NDArray[Any], tag: str) -> Iterator[str]:  # (n,) in the order of the file
     """The lines of a run, best first, with the tag as the last word; equal scores in the order of the rows."""
     names, queries = _document_names(batch), batch.data.in_caller_order(batch.data.query_index)
     best = torch.from_numpy(scores).argsort(descending=True, stable=True)
@@ -78,11 +74,7 @@ def run_lines(
 
 
 def qrels_lines(batch: Batch) -> Iterator[str]:
-    """The lines of a qrels file, in the order of the rows.
-
-    Raises:
-        DataError: a label that is no whole number.
-    """
+    """The lines of a qrels file, in the order of the rows."""
     data, names = batch.data, _document_names(batch)
     queries, labels = data.in_caller_order(data.query_index).tolist(), data.in_caller_order(data.labels).tolist()
     for query, name, label in zip(queries, names, labels, strict=True):

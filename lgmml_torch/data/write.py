@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lgmml_torch.checks import DataError, check_positive
 from lgmml_torch.data.arrow import NAMES
-from lgmml_torch.data.columns import Columns, require_arrow
+from lgmml_torch.data.columns import Columns, pa, require_arrow
 from lgmml_torch.data.folder import places_of
 from lgmml_torch.data.shards import INDEX, PLACE, SHARD, Manifest, Shard, check_room, clear_folder
 from lgmml_torch.data.source import DataSource, PathLike
@@ -27,7 +27,9 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks, offsets_from_sizes
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyarrow import Table
+
+_EXTRAS = ("query_weights", "document_weights", "positions")  # that shards have no place for
 
 
 def save_letor(data: RankingData, path: PathLike, *, sparse: bool = False) -> None:
@@ -77,10 +79,8 @@ def save_table(data: RankingData, path: PathLike) -> None:
         if suffix == ".parquet":
             save_parquet(table, path)
             return
-        from pyarrow import feather
-
         with replacing(path) as temporary:
-            feather.write_feather(table, str(temporary), compression="uncompressed")
+            pa.feather.write_feather(table, str(temporary), compression="uncompressed")
     else:
         raise DataError(f"`path` must end in .parquet, .arrow, .feather, .csv or .tsv, got {str(path)!r}")
 
@@ -170,17 +170,14 @@ def _comment(doc_id: str) -> str:
     return f" #docid = {doc_id}"
 
 
-def save_parquet(table: pa.Table, path: PathLike) -> None:
+def save_parquet(table: Table, path: PathLike) -> None:
     """Write a table as Parquet (zstd), atomically."""
-    from pyarrow import parquet
-
     with replacing(path) as temporary:
-        parquet.write_table(table, temporary, compression="zstd", row_group_size=2048)
+        pa.parquet.write_table(table, temporary, compression="zstd", row_group_size=2048)
 
 
-def _nested_table(data: RankingData) -> pa.Table:
+def _nested_table(data: RankingData) -> Table:
     """A row per query, in the order in which the queries first appear, with lists in the other columns."""
-    pa = require_arrow()
     rows = data.in_caller_order(torch.arange(data.num_documents))
     first = data.query_index[rows]  # queries in the caller's order, which may be scattered
     seen = list(dict.fromkeys(first.tolist()))
@@ -188,8 +185,12 @@ def _nested_table(data: RankingData) -> pa.Table:
     place[seen] = torch.arange(len(seen))
     rows = rows[place[first].argsort(stable=True)]
     offsets = pa.array(np.concatenate([[0], np.cumsum(data.sizes[seen].numpy())]), pa.int32())
+    qids: list[Any] = [data.qids[query] for query in seen]
+    id_type = pa.int64()
+    if _are_text(qids):
+        qids, id_type = list(map(str, qids)), pa.string()
     columns = {
-        "qid": _id_array([data.qids[query] for query in seen]),
+        "qid": pa.array(qids, id_type),
         "label": pa.ListArray.from_arrays(offsets, pa.array(data.labels[rows].numpy())),
     }
     for name, values in _feature_arrays(data.features[rows].numpy(), data).items():
@@ -203,27 +204,14 @@ def _nested_table(data: RankingData) -> pa.Table:
     return table
 
 
-def _id_array(qids: Sequence[Hashable]) -> pa.Array:
-    """Query ids as whole numbers if all of them are, otherwise as text."""
-    import pyarrow as pa
-
-    if _are_text(qids):
-        return pa.array(list(map(str, qids)), pa.string())
-    return pa.array(qids, pa.int64())
-
-
 def _feature_arrays(features: NDArray[Any], data: RankingData) -> dict[str, Any]:
     """One column of vectors; with categories a column for each feature, theirs in Arrow's type for them."""
-    import pyarrow as pa
-
     if data.categories is None:
         return {"features": pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), data.num_features)}
     out = {}
     for name, words, values in zip(data.feature_names or (), data.categories, features.T, strict=True):
         if name in ("qid", "label", "docid", PLACE):
-            raise DataError(
-                f"a feature must not be called {name!r} to be saved with categories: that is another column"
-            )
+            raise DataError(f"a feature must not be called {name!r} to be saved with categories: it is another column")
         if words is None:
             out[name] = pa.array(np.ascontiguousarray(values))
         else:
@@ -251,8 +239,9 @@ def write_shards(
         DataError: the folder holds something else, there are weights or positions, or what is wrong with the source.
     """
     check_positive("documents", documents)
-    pa = require_arrow()
-    _check_plain(source)
+    require_arrow()
+    if held := [name for name in _EXTRAS if getattr(source, name, None) is not None]:
+        raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
     home = Path(folder)
     check_room(home)
     total = source.num_documents if isinstance(source, RankingData) else source.num_rows
@@ -291,12 +280,6 @@ def write_shards(
     return manifest
 
 
-def _check_plain(source: DataSource | RankingData) -> None:
-    extras = ("query_weights", "document_weights", "positions")
-    if held := [name for name in extras if getattr(source, name, None) is not None]:
-        raise DataError(f"shards have no place for weights and positions, got {', '.join(held)}")
-
-
 def _are_text(qids: Sequence[Hashable]) -> bool:
     """Whether the ids have to be written as text, because they are not all whole numbers."""
     if all(type(qid) is int and -(2**63) <= qid < 2**63 for qid in qids):
@@ -320,8 +303,6 @@ def _blocks(source: DataSource | RankingData, documents: int) -> Iterator[Rankin
 
 
 def _write_shard(file: Path, data: RankingData, *, labelled: bool) -> Shard:
-    import pyarrow as pa
-
     place = places_of(data)
     table = _nested_table(data.replace(order=torch.arange(data.num_documents)))
     offsets = pa.array(data.offsets.numpy(), pa.int32())

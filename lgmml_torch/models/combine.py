@@ -23,13 +23,8 @@ from lgmml_torch.segments import segment_max, segment_min, segment_std
 
 
 def combination_weights(
-    scores: Tensor,  # (M, N)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    *,
-    tie_order: Tensor | None = None,  # (N,)
-    steps: int = 20,
-) -> Tensor:  # (M,)
+    scores: Tensor, labels: Tensor, offsets: Tensor, *, tie_order: Tensor | None = None, steps: int = 20
+) -> Tensor:  # (M, N), (N,), (Q+1,), (N,) -> (M,)
     r"""Nonnegative weights :math:`w` for :math:`\sum_m w_m s_m`, by greedy selection with replacement.
 
     Scores are first brought to one scale: the mean over the lists of their standard deviation within the list. The best

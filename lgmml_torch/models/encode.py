@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lgmml_torch.categories import Categories, category_columns, check_words, recoded, unknown_words, vocabularies
 from lgmml_torch.checks import DataError, LGMMLError, check_positive
+from lgmml_torch.files import as_tuples
 from lgmml_torch.ragged import RankingData
 
 
@@ -152,19 +153,13 @@ class CategoryEncoder:
 
     def spec(self) -> dict[str, Any]:
         """All of it in primitives."""
-        words: list[list[str] | None] = []
-        for vocabulary in self.categories:
-            words.append(None if vocabulary is None else list(vocabulary))
-        return {"names": list(self.names), "words": words, "steps": list(self.steps), **asdict(self.settings)}
+        return {"names": self.names, "words": self.categories, "steps": list(self.steps), **asdict(self.settings)}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         """The inverse of `spec`."""
-        words: list[tuple[str, ...] | None] = []
-        for vocabulary in spec["words"]:
-            words.append(None if vocabulary is None else tuple(vocabulary))
         settings = CategorySettings(spec["max_one_hot"], spec["smoothing"], spec["folds"])
-        return cls(tuple(spec["names"]), tuple(words), tuple(spec["steps"]), settings)
+        return cls(as_tuples(spec["names"]), as_tuples(spec["words"]), tuple(spec["steps"]), settings)
 
 
 def _mean_labels(

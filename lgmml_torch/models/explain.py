@@ -229,11 +229,8 @@ def document_label(data: RankingData, row: int) -> str:
 
 
 def _split_block(
-    block: MetricBlock,
-    pairs: Tensor,  # (P, 2, D')
-    norm: str,
-    name: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # (K, P, 2), (K, P, s), (K, s)
+    block: MetricBlock, pairs: Tensor, norm: str, name: str
+) -> tuple[Tensor, Tensor, Tensor]:  # (P, 2, D') -> (K, P, 2), (K, P, s), (K, s)
     """Squared distances of the pairs, each feature's part of κ(d(b)) − κ(d(a)), and which features these are."""
     factors, points = norm_factors(block.factors.double().cpu(), norm), block.anchors.double().cpu()
     count, width = points.shape
@@ -249,11 +246,7 @@ def _split_block(
     return squares, _slope(squares, rise.sum(2), name) * rise, support
 
 
-def _slope(
-    squares: Tensor,  # (K, P, 2)
-    rise: Tensor,  # (K, P)
-    name: str,
-) -> Tensor:  # (K, P, 1)
+def _slope(squares: Tensor, rise: Tensor, name: str) -> Tensor:  # (K, P, 2), (K, P) -> (K, P, 1)
     """(κ(d_b) − κ(d_a))/(d_b² − d_a²), or the derivative of κ by d² where the two are too close for a quotient."""
     kappa = kernel(squares.sqrt(), name)
     flat = rise.abs() <= _FLAT * squares.sum(2)
@@ -264,10 +257,7 @@ def _slope(
     return torch.where(flat, tangent, secant)[..., None]
 
 
-def largest_parts(
-    parts: Tensor,  # (P,)
-    count: int,
-) -> list[int]:
+def largest_parts(parts: Tensor, count: int) -> list[int]:  # (P,)
     """The places of the largest values by size, largest first; those of zeros are left out.
 
     >>> largest_parts(torch.tensor([1.0, -3.0, 0.0]), 3)

@@ -224,11 +224,7 @@ class _ListScorer(nn.Module):
 
 
 # One row more than there are lists keeps the exported program free of assumptions about a single list.
-def _summaries(
-    kappa: Tensor,  # (N, K)
-    offsets: Tensor,  # (Q+1,)
-    lists: Tensor,  # (N,)
-) -> Tensor:  # (Q+1, 2K)
+def _summaries(kappa: Tensor, offsets: Tensor, lists: Tensor) -> Tensor:  # (N, K), (Q+1,), (N,) -> (Q+1, 2K)
     """`functional.score.list_summary`."""
     sums = kappa.new_zeros((offsets.shape[0], kappa.shape[1]))
     counts = kappa.new_zeros((offsets.shape[0], 1)).index_add(0, lists, torch.ones_like(kappa[:, :1])).clamp_min(1)
@@ -240,14 +236,11 @@ def _summaries(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Leave out what the exporter has to say about itself and about packages that play no part here."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

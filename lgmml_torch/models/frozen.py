@@ -135,11 +135,7 @@ def _stacked(metrics: LocalMetrics) -> tuple[Tensor, Tensor]:  # (R, K, D), (R, 
     return lenses, centres
 
 
-def _level(
-    scores: _Array,  # (N,)
-    rows: _Array,  # (N, D)
-    bounds: Sequence[int],  # (Q+1,)
-) -> _Array:  # (N,)
+def _level(scores: _Array, rows: _Array, bounds: Sequence[int]) -> _Array:  # (N,), (N, D), (Q+1,) -> (N,)
     """The scores with equal rows of a list level: a row's place in a product may move its last bits."""
     keys = fingerprint(rows)
     ordered = np.sort(keys)
@@ -188,18 +184,14 @@ def _columns(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
     return lambda x, _: x.take(kept, axis=1)
 
 
-def _norm2(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
-    norm = _array(step.norm, dtype)
-    return lambda x, _: x / norm
+def _by_row(of_rows: Callable[..., _Array]) -> Callable[[Any, Any], _ArrayStep]:
+    """A step that treats every row by itself, by a function of the rows and its state."""
 
+    def freeze(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
+        state = [_array(getattr(step, name), dtype) for name in step.state]
+        return lambda x, _: of_rows(x, *state)
 
-def _standardize(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
-    mean, deviation = _array(step.mean, dtype), _array(step.deviation, dtype)
-    return lambda x, _: (x - mean) / deviation
-
-
-def _signed_log1p(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
-    return lambda x, _: np.sign(x) * np.log1p(np.abs(x))
+    return freeze
 
 
 def _clip(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
@@ -211,11 +203,6 @@ def _limited(x: _Array, low: Any, high: Any) -> _Array:
     """`numpy.clip`, which takes several times as long to start."""
     limited: _Array = np.minimum(np.maximum(x, low), high)
     return limited
-
-
-def _pca(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
-    mean, directions = _array(step.mean, dtype), _array(step.directions, dtype)
-    return lambda x, _: (x - mean) @ directions
 
 
 def _ramps(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
@@ -250,12 +237,7 @@ def _quantile(step: Any, dtype: np.dtype[Any]) -> _ArrayStep:
     return run
 
 
-def _bisected(
-    x: _Array,  # (N, D)
-    table: _Array,  # (D 2ᵖ,)
-    start: _Array,  # (D,)
-    width: int,
-) -> _Array:  # (N, D)
+def _bisected(x: _Array, table: _Array, start: _Array, width: int) -> _Array:  # (N, D), (D 2ᵖ,), (D,) -> (N, D)
     """Places of the knots at or below the values, by bisections of all at once: the faster way for many rows."""
     below = np.empty(x.shape, dtype=np.intp)
     below[:] = start
@@ -321,11 +303,11 @@ _FREEZERS: dict[type[Preprocess], Callable[[Any, Any], _ArrayStep]] = {
     compose.Concat: _concat,
     steps.KeepColumns: _columns,
     steps.RemoveConstant: _columns,
-    steps.Norm2: _norm2,
-    steps.Standardize: _standardize,
-    steps.SignedLog1p: _signed_log1p,
+    steps.Norm2: _by_row(lambda x, norm: x / norm),
+    steps.Standardize: _by_row(lambda x, mean, deviation: (x - mean) / deviation),
+    steps.SignedLog1p: _by_row(lambda x: np.sign(x) * np.log1p(np.abs(x))),
     steps.Clip: _clip,
-    steps.PCA: _pca,
+    steps.PCA: _by_row(lambda x, mean, directions: (x - mean) @ directions),
     steps.Ramps: _ramps,
     steps.Quantile: _quantile,
     steps.ListRank: _by_list(_list_rank),

@@ -217,10 +217,8 @@ def permutation_importance(
                 after = judge(shuffled)
             drops[place] += (before - after) / n_repeats
     baseline, *intervals = _intervals([before, *drops], seed, confidence, resamples)
-    definition = describe(measure, preset)
-    return PermutationImportance(
-        chosen, drops, tuple(intervals), baseline, measure, definition, within, n_repeats, seed
-    )
+    rules = describe(measure, preset)
+    return PermutationImportance(chosen, drops, tuple(intervals), baseline, measure, rules, within, n_repeats, seed)
 
 
 def _intervals(rows: Iterable[Tensor], seed: int, confidence: float, resamples: int) -> list[Interval]:

@@ -101,8 +101,8 @@ class MetricBlock(nn.Module):
         self.register_buffer("scales", scales.to(anchors))
         self.register_buffer("quality", quality.to(anchors))
         self.register_buffer("zoom", None)
-        for name in ("scales", "quality"):
-            check_shape(name, getattr(self, name), (count,))
+        check_shape("scales", scales, (count,))
+        check_shape("quality", quality, (count,))
         for name in ("anchors", "factors", "scales"):
             check_finite(name, getattr(self, name))
 
@@ -153,12 +153,7 @@ class MetricBlock(nn.Module):
         else:
             self.register_buffer("zoom", None)
 
-    def traced(
-        self,
-        features: Tensor,  # (N, D)
-        *,
-        norm: str = "mahalanobis",
-    ) -> Tensor:  # (N, K)
+    def traced(self, features: Tensor, *, norm: str = "mahalanobis") -> Tensor:  # (N, D) -> (N, K)
         """`distances` that gradients flow through, to features, anchors and factors.
 
         A document on its anchor has a distance of 1e-6 instead of 0, where the root has no slope.
@@ -173,12 +168,8 @@ class MetricBlock(nn.Module):
 
     @torch.no_grad()
     def distances(
-        self,
-        features: Tensor,  # (N, D)
-        *,
-        norm: str = "mahalanobis",
-        out: Tensor | None = None,  # (N, K)
-    ) -> Tensor:  # (N, K)
+        self, features: Tensor, *, norm: str = "mahalanobis", out: Tensor | None = None
+    ) -> Tensor:  # (N, D), (N, K) -> (N, K)
         """Distances to the anchors, each divided by its scale.
 
         Many float32 rows take the quadratic form, which is within 1e-4 of the mean distance and usually far closer.
@@ -189,14 +180,8 @@ class MetricBlock(nn.Module):
 
     @torch.no_grad()
     def add_weighted(
-        self,
-        features: Tensor,  # (N, D)
-        weights: Tensor,  # (K,)
-        kernel: str,
-        *,
-        norm: str,
-        out: Tensor,  # (N,)
-    ) -> None:
+        self, features: Tensor, weights: Tensor, kernel: str, *, norm: str, out: Tensor
+    ) -> None:  # (N, D), (K,), (N,)
         """Add Σᵣ wᵣ κ(dᵣ) to ``out``, tile by tile: the distances never leave the cache."""
         for rows, tile in self._tiles(features, norm).of(features, self.scales.to(features.dtype)):
             out[rows].addmv_(kappa_of(tile, kernel).T, weights)
@@ -287,12 +272,7 @@ class LocalMetrics(nn.Module):
             yield slice(start, start + block.num_metrics), block
             start += block.num_metrics
 
-    def forward(
-        self,
-        features: Tensor,  # (N, D)
-        *,
-        out: Tensor | None = None,  # (N, K)
-    ) -> Tensor:  # (N, K)
+    def forward(self, features: Tensor, *, out: Tensor | None = None) -> Tensor:  # (N, D), (N, K) -> (N, K)
         """Scaled distances of every document to every anchor."""
         check_shape("features", features, (None, self.num_features))
         if out is None:
@@ -323,12 +303,7 @@ class LocalMetrics(nn.Module):
         return torch.cat([block.traced(features, norm=self.norm) for block in self.iter_blocks()], dim=1)
 
     @torch.no_grad()
-    def weighted_sum(
-        self,
-        features: Tensor,  # (N, D)
-        weights: Tensor,  # (K,)
-        kernel: str,
-    ) -> Tensor:  # (N,)
+    def weighted_sum(self, features: Tensor, weights: Tensor, kernel: str) -> Tensor:  # (N, D), (K,) -> (N,)
         """Σᵣ wᵣ κ(dᵣ) of every document, without the (N, K) matrix of distances in between."""
         check_shape("features", features, (None, self.num_features))
         check_shape("weights", weights, (self.num_metrics,))
@@ -337,19 +312,13 @@ class LocalMetrics(nn.Module):
             block.add_weighted(features, weights[columns].to(features), kernel, norm=self.norm, out=out)
         return out
 
-    def set_scales(
-        self,
-        scales: Tensor,  # (K,)
-    ) -> None:
+    def set_scales(self, scales: Tensor) -> None:  # (K,)
         """Replace what distances are divided by, column by column."""
         check_shape("scales", scales, (self.num_metrics,))
         for columns, block in self.iter_columns():
             block.scales.copy_(scales[columns])
 
-    def select(
-        self,
-        columns: Tensor,  # (C,) ascending
-    ) -> LocalMetrics:
+    def select(self, columns: Tensor) -> LocalMetrics:  # (C,) ascending
         """The bank with some of its columns only, in ascending order."""
         blocks = []
         for own, block in self.iter_columns():
@@ -358,10 +327,7 @@ class LocalMetrics(nn.Module):
                 blocks.append(block.select(chosen))
         return LocalMetrics(blocks, num_features=self.num_features, norm=self.norm)
 
-    def shares(
-        self,
-        phi: Tensor,  # (K,)
-    ) -> Tensor:  # (D,)
+    def shares(self, phi: Tensor) -> Tensor:  # (K,) -> (D,)
         """How much each feature counts: Φ-weighted share of each metric's diagonal, summing to one."""
         total = torch.zeros(self.num_features, dtype=torch.float64)
         for columns, block in self.iter_columns():

@@ -142,10 +142,7 @@ class Phi(nn.Module):
             self.deviation.weight.zero_()
 
     @torch.no_grad()
-    def set_summaries(
-        self,
-        summaries: Tensor,  # (Q, 2K) of the training lists
-    ) -> None:
+    def set_summaries(self, summaries: Tensor) -> None:  # (Q, 2K) of the training lists
         """Remember what the training lists look like."""
         if not self.needs_summaries:
             return
@@ -190,9 +187,7 @@ class Phi(nn.Module):
     def _trained_rows(self, policy: str) -> Tensor:  # (Q, K)
         """The rows of the training queries, which some checkpoints of release 0.2 do not have."""
         if not self.table.num_embeddings:
-            raise LGMMLError(
-                f"`policy` {policy!r} needs the rows of the training queries, and this file has none of them"
-            )
+            raise LGMMLError(f"`policy` {policy!r} needs the rows of the training queries, and this file has none")
         return self.table.weight
 
     def mean_row(self) -> Tensor:  # (1, K)
@@ -267,19 +262,13 @@ class Phi(nn.Module):
         """Require weights that are finite and at least 0, each query's own (base and deviation together) included.
 
         A query's weights must have a finite sum, too: it is what bounds the scores of a κ that is bounded by 1.
-
-        Raises:
-            LGMMLError: when one is not.
         """
         _check_weights(self.table.weight)
         if self.deviation is not None:
             _check_weights(self.table.weight + self.deviation.weight)
 
     @torch.no_grad()
-    def select(
-        self,
-        columns: Tensor,  # (C,)
-    ) -> Phi:
+    def select(self, columns: Tensor) -> Phi:  # (C,)
         """The weights of some metrics only; mode and policy stay."""
         small = Phi(**{**self.spec(), "num_metrics": len(columns)}).to(self.table.weight)
         both = torch.cat([columns, columns + self.num_metrics])

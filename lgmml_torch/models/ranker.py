@@ -153,13 +153,8 @@ class LGMML(nn.Module):
         return score_kappa(kappa, self.weights(kappa, offsets, policy=policy, rows=rows), offsets)
 
     def weights(
-        self,
-        kappa: Tensor,  # (N, K)
-        offsets: Tensor,  # (Q+1,)
-        *,
-        policy: str | None = None,
-        rows: Tensor | None = None,  # (Q,)
-    ) -> Tensor:  # (Q, K) or (1, K)
+        self, kappa: Tensor, offsets: Tensor, *, policy: str | None = None, rows: Tensor | None = None
+    ) -> Tensor:  # (N, K), (Q+1,), (Q,) -> (Q, K) or (1, K)
         """Φ of each list: by the policy for new queries, or its own row where ``rows`` names one."""
         count = len(offsets) - 1
         name = policy or self.phi.policy
@@ -214,13 +209,8 @@ class LGMML(nn.Module):
         return self.base.add_to(scores, data)
 
     def _in_blocks(
-        self,
-        data: RankingData,
-        *,
-        policy: str,
-        rows: Tensor | None,  # (Q,)
-        documents_at_once: int,
-    ) -> Tensor:  # (N,)
+        self, data: RankingData, *, policy: str, rows: Tensor | None, documents_at_once: int
+    ) -> Tensor:  # rows (Q,) -> (N,)
         """Scores without those of a base, whole lists at a time."""
         scores = torch.empty(data.num_documents, dtype=self.dtype, device="cpu")
         scorer = self.without_idle(policy)
@@ -311,13 +301,8 @@ class LGMML(nn.Module):
         return self.calibrated.chances(self.score(data))
 
     def _scores(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-        *,
-        policy: str,
-        rows: Tensor | None,  # (Q,)
-    ) -> Tensor:  # (N,)
+        self, features: Tensor, offsets: Tensor, *, policy: str, rows: Tensor | None
+    ) -> Tensor:  # (N, D), (Q+1,), (Q,) -> (N,)
         """`forward` without gradients; where all lists have one Φ, without the matrix of distances either."""
         if RULES[policy].looks or rows is not None:
             scores: Tensor = self(features, offsets, policy=policy, rows=rows)
@@ -346,11 +331,8 @@ class LGMML(nn.Module):
 
     @torch.no_grad()
     def summarize(
-        self,
-        dists: Tensor,  # (N, K)
-        offsets: Tensor,  # (Q+1,)
-        gather: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
+        self, dists: Tensor, offsets: Tensor, gather: Callable[[Tensor], Tensor] | None = None
+    ) -> None:  # (N, K), (Q+1,)
         """Store summaries of the training lists in Φ, where its mode needs them.
 
         ``gather`` adds the summaries of the lists that other processes have.

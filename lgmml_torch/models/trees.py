@@ -143,10 +143,7 @@ class TreeBase(nn.Module):
                     )
 
     @torch.no_grad()
-    def predict(
-        self,
-        features: Tensor,  # (N, D) raw
-    ) -> Tensor:  # (N,)
+    def predict(self, features: Tensor) -> Tensor:  # (N, D) raw -> (N,)
         """Raw scores of the trees alone, in float64 on the CPU.
 
         Raises:
@@ -164,11 +161,7 @@ class TreeBase(nn.Module):
             raise LGMMLError(f"the {self.title} model must give one score for a document, got {found.shape[-1]}")
         return torch.from_numpy(found)
 
-    def add_to(
-        self,
-        own: Tensor,  # (N,)
-        data: RankingData,
-    ) -> Tensor:  # (N,)
+    def add_to(self, own: Tensor, data: RankingData) -> Tensor:  # (N,) -> (N,)
         """``own_weight``·own + ``weight``·theirs, in the precision of ``own``; trees of weight 0 are not evaluated."""
         total = self.own_weight * own.double()
         if self.weight > 0:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import LGMMLError, check_finite, check_offsets, check_shape
-from lgmml_torch.distributed import SharedLists
+from lgmml_torch.distributed import AllLists, SharedLists
 from lgmml_torch.functional.features import OrderlessSum, block_moments, block_ranges, row_blocks
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
@@ -112,11 +112,7 @@ class Preprocess(nn.Module):
         """A description in primitives from which `build_preprocess` makes an unfitted module of the same kind."""
         return {"name": self.name, "args": self.arguments()}
 
-    def fit(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Self:
+    def fit(self, features: Tensor, offsets: Tensor) -> Self:  # (N, D), (Q+1,)
         """Learn the state from training lists.
 
         Raises:
@@ -131,20 +127,12 @@ class Preprocess(nn.Module):
         self._fit(lists)
         return self._finish(lists.num_features)
 
-    def fit_transform(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, D')
+    def fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:  # (N, D), (Q+1,) -> (N, D')
         """`fit`, and the training features transformed."""
         transformed: Tensor = self.fit(features, offsets)(features, offsets)
         return transformed
 
-    def forward(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, D')
+    def forward(self, features: Tensor, offsets: Tensor) -> Tensor:  # (N, D), (Q+1,) -> (N, D')
         """Transform lists. Without gradients, large inputs go through in groups of whole lists to bound the memory.
 
         Raises:
@@ -214,13 +202,12 @@ class Preprocess(nn.Module):
 class TrainingLists:
     """Training lists on their way through the steps of a preprocessing; what a step makes of them is made once.
 
-    Args:
-        features: ``(N, D)``.
-        offsets: ``(Q+1,)``.
+    ``lists`` are all lists of the set, by default these.
     """
 
-    def __init__(self, features: Tensor, offsets: Tensor) -> None:
+    def __init__(self, features: Tensor, offsets: Tensor, lists: AllLists | None = None) -> None:  # (N, D), (Q+1,)
         self.features, self.offsets = features, offsets
+        self.lists = AllLists(offsets.diff()) if lists is None else lists
 
     @staticmethod
     def of(data: RankingData) -> TrainingLists:
@@ -232,7 +219,7 @@ class TrainingLists:
     @property
     def num_documents(self) -> int:
         """Number of documents of all lists."""
-        return len(self.features)
+        return self.lists.num_documents
 
     @property
     def num_features(self) -> int:
@@ -240,18 +227,14 @@ class TrainingLists:
         return self.features.shape[1]
 
     def check(self, name: str) -> None:
-        """Require lists that the preprocessing of this name can be fitted on.
-
-        Raises:
-            LGMMLError: for no rows or columns, values that are not finite, or offsets that do not fit the rows.
-        """
+        """Require rows and columns to fit the preprocessing of this name on, finite values, and offsets of the rows."""
         features = self.features
         check_shape("features", features, (None, None))
         if not features.is_floating_point():
             raise LGMMLError(f"`features` must hold floating-point values, got {features.dtype}")
+        check_offsets(self.offsets, len(features))
         if self.num_documents == 0 or self.num_features == 0:
             raise LGMMLError(f"`features` must have rows and columns to fit {name!r}, got {tuple(features.shape)}")
-        check_offsets(self.offsets, len(features))
         self._check_finite()
 
     def _check_finite(self) -> None:
@@ -268,28 +251,25 @@ class TrainingLists:
         Raises:
             LGMMLError: values that are not finite, on every process.
         """
-        return block_ranges(self.blocks(), self.features.new_empty(self.num_features), self._all_reduce)
+        return block_ranges(self.blocks(), self.features.new_empty(self.num_features), self.lists.all_reduce)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
         """Mean and (population) standard deviation of each column over all documents."""
-        return block_moments(self.blocks(), self.num_documents, self.ranges, self._all_reduce)
+        return block_moments(self.blocks(), self.num_documents, self.ranges, self.lists.all_reduce)
 
-    def weighted_sum(
-        self,
-        weights: Tensor,  # (n,) of the documents that are here
-    ) -> Tensor:  # (D,) float64
+    def weighted_sum(self, weights: Tensor) -> Tensor:  # (n,) of the documents that are here -> (D,) float64
         """The sum over all documents of each column times the weights."""
         centre, half = self.ranges
         largest = weights.abs().max() if len(weights) else weights.new_zeros(())
-        scale = (centre.abs() + half) * self._all_reduce(largest.double(), "max")
+        scale = (centre.abs() + half) * self.lists.all_reduce(largest.double(), "max")
         scale = torch.where(scale > 0, scale, 1.0)
         total, start = OrderlessSum(self.num_documents, scale), 0
         for block in self.blocks():
             part = weights[start : start + len(block)].double()[:, None]
             total.add(block.double() * part / scale)
             start += len(block)
-        total.parts = self._all_reduce(total.parts, "sum")
+        total.parts = self.lists.all_reduce(total.parts, "sum")
         return total.total * scale
 
     def blocks(self) -> Iterator[Tensor]:  # (n, D)
@@ -307,10 +287,7 @@ class TrainingLists:
         for block in self.blocks():
             centred = block.double() - mean
             total.addmm_(centred.mT, centred, alpha=1 / self.num_documents)
-        return self._all_reduce(total, "sum")
-
-    def _all_reduce(self, values: Tensor, operation: str) -> Tensor:
-        return values
+        return self.lists.all_reduce(total, "sum")
 
 
 class _SharedTrainingLists(TrainingLists):
@@ -321,12 +298,8 @@ class _SharedTrainingLists(TrainingLists):
     """
 
     def __init__(self, features: Tensor, offsets: Tensor, shared: SharedLists, *steps: Preprocess) -> None:
-        super().__init__(features, offsets)
+        super().__init__(features, offsets, shared)
         self.shared, self.steps = shared, steps
-
-    @property
-    def num_documents(self) -> int:
-        return self.shared.num_documents
 
     @property
     def num_features(self) -> int:
@@ -373,6 +346,3 @@ class _SharedTrainingLists(TrainingLists):
             found[done : done + len(block)] = block[:, start:stop]
             done += len(block)
         return found
-
-    def _all_reduce(self, values: Tensor, operation: str) -> Tensor:
-        return self.shared.all_reduce(values, operation)

@@ -19,21 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from lgmml_torch.checks import ConfigError, LGMMLError, check_choice, check_whole
+from lgmml_torch.models.preprocess import steps as single
 from lgmml_torch.models.preprocess.base import Preprocess, Source, TrainingLists
-from lgmml_torch.models.preprocess.steps import (
-    PCA,
-    Clip,
-    KeepColumns,
-    ListMinMax,
-    ListRank,
-    ListStandardize,
-    Norm2,
-    Quantile,
-    Ramps,
-    RemoveConstant,
-    SignedLog1p,
-    Standardize,
-)
+from lgmml_torch.models.preprocess.steps import Clip, ListRank, ListStandardize, Quantile, RemoveConstant, Standardize
 
 
 class _Composite(Preprocess):
@@ -41,11 +29,9 @@ class _Composite(Preprocess):
 
     def __init__(self, steps: Sequence[Preprocess]) -> None:
         super().__init__()
-        for position, step in enumerate(steps):
+        for place, step in enumerate(steps):
             if not isinstance(step, Preprocess):
-                raise LGMMLError(
-                    f"`steps` must be Preprocess modules, got {type(step).__name__} at position {position}"
-                )
+                raise LGMMLError(f"`steps` must be Preprocess modules, got {type(step).__name__} at position {place}")
         self.steps = nn.ModuleList(steps)
 
     def arguments(self) -> dict[str, Any]:
@@ -79,11 +65,7 @@ class Chain(_Composite):
             traced = step.origins() @ traced
         return traced
 
-    def fit_transform(
-        self,
-        features: Tensor,  # (N, D)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (N, D')
+    def fit_transform(self, features: Tensor, offsets: Tensor) -> Tensor:  # (N, D), (Q+1,) -> (N, D')
         """`fit`, and the training features transformed, with no step run twice."""
         lists = TrainingLists(features, offsets)
         self._start(lists)
@@ -143,8 +125,8 @@ def _traced(source: Source, before: list[Source]) -> Source:
 
 
 _STEPS: tuple[type[Preprocess], ...] = (
-    Norm2, Standardize, SignedLog1p, Clip, KeepColumns, RemoveConstant, Quantile, Ramps, ListRank, ListMinMax,
-    ListStandardize, PCA, Chain, Concat,
+    single.Norm2, Standardize, single.SignedLog1p, Clip, single.KeepColumns, RemoveConstant, Quantile, single.Ramps,
+    ListRank, single.ListMinMax, ListStandardize, single.PCA, Chain, Concat,
 )  # fmt: skip
 PREPROCESS_STEPS = {step.name: step for step in _STEPS}
 
@@ -189,7 +171,7 @@ def all_views(*, max_knots: int = 1024, ramps: int = 6, limit: float = 5.0, max_
     check_whole("ramps", ramps, zero=True)
     views: list[Preprocess] = [Quantile(max_knots=max_knots), ListRank(), Chain([ListStandardize(), Clip(limit)])]
     if ramps:
-        views.append(Ramps(ramps, max_columns, others=len(views)))
+        views.append(single.Ramps(ramps, max_columns, others=len(views)))
     return _limited_views(views, limit)
 
 

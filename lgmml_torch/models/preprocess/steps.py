@@ -382,21 +382,14 @@ class PCA(Preprocess):
 
 # One row more than there are lists keeps the exported program free of assumptions about a single list.
 def _list_extreme(
-    features: Tensor,  # (N, D)
-    offsets: Tensor,  # (Q+1,)
-    lists: Tensor,  # (N,)
-    reduce: str,
-) -> Tensor:  # (N, D)
+    features: Tensor, offsets: Tensor, lists: Tensor, reduce: str
+) -> Tensor:  # (N, D), (Q+1,), (N,) -> (N, D)
     out = features.new_zeros((offsets.shape[0], features.shape[1]))
     index = lists[:, None].expand(features.shape)
     return out.scatter_reduce(0, index, features, reduce=reduce, include_self=False)[lists]
 
 
-def _list_sum(
-    values: Tensor,  # (N, D)
-    offsets: Tensor,  # (Q+1,)
-    lists: Tensor,  # (N,)
-) -> Tensor:  # (N, D)
+def _list_sum(values: Tensor, offsets: Tensor, lists: Tensor) -> Tensor:  # (N, D), (Q+1,), (N,) -> (N, D)
     return values.new_zeros((offsets.shape[0], values.shape[1])).index_add(0, lists, values)[lists]
 
 
