@@ -104,12 +104,7 @@ class NewtonRows:
         )
         self._ridge = ridge * hessians.sum()
 
-    def gains(
-        self,
-        kernels: Tensor,  # (M, B)
-        *,
-        min_deviation: float = 0.01,
-    ) -> Tensor:  # (B,)
+    def gains(self, kernels: Tensor, *, min_deviation: float = 0.01) -> Tensor:  # (M, B) -> (B,)
         """``b |b| / a`` of each column by itself; -1 for columns that vary less than ``min_deviation``."""
         b, mean = self._linear @ kernels
         curvature, square = self._square @ kernels.square()
@@ -182,11 +177,7 @@ class Learners:
         """``(K,)`` number of features of each metric."""
         return (self.support >= 0).sum(dim=1)
 
-    def kernels(
-        self,
-        features: Tensor,  # (N, D)
-        kernel: str,
-    ) -> Tensor:  # (N, K)
+    def kernels(self, features: Tensor, kernel: str) -> Tensor:  # (N, D) -> (N, K)
         """κ of the scaled distances; only the columns of the features in use are copied."""
         used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
         dists = local_distances(features[:, used].to(self.phi.dtype), self.anchors, self.factors, support=place)

@@ -19,10 +19,7 @@ from lgmml_torch.checks import LGMMLError, check_offsets, check_shape
 from lgmml_torch.segments import list_blocks, row_slices
 
 
-def row_blocks(
-    features: Tensor,  # (N, D)
-    max_elements: int = 65_536,
-) -> Iterator[Tensor]:  # (n, D)
+def row_blocks(features: Tensor, max_elements: int = 65_536) -> Iterator[Tensor]:  # (N, D) -> (n, D)
     """The rows, a block at a time: few enough for a processor's cache, and no float64 copy of the whole is needed."""
     for rows in row_slices(len(features), features.shape[1], max_elements):
         yield features[rows]
@@ -48,10 +45,7 @@ class OrderlessSum:
         self.unit = 2.0 ** (count.bit_length() - 52)
         self.parts = torch.zeros(2, like.shape[-1], dtype=torch.float64, device=like.device)
 
-    def add(
-        self,
-        values: Tensor,  # (n, D) float64
-    ) -> None:
+    def add(self, values: Tensor) -> None:  # (n, D) float64
         """Some more rows."""
         scaled = values / self.unit
         whole = scaled.round()
@@ -133,10 +127,7 @@ _ROWS_SORTED = 8192  # of whole lists together
 _BLOCK_VALUES = 131_072  # sorted or interpolated at once, so that a block's few copies stay in a processor's cache
 
 
-def list_ids(
-    offsets: Tensor,  # (Q+1,)
-    total: int,
-) -> Tensor:  # (N,)
+def list_ids(offsets: Tensor, total: int) -> Tensor:  # (Q+1,) -> (N,)
     """The list of each of ``total`` rows: `segments.segment_ids` in operations whose shapes do not depend on values.
 
     >>> list_ids(torch.tensor([0, 2, 2, 5]), 5)
@@ -180,10 +171,7 @@ def list_rank_percentiles(
     return out
 
 
-def _rank_columns(
-    values: Tensor,  # (D, N)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (D, N)
+def _rank_columns(values: Tensor, offsets: Tensor) -> Tensor:  # (D, N), (Q+1,) -> (D, N)
     rows = values.shape[1]
     lists = list_ids(offsets, rows)
     keys, order = _list_keys(values, lists).sort()
@@ -198,10 +186,7 @@ def _rank_columns(
     return torch.where(values.isnan(), values, ranks)
 
 
-def _list_keys(
-    values: Tensor,  # (D, N)
-    lists: Tensor,  # (N,)
-) -> Tensor:  # (D, N)
+def _list_keys(values: Tensor, lists: Tensor) -> Tensor:  # (D, N), (N,) -> (D, N)
     """Integers that order rows by list and then by value; equal values of a list share one."""
     values = values + 0.0  # −0.0 and 0.0 are the same number
     if values.dtype == torch.float32 and not torch.compiler.is_compiling():
@@ -213,9 +198,7 @@ def _list_keys(
     return lists * values.shape[1] + dense
 
 
-def _runs(
-    ordered: Tensor,  # (D, N)
-) -> Tensor:  # (D, N)
+def _runs(ordered: Tensor) -> Tensor:  # (D, N) -> (D, N)
     """Number of the run of equal entries each entry of a sorted row is in, from 0."""
     fresh = (ordered != ordered.roll(1, dims=1)).long().cumsum(dim=1)
     return fresh - fresh[:, :1]  # the first entry was compared with the last
@@ -268,10 +251,7 @@ def ramp_knots(
     return np.unique([*quantiles, *extra]).astype(column.dtype)
 
 
-def pad_knots(
-    columns: Sequence[NDArray[np.floating]],
-    dtype: torch.dtype,
-) -> Tensor:  # (D, 2ᵖ)
+def pad_knots(columns: Sequence[NDArray[np.floating]], dtype: torch.dtype) -> Tensor:  # (D, 2ᵖ)
     """Ragged knots as one table as wide as `interpolate_knots` needs; the last entry of each row is repeated."""
     width = max(map(len, columns), default=1)
     width = 1 << (width - 1).bit_length()
@@ -307,11 +287,7 @@ def interpolate_knots(
     return out
 
 
-def _interpolate(
-    x: Tensor,  # (B, D)
-    knots: Tensor,  # (D, 2ᵖ)
-    levels: Tensor,  # (D, 2ᵖ)
-) -> Tensor:  # (B, D)
+def _interpolate(x: Tensor, knots: Tensor, levels: Tensor) -> Tensor:  # (B, D), (D, 2ᵖ), (D, 2ᵖ) -> (B, D)
     width = knots.shape[1]
     table, values = knots.flatten(), levels.flatten()
     start = torch.arange(len(knots), device=x.device, dtype=torch.int32) * width
@@ -328,8 +304,5 @@ def _interpolate(
     return torch.lerp(_look_up(values, below), _look_up(values, above), share)
 
 
-def _look_up(
-    table: Tensor,  # (T,)
-    index: Tensor,  # (N, D)
-) -> Tensor:  # (N, D)
+def _look_up(table: Tensor, index: Tensor) -> Tensor:  # (T,), (N, D) -> (N, D)
     return table.index_select(0, index.flatten()).view(index.shape)

@@ -71,12 +71,7 @@ class Measure:
             )
         return cls(name, given)
 
-    def per_query(
-        self,
-        scores: Tensor,  # (N,)
-        labels: Tensor,  # (N,)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (Q,)
+    def per_query(self, scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:  # (N,), (N,), (Q+1,) -> (Q,)
         """What the function says of each query, as float64.
 
         Raises:

@@ -344,27 +344,19 @@ def _precision_divisor(sizes: Tensor, k: int | None, rules: Preset) -> Tensor | 
     return sizes.clamp(1, k)
 
 
-def _gains(
-    labels: Tensor,  # (...)
-    rules: Preset,
-) -> Tensor:  # (...)
+def _gains(labels: Tensor, rules: Preset) -> Tensor:  # (...) -> (...)
     """Gain of each label: ``2^y - 1`` or ``y``."""
     if rules.gain == "exponential":
         return torch.exp2(labels) - 1
     return labels
 
 
-def log_discounts(
-    places: Tensor,  # (...) from 0
-) -> Tensor:  # (...)
+def log_discounts(places: Tensor) -> Tensor:  # (...) from 0 -> (...)
     """What a gain counts for at each place, ``1 / log2(place + 2)``, in float64."""
     return 1 / torch.log2(places.double() + 2)
 
 
-def _discounts(
-    ranks: Tensor,  # (V,) from 1
-    rules: Preset,
-) -> Tensor:  # (V,)
+def _discounts(ranks: Tensor, rules: Preset) -> Tensor:  # (V,) from 1 -> (V,)
     """Weight of each rank: ``1/log2(i+1)``, or 1, 1 and then ``1/log2(i)``."""
     if rules.discount == "log":
         return log_discounts(ranks - 1)

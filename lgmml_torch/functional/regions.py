@@ -63,10 +63,7 @@ def _check_labels(labels: Tensor, offsets: Tensor) -> None:
     check_offsets(offsets, len(labels))
 
 
-def usable_queries(
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q,) bool
+def usable_queries(labels: Tensor, offsets: Tensor) -> Tensor:  # (N,), (Q+1,) -> (Q,) bool
     """Which queries have a positive and a lower-labelled document; empty and one-document queries do not.
 
     >>> usable_queries(torch.tensor([0.0, 1.0, 2.0, 2.0]), torch.tensor([0, 2, 4, 4]))

@@ -43,12 +43,7 @@ A kernel needs derivatives by autograd, and values of one sign: scores that diff
 """
 
 
-def kernel(
-    dists: Tensor,  # (...)
-    name: str = "paper",
-    *,
-    overwrite: bool = False,
-) -> Tensor:  # (...)
+def kernel(dists: Tensor, name: str = "paper", *, overwrite: bool = False) -> Tensor:  # (...) -> (...)
     """κ(d): ``paper`` d·e^(−d) (Eq. evaluation_function), ``distance`` d, ``rbf`` −e^(−d).
 
     Limits: at d = 0 they are 0, 0 and −1; for d → ∞ they are 0, ∞ and 0. With ``overwrite`` the distances may be
@@ -142,10 +137,7 @@ def tie_equal_rows(
     return out
 
 
-def first_equal_rows(
-    features: Tensor,  # (N, D)
-    ids: Tensor,  # (N,) the list of each row, ascending
-) -> Tensor:  # (N,)
+def first_equal_rows(features: Tensor, ids: Tensor) -> Tensor:  # (N, D), (N,) the list of each row, ascending -> (N,)
     """For every row the first row of its list with the same features.
 
     >>> first_equal_rows(torch.tensor([[1.0], [2.0], [1.0], [1.0]]), torch.tensor([0, 0, 0, 1]))
@@ -164,10 +156,7 @@ def first_equal_rows(
     return torch.from_numpy(first).to(ids.device)
 
 
-def warn_if_degenerate(
-    scores: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-) -> float:
+def warn_if_degenerate(scores: Tensor, offsets: Tensor) -> float:  # (N,), (Q+1,)
     """Warn when more than half of the lists are flat; returns their share among lists of two documents or more.
 
     A list is flat when its highest and lowest score differ by at most 1e-5 of the larger magnitude: a few units in the

@@ -130,11 +130,7 @@ def _counted(name: str, values: Tensor) -> Tensor:
     return known
 
 
-def resampled_means(
-    values: Tensor,  # (Q,)
-    resamples: int,
-    generator: torch.Generator,
-) -> Tensor:  # (resamples,)
+def resampled_means(values: Tensor, resamples: int, generator: torch.Generator) -> Tensor:  # (Q,) -> (resamples,)
     """Means of as many values drawn with replacement as there are, ``resamples`` times."""
     # Draws are made on the generator's device, so that one seed means one result wherever the values are.
     values = values.to(generator.device)

@@ -39,13 +39,7 @@ class NegativeTable:
     queries: Tensor  # (U,) the queries that have positives
 
     @classmethod
-    def of(
-        cls,
-        labels: Tensor,  # (N,)
-        offsets: Tensor,  # (Q+1,)
-        *,
-        negatives: str = "lower",
-    ) -> Self:
+    def of(cls, labels: Tensor, offsets: Tensor, *, negatives: str = "lower") -> Self:  # (N,), (Q+1,)
         """Sort each query by label once, so that drawing a negative is a look-up; documents may come in any order.
 
         ``negatives="lower"``: every document of the query labelled lower than the positive. ``"zero"`` (the paper's):

@@ -126,11 +126,7 @@ class Warp(_Named):
         facts = {"violator_rate": found.sum() / count, "mean_draws": draws.sum() / count}
         return LossValue(total, batch.whole.tuples, facts)
 
-    def outcome(
-        self,
-        batch: TrainingBatch,
-        scores: Tensor,  # (M,)
-    ) -> WarpOutcome:
+    def outcome(self, batch: TrainingBatch, scores: Tensor) -> WarpOutcome:  # (M,)
         """Violators, ranks and weights at given scores; weights are 0 where nothing violates."""
         most = int(batch.num_negatives.max()) if len(batch.num_negatives) else 0
         return warp_loss(

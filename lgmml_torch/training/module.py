@@ -61,11 +61,7 @@ class _Lists(NamedTuple):
     inputs: Tensor | Views  # (N, K) distances, or (N, D) preprocessed features where the metrics are trained
     positions: Tensor | None = None  # (N,)
 
-    def part(
-        self,
-        rows: Tensor | slice,  # (M,)
-        offsets: Tensor,  # (B+1,)
-    ) -> Tensor:  # (M, K) or (M, D)
+    def part(self, rows: Tensor | slice, offsets: Tensor) -> Tensor:  # (M,), (B+1,) -> (M, K) or (M, D)
         """The inputs of some whole lists."""
         if isinstance(self.inputs, Tensor):
             return self.inputs[rows]
@@ -219,12 +215,7 @@ class LGMMLModule(pl.LightningModule):
 
         return self.loss(batch, scores)
 
-    def _shown(
-        self,
-        scores: Tensor,  # (M,)
-        split: str,
-        rows: Tensor | slice,  # (M,)
-    ) -> Tensor:  # (M,)
+    def _shown(self, scores: Tensor, split: str, rows: Tensor | slice) -> Tensor:  # (M,), (M,) -> (M,)
         """Scores with the biases of the positions where the documents were shown, where there are any."""
         positions = self.lists(split).positions
         if positions is None or self.position_bias is None:
@@ -246,10 +237,7 @@ class LGMMLModule(pl.LightningModule):
         return _dropped(kernel(self.model.metrics.traced(kept), self.model.kernel), self.dropout.metrics, draws, batch)
 
     @torch.no_grad()
-    def _distances(
-        self,
-        inputs: Tensor,  # (M, K) or (M, D)
-    ) -> Tensor:  # (M, K)
+    def _distances(self, inputs: Tensor) -> Tensor:  # (M, K) or (M, D) -> (M, K)
         if self.trains_metrics:
             inputs = self.model.metrics(inputs)
         return inputs.to(self.model.phi.table.weight.dtype)
