@@ -28,23 +28,14 @@ OnRound = Callable[[int, Any], None]
 
 @dataclass(frozen=True)
 class Bank:
-    """Local metrics, the kernel they were fitted for, and the weights to start from where the fit gives any.
+    """Local metrics, the kernel they were fitted for, and the weights to start from where the fit gives any."""
 
-    Attributes:
-        metrics: features to scaled distances, K columns, in their norm.
-        kernel: κ, see `lgmml_torch.functional.score.kernel`; a score of these metrics means nothing under another.
-        phi: ``(K,)`` weights Φ₀ ≥ 0 shared by all queries, in the order of the columns; None when the fit has none.
-        history: how the fit went, primitives only.
-        trained: whether anchors, factors and scales are a start that gradients go on from, together with Φ.
-        position_bias: ``(P,)`` what being shown at each position added to a score in training; None without positions.
-            Scores of new lists do without it.
-    """
-
-    metrics: LocalMetrics
-    kernel: str = "paper"
-    phi: Tensor | None = None
-    history: dict[str, Any] = field(default_factory=dict)
-    trained: bool = False
+    metrics: LocalMetrics  # features to scaled distances, K columns, in their norm
+    kernel: str = "paper"  # κ of `functional.score.kernel`; a score of these metrics means nothing under another
+    phi: Tensor | None = None  # (K,) weights Φ₀ ≥ 0 shared by all queries; None when the fit has none
+    history: dict[str, Any] = field(default_factory=dict)  # how the fit went, primitives only
+    trained: bool = False  # whether anchors, factors and scales are a start that gradients go on from, together with Φ
+    # (P,) what being shown at each position added to a score in training, which scores of new lists do without
     position_bias: Tensor | None = None
 
     @property
@@ -192,10 +183,7 @@ def _nature(bank: Bank) -> tuple[int, str, str]:
 
 
 def _joined(blocks: Sequence[MetricBlock]) -> MetricBlock:
-    parts = {}
-    for name in ("anchors", "factors", "scales", "quality", "support"):
-        parts[name] = torch.cat([getattr(block, name) for block in blocks])
-    support = None if blocks[0].is_full else parts["support"]
-    return MetricBlock(
-        parts["anchors"], parts["factors"], support=support, scales=parts["scales"], quality=parts["quality"]
-    )
+    names = ["anchors", "factors", "scales", "quality"]
+    if not blocks[0].is_full:
+        names.append("support")
+    return MetricBlock(**{name: torch.cat([getattr(block, name) for block in blocks]) for name in names})

@@ -81,11 +81,7 @@ class NewtonRows:
 
     where the second term is there because a shift of a whole list changes no pair and must not count.
 
-    Args:
-        gradients: ``(M,)``.
-        hessians: ``(M,)`` positive.
-        offsets: ``(Q+1,)`` lists; none empty.
-        ridge: relative to the total Hessian.
+    Gradients and positive Hessians are ``(M,)``, no list is empty, and the ridge is relative to the total Hessian.
     """
 
     def __init__(self, gradients: Tensor, hessians: Tensor, offsets: Tensor, *, ridge: float = 0.05) -> None:

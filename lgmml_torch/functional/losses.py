@@ -34,14 +34,14 @@ def _ideal_dcg(labels: Tensor, offsets: Tensor, truncation: int) -> Tensor:  # (
 
 
 def lambda_gradients(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
+    scores: Tensor,  # (N,) higher is better; equal scores rank in row order
+    labels: Tensor,  # (N,) of gain ``2^y - 1``
     offsets: Tensor,  # (Q+1,)
     *,
-    truncation: int = 30,
-    sigma: float = 1.0,
-    floor: float = 0.05,
-    weights: Tensor | None = None,  # (N,)
+    truncation: int = 30,  # pairs need a document among the first ``truncation`` places
+    sigma: float = 1.0,  # slope of the pairwise probability
+    floor: float = 0.05,  # added to ``p (1 - p)``
+    weights: Tensor | None = None,  # (N,) what the relevance of each document counts; 1 when not given
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
     r"""Negative gradient and diagonal Hessian of the LambdaRank loss.
 
@@ -57,18 +57,6 @@ def lambda_gradients(
 
     Limiting cases: lists with one document, equal labels or no gain have zero gradients; ``truncation`` at least the
     length of the list uses every pair.
-
-    Args:
-        scores: higher is better; equal scores rank in row order.
-        labels: relevance, gain ``2^y - 1``.
-        offsets: list boundaries.
-        truncation: pairs need a document among the first ``truncation`` places.
-        sigma: slope of the pairwise probability.
-        floor: added to ``p (1 - p)``.
-        weights: what the relevance of each document counts; 1 when not given.
-
-    Raises:
-        LGMMLError: for shapes that do not fit or arguments out of range.
 
     >>> g, h = lambda_gradients(torch.zeros(2), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]))
     >>> g  # one pair, weight 1 - 1 / log2(3), probability one half

@@ -28,37 +28,23 @@ REPORTED = ("ndcg@1", "ndcg@5", "ndcg@10", "map")  # unless something else is as
 
 @dataclass(frozen=True)
 class Preset:
-    """One set of rules; ``dataclasses.replace(PRESETS["default"], ties="pessimistic")`` makes another.
+    """One set of rules; ``dataclasses.replace(PRESETS["default"], ties="pessimistic")`` makes another."""
 
-    Attributes:
-        name: What reports call it.
-        gain: ``2^y - 1`` (``"exponential"``) or ``y`` (``"linear"``), for DCG and NDCG. ERR is always exponential.
-        discount: ``1/log2(i+1)`` at rank i from 1 (``"log"``), or 1 at ranks 1 and 2 and ``1/log2(i)`` after
-            (``"letor"``).
-        no_relevant: NDCG, MAP and recall of a query without a relevant document; NaN leaves the query out of means.
-        short_lists: NDCG@k of a list with n < k documents: cut off at n (``"truncate"``), or ``"zero"``.
-        ties: Equal scores keep the caller's order (``"order"``), put the lowest label first (``"pessimistic"``), or
-            give DCG and NDCG their mean over all orders of the tied documents (``"averaged"``; the other metrics
-            then use the caller's order).
-        threshold: A document is relevant to MAP, MRR, precision and recall when its label is at least this.
-        map_divisor: MAP@k divides by all relevant documents of the list (``"relevant"``), by at most k of them
-            (``"capped"``), or by those found up to rank k (``"hits"``).
-        precision_divisor: Precision@k divides by ``"k"`` even when the list is shorter, or by ``"length"``, min(k, n).
-        max_label: The source takes whole labels from 0 to this only; None takes any number from 0.
-        max_grade: Highest grade of the data set, for ERR, where the source fixes one.
-    """
-
-    name: str
-    gain: Literal["exponential", "linear"] = "exponential"
+    name: str  # what reports call it
+    gain: Literal["exponential", "linear"] = "exponential"  # ``2^y - 1`` or ``y``, for DCG and NDCG; ERR has the first
+    # ``1/log2(i+1)`` at rank i from 1, or 1 at ranks 1 and 2 and ``1/log2(i)`` after
     discount: Literal["log", "letor"] = "log"
-    no_relevant: float = math.nan
-    short_lists: Literal["truncate", "zero"] = "truncate"
+    no_relevant: float = math.nan  # NDCG, MAP and recall without a relevant document; NaN: the query is left out
+    short_lists: Literal["truncate", "zero"] = "truncate"  # NDCG@k of n < k documents: cut off at n, or 0
+    # Equal scores keep the caller's order, give DCG and NDCG their mean over all orders of the tied documents (the
+    # other metrics then use the caller's order), or put the lowest label first.
     ties: Literal["order", "averaged", "pessimistic"] = "order"
-    threshold: float = 1.0
+    threshold: float = 1.0  # label from which a document is relevant to MAP, MRR, precision and recall
+    # MAP@k divides by all relevant documents of the list, by at most k of them, or by those found up to rank k
     map_divisor: Literal["relevant", "capped", "hits"] = "relevant"
-    precision_divisor: Literal["k", "length"] = "k"
-    max_label: int | None = None
-    max_grade: float | None = None
+    precision_divisor: Literal["k", "length"] = "k"  # of precision@k: k even for shorter lists, or min(k, n)
+    max_label: int | None = None  # the source takes whole labels from 0 to this only; None: any number from 0
+    max_grade: float | None = None  # highest grade of the data set, for ERR, where the source fixes one
 
     def __post_init__(self) -> None:
         """Refuse rules that do not exist, as a misspelt one would silently mean another."""

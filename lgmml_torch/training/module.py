@@ -35,15 +35,10 @@ _SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagr
 
 @dataclass(frozen=True)
 class Dropout:
-    """Shares of features and of metrics that a training batch does without; only metrics that are trained have use.
+    """Shares of features and of metrics that a training batch does without; only metrics that are trained have use."""
 
-    Attributes:
-        features: of each document, drawn for itself.
-        metrics: of each document's kernel values.
-    """
-
-    features: float = 0.0
-    metrics: float = 0.0
+    features: float = 0.0  # of each document, drawn for itself
+    metrics: float = 0.0  # of each document's kernel values
 
     def __post_init__(self) -> None:
         for name in ("features", "metrics"):

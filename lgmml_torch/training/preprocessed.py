@@ -29,19 +29,12 @@ _FORMAT = 2  # of the cached distances
 
 @dataclass(frozen=True)
 class Views:
-    """Preprocessed features that are computed when a batch needs them.
+    """Preprocessed features that are computed when a batch needs them."""
 
-    Attributes:
-        features: ``(N, D)`` raw.
-        preprocess: fitted; it gets whole lists, as in scoring.
-        dtype: of the preprocessed features.
-        device: of the preprocessed features; that of the raw ones when None.
-    """
-
-    features: Tensor
-    preprocess: Preprocess
-    dtype: torch.dtype
-    device: torch.device | None = None
+    features: Tensor  # (N, D) raw
+    preprocess: Preprocess  # fitted; it gets whole lists, as in scoring
+    dtype: torch.dtype  # of the preprocessed features
+    device: torch.device | None = None  # of the preprocessed features; that of the raw ones when None
 
     def to(self, device: torch.device) -> Views:
         """The same on another device."""
@@ -116,25 +109,16 @@ def compute_distances(
     model: LGMML,
     data: RankingData,
     *,
-    features: Tensor | None = None,  # (N, D')
-    cache: Cache | None = None,
-    dtype: torch.dtype | None = None,
-    documents_at_once: int = 16_384,
-    progress: Callable[[int], None] | None = None,
+    features: Tensor | None = None,  # (N, D') the same preprocessed, where they are known already
+    cache: Cache | None = None,  # where the distances are kept, memory-mapped; only in memory when None
+    dtype: torch.dtype | None = None,  # to keep them in: the model's when None, or a half precision
+    documents_at_once: int = 16_384,  # that are preprocessed together
+    progress: Callable[[int], None] | None = None,  # called with the number of documents done
 ) -> Tensor:  # (N, K)
-    """Distances of every document, whole lists at a time.
+    """Distances of every document of raw features, whole lists at a time; the model's Φ is not used.
 
     Half precision halves memory and disk and rounds each distance once: by at most 2⁻¹¹ of itself in float16 (plus
     3e-8, and only up to 65504) and 2⁻⁸ in bfloat16. Training turns them back into the model's dtype batch by batch.
-
-    Args:
-        model: its preprocessing and metrics are used, its Φ is not.
-        data: raw features.
-        features: the same preprocessed, where they are known already.
-        cache: where they are kept, memory-mapped; only in memory when None.
-        dtype: to keep them in: the model's (when None), ``torch.float16`` or ``torch.bfloat16``.
-        documents_at_once: documents that are preprocessed together.
-        progress: called with the number of documents done.
 
     Raises:
         LGMMLError: a dtype that cannot hold them, or a distance beyond the range of float16.

@@ -61,25 +61,16 @@ _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process hol
 
 @dataclass(frozen=True)
 class Prepared:
-    """Fitted preprocessing and metrics, and the inputs of training.
+    """Fitted preprocessing and metrics, and the inputs of training."""
 
-    Attributes:
-        preprocess: fitted.
-        bank: fitted, or the start of one that is trained.
-        splits: raw lists, with numbers in place of categories.
-        inputs: of the splits so far: distances, or preprocessed features where the metrics are trained.
-        preprocessed: features of splits in memory, kept until `inputs` are made of them.
-        encoder: turned categories into numbers; None without categories.
-        set_aside: which raw features were set aside, and why; empty where all stay.
-    """
-
-    preprocess: Preprocess
-    bank: Bank
-    splits: Mapping[str, RankingData]
+    preprocess: Preprocess  # fitted
+    bank: Bank  # fitted, or the start of one that is trained
+    splits: Mapping[str, RankingData]  # raw lists, with numbers in place of categories
+    # of the splits so far: distances, or preprocessed features where the metrics are trained
     inputs: dict[str, Tensor | Views] = field(default_factory=dict)
-    preprocessed: dict[str, Tensor] = field(default_factory=dict)
-    encoder: CategoryEncoder | None = None
-    set_aside: str = ""
+    preprocessed: dict[str, Tensor] = field(default_factory=dict)  # features in memory, until `inputs` are made of them
+    encoder: CategoryEncoder | None = None  # turned categories into numbers; None without categories
+    set_aside: str = ""  # which raw features were set aside, and why; empty where all stay
 
     def model(self, make_phi: MakePhi) -> LGMML:
         """A ranker with fresh weights: the bank's own Φ₀ where it has one.
@@ -164,19 +155,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model, its validation curve, and Lightning's objects.
+    """A trained model, its validation curve, and Lightning's objects."""
 
-    Attributes:
-        module: with the weights that were kept.
-        keeper: the validation curve, by epoch, and the epoch kept.
-        trainer: Lightning's.
-        moved: whether the weights differ from those before training.
-    """
-
-    module: LGMMLModule
-    keeper: KeepCheckpoints
+    module: LGMMLModule  # with the weights that were kept
+    keeper: KeepCheckpoints  # the validation curve, by epoch, and the epoch kept
     trainer: pl.Trainer
-    moved: bool
+    moved: bool  # whether the weights differ from those before training
 
     @property
     def model(self) -> LGMML:
@@ -186,10 +170,7 @@ class Trained:
     def score(self, split: str, *, own_rows: bool = False, policy: str | None = None) -> Tensor:  # (N,)
         """`LGMML.score` of a split, from the inputs of training: no document is preprocessed again.
 
-        Args:
-            split: its name.
-            own_rows: use the row of Φ of each training query; of the training split only.
-            policy: what queries get otherwise, instead of the model's own policy.
+        With ``own_rows`` each training query uses its own row of Φ; ``policy`` takes the place of the model's own.
         """
         module, model = self.module, self.model
         data = module.data_of(split)
