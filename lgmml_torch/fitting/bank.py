@@ -89,11 +89,7 @@ class BankBuilder:
         return self.fit(data, valid, seed=seed, on_round=on_round, **further)
 
     def check_call(self, **further: Any) -> None:
-        """Refuse further arguments of a call before any time is spent on data.
-
-        Raises:
-            ConfigError: one that this builder does not take.
-        """
+        """Refuse arguments of a call that this builder does not take, before any time is spent on data."""
         able = {"start": self.grows, "measure": self.takes_measure, "resume": self.resumes}
         for name, value in further.items():
             if value is not None and not able[name]:
@@ -105,11 +101,7 @@ class BankBuilder:
 
     @classmethod
     def of(cls, **settings: Any) -> Self:
-        """A builder with these settings.
-
-        Raises:
-            ConfigError: for an unknown one, with a suggestion.
-        """
+        """A builder with these settings; an unknown one is refused, with a suggestion."""
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in settings:
             if name not in known:

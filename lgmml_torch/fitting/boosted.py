@@ -114,11 +114,7 @@ class BoostState:
         return self.evaluated_with(train, value, smooth=config.smooth, measured=measured)
 
     def check_scores(self, config: BoostConfig) -> None:
-        """Require scores that a model of the learners' precision can give: finite ones.
-
-        Raises:
-            DivergedError: the round, and what usually helps.
-        """
+        """Require scores that a model of the learners' precision can give: finite ones."""
         phi = self.learners.phi
         totals = phi.cumsum(dim=0)  # the last bounds the score of a κ that is bounded by 1
         if not bool(torch.cat([totals, self.scores.to(phi), self.valid_scores.to(phi)]).isfinite().all()):
@@ -175,11 +171,7 @@ class BoostedBuilder(BoostConfig, BankBuilder):
     resumes: ClassVar[bool] = True
 
     def check_call(self, **further: Any) -> None:
-        """No rounds at all are fine where there is a ``start``.
-
-        Raises:
-            LGMMLError: what is wrong with the arguments of a call.
-        """
+        """No rounds at all are fine where there is a ``start``."""
         super().check_call(**further)
         if further.get("start") is None:
             check_whole("rounds", self.rounds)

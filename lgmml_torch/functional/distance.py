@@ -97,14 +97,9 @@ _TOO_MANY = 0.3  # metrics with a larger share of unsure distances are left to t
 
 
 class _QuadraticFiller:
-    """Fills tiles with distances in float32; see the module's text.
+    """Fills tiles with distances in float32; see the module's text."""
 
-    Args:
-        anchors: ``(K, D)``.
-        factors: ``(K, D, R)``; the metric is ``F Fᵀ``.
-    """
-
-    def __init__(self, anchors: Tensor, factors: Tensor) -> None:
+    def __init__(self, anchors: Tensor, factors: Tensor) -> None:  # (K, D), (K, D, R)
         self.anchors, self.factors = anchors, factors
         wide = anchors.double()
         centre = wide.mean(dim=0)
@@ -297,10 +292,6 @@ def local_distances(
 
     With ``support`` a metric looks at few features, p[support_r] in place of p: the same numbers as with factors that
     are zero elsewhere, at a cost of s·R instead of D·R each; meant for s up to about a dozen.
-
-    Raises:
-        LGMMLError: Shapes that do not fit, entries that are not finite, a support index outside the features, or
-            distances beyond the dtype's range.
 
     >>> x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
     >>> local_distances(x, anchors=torch.zeros(1, 2), factors=torch.eye(2)[None])

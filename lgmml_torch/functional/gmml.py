@@ -86,9 +86,6 @@ def pooled_scatter(
     """One Ssim and one Ddis for all regions: the mean over all their pairs, each pair within its region.
 
     A region counts by its pairs, so it is not the mean of `scatter_matrices`; no two regions are ever compared.
-
-    Raises:
-        LGMMLError: As `scatter_matrices`.
     """
     _check_rows(features, regions)
     dim = features.shape[1]

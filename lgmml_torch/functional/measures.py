@@ -53,11 +53,7 @@ class Measure:
 
     @classmethod
     def of(cls, given: str | Function | Measure) -> Measure:
-        """The measure of that name, or the function under its own name.
-
-        Raises:
-            LGMMLError: an unknown name, or something that is neither.
-        """
+        """The measure of that name, or the function under its own name."""
         if isinstance(given, Measure):
             return given
         if isinstance(given, str):
@@ -72,11 +68,7 @@ class Measure:
         return cls(name, given)
 
     def per_query(self, scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:  # (N,), (N,), (Q+1,) -> (Q,)
-        """What the function says of each query, as float64.
-
-        Raises:
-            LGMMLError: it gives something else than one number, or NaN, for each query.
-        """
+        """What the function says of each query, as float64: refused unless it is one number, or NaN."""
         assert self.function is not None
         if len(offsets) == 1:  # no lists, which a function need not be ready for
             return scores.new_empty(0, dtype=torch.float64)
@@ -105,11 +97,7 @@ def one_per_query(what: str, found: Any, offsets: Tensor) -> Tensor:  # (Q,)
 
 
 def measures_of(given: str | Function | Iterable[str | Function | Measure]) -> list[Measure]:
-    """Each measure once, in the order asked for.
-
-    Raises:
-        LGMMLError: two functions of one name.
-    """
+    """Each measure once, in the order asked for; two functions of one name are refused."""
     found: dict[str, Measure] = {}
     if isinstance(given, str) or not isinstance(given, Iterable):
         given = [given]

@@ -227,9 +227,6 @@ def choose_anchors(
     equally good ones wins. The document it starts from is left out of the lists at every α: all values are then
     compared on the same lists, and none is credited with putting first the document it was built from.
 
-    Raises:
-        LGMMLError: Shapes that do not fit, entries that are not finite, or an unknown name.
-
     >>> x = torch.tensor([[0.0], [3.0], [4.0], [9.0]])
     >>> y, offsets = torch.tensor([0.0, 1.0, 1.0, 2.0]), torch.tensor([0, 4])
     >>> regions = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))

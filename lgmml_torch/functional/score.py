@@ -49,9 +49,6 @@ def kernel(dists: Tensor, name: str = "paper", *, overwrite: bool = False) -> Te
     Limits: at d = 0 they are 0, 0 and −1; for d → ∞ they are 0, ∞ and 0. With ``overwrite`` the distances may be
     lost, which makes the first a quarter faster.
 
-    Raises:
-        LGMMLError: An unknown name.
-
     >>> kernel(torch.tensor([0.0, 1.0]), "rbf")
     tensor([-1.0000, -0.3679])
     """
@@ -75,9 +72,6 @@ def score(
     ``values`` are κ already, or scaled distances when ``kernel`` names the κ to apply; they may be stored in a narrower
     dtype than Φ, whose dtype the scores have. Φ has a row for each query, or one row (or no row dimension) for all.
     Kernel and product are fused in blocks of rows. Gradients flow to Φ and to ``values``.
-
-    Raises:
-        LGMMLError: An unknown kernel, wrong offsets, or shapes that do not fit.
 
     >>> score(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([1.0, 0.5]), torch.tensor([0, 2]), kernel="distance")
     tensor([-2., -0.])
@@ -189,7 +183,6 @@ def median_scales(dists: Tensor) -> Tensor:  # (N, K) -> (K,)
 
     Raises:
         DataError: There are no documents.
-        LGMMLError: Distances that are not finite.
 
     >>> median_scales(torch.tensor([[1.0, 4.0], [2.0, 5.0], [9.0, 6.0]]))
     tensor([2., 5.])

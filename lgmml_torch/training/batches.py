@@ -262,11 +262,7 @@ class RankingDataModule(pl.LightningDataModule):
 class BatchLoader:
     """Iterates over the rest of an epoch of `TrainingBatches`; Lightning stores its position.
 
-    Args:
-        batches: of all epochs.
-        num_workers: processes that make batches; 0 makes them in this one.
-        rank: of this process.
-        world_size: number of ranks, which share every batch.
+    Of ``num_workers`` processes that make batches, 0 makes them in this one. All ranks share every batch.
     """
 
     def __init__(self, batches: TrainingBatches, *, num_workers: int = 0, rank: int = 0, world_size: int = 1) -> None:
@@ -335,11 +331,7 @@ class BatchLoader:
 
 
 def _try_handles(count: int) -> None:
-    """Make the queues that PyTorch will need: a failure within PyTorch prints a traceback as well.
-
-    Raises:
-        OSError: there are not enough file handles.
-    """
+    """Make the queues that PyTorch will need: if file handles run out within PyTorch, it prints a traceback as well."""
     queues: list[Any] = [multiprocessing.Queue() for _ in range(count)]
     for queue in queues:
         queue.close()
@@ -367,11 +359,7 @@ def _as_arrays(batch: TrainingBatch) -> tuple[NDArray[Any], ...]:
 
 @contextmanager
 def loader_failures_in_a_sentence() -> Iterator[None]:
-    """Turn the error of a dead loader worker, which may come from anywhere in a fit, into one sentence.
-
-    Raises:
-        LoaderError: a worker died.
-    """
+    """Turn the error of a dead loader worker, which may come from anywhere in a fit, into one sentence."""
     try:
         yield
     except RuntimeError as error:

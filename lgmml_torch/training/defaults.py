@@ -259,11 +259,7 @@ def _unasked(asked: Mapping[str, Any], values: Mapping[str, str]) -> str:
 
 
 def check_effect(asked: Collection[str], bank: str, loss: str, why: str = "asked for") -> None:
-    """Refuse settings that have no effect on what is fitted.
-
-    Raises:
-        ConfigError: the first of them, and what to do.
-    """
+    """Refuse settings that have no effect on what is fitted."""
     for name, setting in SETTINGS.items():
         if name not in asked:
             continue

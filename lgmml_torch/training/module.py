@@ -394,11 +394,7 @@ class LGMMLModule(pl.LightningModule):
 def make_optimizer(
     factory: OptimizerFactory, parameters: Iterable[nn.Parameter], *, sparse: bool
 ) -> torch.optim.Optimizer:
-    """The optimizer, if it suits the gradients.
-
-    Raises:
-        LGMMLError: it, or its weight decay, takes no gradients of that kind.
-    """
+    """The optimizer, if it and its weight decay suit the gradients."""
     optimizer = factory(parameters)
     name = type(optimizer).__name__
     if sparse and not isinstance(optimizer, _SPARSE_OPTIMIZERS):
