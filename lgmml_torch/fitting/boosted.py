@@ -18,7 +18,7 @@ from lgmml_torch.checks import ConfigError, DataError, DivergedError, check_whol
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
 from lgmml_torch.fitting.round import BoostConfig, Problem
 from lgmml_torch.functional.boosting import Learners
-from lgmml_torch.functional.losses import position_curve
+from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.measures import Measure, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -72,7 +72,8 @@ class BoostState:
         if valid is not None:
             valid_scores = scores.new_zeros(valid.num_documents)
         learners = Learners.empty(max(problem.config.sizes), data.features)
-        bias = scores.new_zeros(problem.num_positions) if problem.num_positions else None
+        count = num_positions(data)
+        bias = scores.new_zeros(count) if count else None
         state = cls(0, scores, valid_scores, learners, identity=problem.identity, position_bias=bias)
         if start is None:
             return state

@@ -25,7 +25,7 @@ from lgmml_torch.checks import (
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.boosting import Learners, NewtonRows, list_scatter
 from lgmml_torch.functional.gmml import gmml
-from lgmml_torch.functional.losses import bias_of, lambda_gradients, num_positions
+from lgmml_torch.functional.losses import bias_of, lambda_gradients
 from lgmml_torch.functional.measures import Measure
 from lgmml_torch.functional.score import KERNELS, kernel
 from lgmml_torch.functional.spd import METHODS
@@ -114,7 +114,6 @@ class Problem:
     weights: Tensor | None  # (Q,)
     config: BoostConfig
     seed: int
-    num_positions: int = 0
     start: Bank | None = None
     measure: Measure | None = None
 
@@ -141,7 +140,7 @@ class Problem:
         weights = data.query_weights
         if weights is not None:
             weights = data.all_lists.per_query(weights)
-        return cls(data, valid, usable, weights, config, seed, num_positions(data), start, measure)
+        return cls(data, valid, usable, weights, config, seed, start, measure)
 
     @staticmethod
     def generator(seed: int, step: int) -> torch.Generator:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ def block_ranges(
     """
     low = like.new_full(like.shape, math.inf, dtype=torch.float64)
     high = like.new_full(like.shape, -math.inf, dtype=torch.float64)
-    for block in _small(blocks):
+    for block in chain.from_iterable(map(row_blocks, blocks)):
         low = torch.minimum(low, block.amin(0).double())
         high = torch.maximum(high, block.amax(0).double())
     finite = (low.isfinite() & high.isfinite()) | (low > high)  # the last: no rows
@@ -106,7 +107,7 @@ def block_moments(
     centre, half = ranges
     unit = torch.where(half > 0, half, 1.0)
     total, squares = OrderlessSum(count, centre), OrderlessSum(count, centre)
-    for block in _small(blocks):
+    for block in chain.from_iterable(map(row_blocks, blocks)):
         shares = (block.double() * 0.5 - centre * 0.5) / unit * 2
         total.add(shares)
         squares.add(shares.square())
@@ -116,11 +117,6 @@ def block_moments(
     mean = total.total / count
     variance = (squares.total / count - mean.square()).clamp_min(0)
     return centre + unit * mean, torch.where(half > 0, half * variance.sqrt(), 0.0)
-
-
-def _small(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
-    for block in blocks:
-        yield from row_blocks(block)
 
 
 _ROWS_SORTED = 8192  # of whole lists together
@@ -227,11 +223,8 @@ def mid_rank_knots(
     return values, middles
 
 
-def ramp_knots(
-    column: NDArray[np.floating],  # (N,)
-    count: int,
-) -> NDArray[np.floating]:  # (k,) rising, k at most count + 1
-    """Ends of at most ``count`` ramps: the distinct values where they are few, else quantiles and the commonest value.
+def ramp_knots(column: NDArray[np.floating], count: int) -> NDArray[np.floating]:  # (N,) -> (k,)
+    """Rising ends of at most ``count`` ramps: the distinct values if few, else quantiles and the commonest value.
 
     Where one value takes more than its share of the sample, the quantiles are those of the other values.
 
@@ -259,12 +252,8 @@ def pad_knots(columns: Sequence[NDArray[np.floating]], dtype: torch.dtype) -> Te
     return torch.from_numpy(np.stack(padded) if padded else np.zeros((0, width))).to(dtype)
 
 
-def interpolate_knots(
-    features: Tensor,  # (N, D)
-    knots: Tensor,  # (D, 2ᵖ) ascending
-    levels: Tensor,  # (D, 2ᵖ)
-) -> Tensor:  # (N, D)
-    """Piecewise linear map of each feature through its own knots, constant beyond the first and the last.
+def interpolate_knots(features: Tensor, knots: Tensor, levels: Tensor) -> Tensor:  # (N, D), (D, 2ᵖ), (D, 2ᵖ) -> (N, D)
+    """Piecewise linear map of each feature through its own rising knots, constant beyond the first and the last.
 
     The knot at or below a value is found by p bisections of whole blocks, which is faster here than a search per
     feature and, unlike it, can be exported to ONNX. NaN stays NaN.

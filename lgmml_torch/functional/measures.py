@@ -146,10 +146,7 @@ def rank_metrics(
     {'ndcg@2': tensor([0.1738,    nan], dtype=torch.float64), 'mrr': tensor([0.5000, 0.0000], dtype=torch.float64)}
     """
     asked = measures_of(metrics)
-    parsed: dict[str, MetricName] = {}
-    for measure in asked:
-        if measure.function is None:
-            parsed[measure.name] = parse_metric(measure.name)
+    parsed = {measure.name: parse_metric(measure.name) for measure in asked if measure.function is None}
     rules = find_preset(preset)
     if threshold is not None:
         rules = dataclasses.replace(rules, threshold=threshold)
@@ -161,9 +158,8 @@ def rank_metrics(
         check_shape("retrieved", retrieved, (len(scores),))
         if retrieved.dtype != torch.bool:
             raise LGMMLError(f"`retrieved` must hold truth values, got {retrieved.dtype}")
-    names = list(parsed.values())
+    names, lists = list(parsed.values()), (scores, labels, offsets)
     _check_labels(labels, names, rules, max_grade)
-    lists = (scores, labels, offsets)
     values = rules.measure(lists, names, tie_order=tie_order, retrieved=retrieved, max_grade=max_grade)
     found = dict(zip(parsed, values, strict=True))
     for measure in asked:

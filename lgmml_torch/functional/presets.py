@@ -61,9 +61,9 @@ class Preset:
         lists: tuple[Tensor, Tensor, Tensor],  # scores (N,), labels (N,) and offsets (Q+1,)
         metrics: Sequence[MetricName],
         *,
-        tie_order: Tensor | None,  # (N,)
-        retrieved: Tensor | None,  # (N,)
-        max_grade: float | None,
+        tie_order: Tensor | None = None,  # (N,)
+        retrieved: Tensor | None = None,  # (N,)
+        max_grade: float | None = None,
     ) -> Tensor:  # (len(metrics), Q)
         """Every metric of every list by these rules; NaN for lists that are skipped."""
         values = lists[1].new_full((len(metrics), len(lists[2]) - 1), torch.nan)

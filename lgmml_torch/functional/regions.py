@@ -8,7 +8,7 @@ labelled above the lowest label of the same query. Labels are compared within qu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -44,13 +44,9 @@ class Regions:
 
     def part(self, some: slice) -> Regions:
         """Some regions that follow each other."""
-        lists = (
-            (self.queries, self.query_offsets),
-            (self.positives, self.positive_offsets),
-            (self.negatives, self.negative_offsets),
-        )
+        lists = [getattr(self, field.name) for field in fields(self)]
         parts = []
-        for values, offsets in lists:
+        for values, offsets in zip(lists[::2], lists[1::2], strict=True):
             own = offsets[some.start : some.stop + 1]
             parts += [values[int(own[0]) : int(own[-1])], own - own[0]]
         return Regions(*parts)
@@ -246,8 +242,8 @@ def choose_anchors(
     points = features.new_empty(len(regions), features.shape[1])
     rows, ndcgs = regions.queries.new_empty(len(regions)), lenses.new_empty(len(regions))
     for r in range(len(regions)):
-        judge = _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
-        chosen = _part(regions.positives, regions.positive_offsets, r)
+        region = regions.part(slice(r, r + 1))
+        judge, chosen = _Judge(features, labels, offsets, region.queries, k), region.positives
         if candidates == "top":
             chosen = chosen[labels[chosen] == labels[chosen].max()]
         tried = features[chosen].double()
@@ -256,8 +252,7 @@ def choose_anchors(
         rows[r] = chosen[best]
         if alphas:
             start = tried[best]
-            negatives = features[_part(regions.negatives, regions.negative_offsets, r)].double()
-            tried = start + grid[:, None] * (start - negatives.mean(dim=0))
+            tried = start + grid[:, None] * (start - features[region.negatives].double().mean(dim=0))
             ndcg = judge(tried, lenses[r], rows[r].expand(len(grid)))
             best = _first_best(ndcg)
         points[r], ndcgs[r] = tried[best], ndcg[best]
@@ -298,12 +293,8 @@ class _Judge:
         lists = candidate * self.num_queries + self.owner[place]
         offsets = _offsets(lists, len(dists) * self.num_queries)
         ranked = (-dists[candidate, place], self.labels[place], offsets)
-        found = PRESETS["default"].measure(ranked, self.measures, tie_order=None, retrieved=None, max_grade=None)
+        found = PRESETS["default"].measure(ranked, self.measures)
         return found.view(len(dists), self.num_queries).nanmean(dim=1)  # NaN: nothing relevant in any list
-
-
-def _part(values: Tensor, offsets: Tensor, r: int) -> Tensor:
-    return values[int(offsets[r]) : int(offsets[r + 1])]
 
 
 def _first_best(ndcg: Tensor) -> Tensor:

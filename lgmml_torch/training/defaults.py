@@ -215,10 +215,8 @@ def _bank_for(sizes: Sizes, start: str | None) -> tuple[str, str]:
     """The kind of metrics, and why."""
     if start is not None:
         return start, "as the model to go on from"
-    size = f"{sizes.documents:,} documents and {sizes.queries:,} queries"
-    if sizes.documents < _TRAINED_DOCUMENTS or sizes.queries < _TRAINED_QUERIES:
-        return "boosted", f"chosen for {size}"
-    return "trained", f"chosen for {size}"
+    few = sizes.documents < _TRAINED_DOCUMENTS or sizes.queries < _TRAINED_QUERIES
+    return "boosted" if few else "trained", f"chosen for {sizes.documents:,} documents and {sizes.queries:,} queries"
 
 
 def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defaults:

@@ -237,20 +237,16 @@ class LGMMLModule(pl.LightningModule):
             inputs = self.model.metrics(inputs)
         return inputs.to(self.model.phi.table.weight.dtype)
 
-    def _gradient_norm(self) -> Tensor:  # ()
-        norms = []
-        for parameter in self.parameters():
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_sparse:
-                gradient = gradient.coalesce().values()
-            if gradient is not None:
-                norms.append(torch.linalg.vector_norm(gradient))
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return total
-
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the size of the gradient, and note which rows of Φ the step will move."""
-        self.log("train/gradient_norm", self._gradient_norm(), on_step=True, on_epoch=False)
+        norms = []
+        for parameter in self.parameters():
+            values = parameter.grad
+            if values is not None and values.is_sparse:
+                values = values.coalesce().values()
+            if values is not None:
+                norms.append(torch.linalg.vector_norm(values))
+        self.log("train/gradient_norm", torch.linalg.vector_norm(torch.stack(norms)), on_step=True, on_epoch=False)
         self._moved = None
         gradient = self.model.phi.table.weight.grad
         remembers = optimizer.param_groups[0].get("momentum")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,18 +128,37 @@ def compute_distances(
     kept = dtype or model.dtype
     if not kept.is_floating_point:
         raise LGMMLError(f"`dtype` must be a floating-point dtype, got {kept}")
-    if cache is None:
-        return _fill(model, data, features, torch.empty(shape, dtype=kept), documents_at_once, progress)
+    device = model.device
 
     def fill(arrays: Arrays) -> None:
         out = torch.from_numpy(arrays["dists"]).view(kept)
-        _fill(model, data, features, out, documents_at_once, progress)
+        for first, last in list_blocks(data.offsets, documents_at_once):
+            start, stop = int(data.offsets[first]), int(data.offsets[last])
+            if features is None:
+                raw = data.features[start:stop].to(device=device, dtype=model.dtype)
+                prepared = model.preprocess(raw, (data.offsets[first : last + 1] - start).to(device))
+            else:
+                prepared = features[start:stop].to(device=device, dtype=model.dtype)
+            if device.type == "cpu":
+                model.metrics(prepared, out=out[start:stop])
+            else:
+                out[start:stop] = model.metrics(prepared).cpu()
+            if kept == torch.float16 and not bool(out[start:stop].isfinite().all()):
+                raise LGMMLError(
+                    "`dtype` must hold scaled distances beyond 65504, got torch.float16; use torch.bfloat16"
+                )
+            if progress is not None:
+                progress(stop)
 
     # Numpy has no bfloat16; the file holds its bits.
     on_disk = str(kept).removeprefix("torch.")
     if kept == torch.bfloat16:
         on_disk = "int16"
-    arrays = cache.get_or_fill(_distance_key(model, data, kept), {"dists": (shape, on_disk)}, fill)
+    if cache is None:
+        arrays = {"dists": np.empty(shape, on_disk)}
+        fill(arrays)
+    else:
+        arrays = cache.get_or_fill(_distance_key(model, data, kept), {"dists": (shape, on_disk)}, fill)
     return torch.from_numpy(arrays["dists"]).view(kept)
 
 
@@ -154,30 +174,3 @@ def _distance_key(model: LGMML, data: RankingData, dtype: torch.dtype) -> dict[s
         "spec": spec,
         "data": tensors_digest([data.features, data.offsets]),
     }
-
-
-def _fill(
-    model: LGMML,
-    data: RankingData,
-    features: Tensor | None,
-    out: Tensor,
-    documents_at_once: int,
-    progress: Callable[[int], None] | None,
-) -> Tensor:
-    device, dtype = model.device, model.dtype
-    for first, last in list_blocks(data.offsets, documents_at_once):
-        start, stop = int(data.offsets[first]), int(data.offsets[last])
-        if features is None:
-            raw = data.features[start:stop].to(device=device, dtype=dtype)
-            prepared = model.preprocess(raw, (data.offsets[first : last + 1] - start).to(device))
-        else:
-            prepared = features[start:stop].to(device=device, dtype=dtype)
-        if device.type == "cpu":
-            model.metrics(prepared, out=out[start:stop])
-        else:
-            out[start:stop] = model.metrics(prepared).cpu()
-        if out.dtype == torch.float16 and not bool(out[start:stop].isfinite().all()):
-            raise LGMMLError("`dtype` must hold scaled distances beyond 65504, got torch.float16; use torch.bfloat16")
-        if progress is not None:
-            progress(stop)
-    return out

@@ -11,7 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import Callback, ProgressBar
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.strategies import DDPStrategy
@@ -160,7 +160,7 @@ def _in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     return [*others, _EpochValues(), *bars]
 
 
-class _CheckpointFiles(CheckpointIO):
+class _CheckpointFiles(TorchCheckpointIO):
     """Lightning's checkpoints as files: written atomically, read without running code."""
 
     def save_checkpoint(
@@ -175,10 +175,6 @@ class _CheckpointFiles(CheckpointIO):
         if "rows" in content:
             raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
         return content
-
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint."""
-        Path(path).unlink(missing_ok=True)
 
 
 def rehearse(recipe: Recipe) -> None:
