@@ -139,11 +139,7 @@ def as_builder(builder: BankBuilder | Callable[..., Bank]) -> BankBuilder:
 
 
 def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
-    """One bank whose score is the weighted sum of the banks' scores; metrics of one shape become one block.
-
-    Raises:
-        LGMMLError: banks without Φ, of different features, norms or kernels, or not as many weights.
-    """
+    """One bank whose score is the weighted sum of the banks' scores; metrics of one shape become one block."""
     if not banks or len(banks) != len(weights):
         raise LGMMLError(f"`weights` must be one for each of at least one bank, got {len(weights)} for {len(banks)}")
     first = _nature(banks[0])

@@ -32,9 +32,7 @@ class OrderlessSum:
     Values in [−1, 1] become two whole numbers each, in units of 2⁻ˢ and 2⁻²ˢ, small enough that float64 adds up
     ``count`` of them without rounding; what is lost, less than 2⁻²ˢ of a value, is lost to each by itself.
 
-    Args:
-        count: rows that will be added at most, by all processes together.
-        like: has a column for each sum.
+    At most ``count`` rows will be added, by all processes together; ``like`` has a column for each sum.
 
     >>> small = OrderlessSum(3, torch.zeros(1))
     >>> small.add(torch.tensor([[1.0], [1e-9], [-1.0]], dtype=torch.float64))
@@ -75,8 +73,7 @@ def block_ranges(
 ) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
     """Middle and half width of the range of each column, of rows that come in blocks and that processes may share.
 
-    Raises:
-        LGMMLError: a value is not finite, on every process.
+    A value that is not finite is an error on every process.
 
     >>> block_ranges([torch.tensor([[1.0, 5.0]]), torch.tensor([[3.0, 5.0]])], torch.zeros(2))[1].tolist()
     [1.0, 0.0]

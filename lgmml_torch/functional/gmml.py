@@ -64,7 +64,6 @@ def scatter_matrices(
     similar pairs: its Ssim is zero. With ``reduction="sum"``, as in the paper, a region without pairs gives zero.
 
     Raises:
-        LGMMLError: An argument has a wrong shape, is not finite, or refers to rows that do not exist.
         DataError: A region has no positives or no negatives to take a mean over.
 
     >>> from lgmml_torch.functional.regions import regions_from_queries

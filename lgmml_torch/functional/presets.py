@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -48,12 +48,9 @@ class Preset:
 
     def __post_init__(self) -> None:
         """Refuse rules that do not exist, as a misspelt one would silently mean another."""
-        check_choice("gain", self.gain, ("exponential", "linear"))
-        check_choice("discount", self.discount, ("log", "letor"))
-        check_choice("short_lists", self.short_lists, ("truncate", "zero"))
-        check_choice("ties", self.ties, ("order", "averaged", "pessimistic"))
-        check_choice("map_divisor", self.map_divisor, ("relevant", "capped", "hits"))
-        check_choice("precision_divisor", self.precision_divisor, ("k", "length"))
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal:
+                check_choice(name, getattr(self, name), get_args(kind))
         check_positive("threshold", self.threshold)
 
     def measure(

@@ -28,7 +28,6 @@ def cholesky_jittered(A: Tensor, *, name: str = "A") -> Tensor:  # (..., D, D) -
     get any, and a `NumericsWarning` says how much; the others are returned as torch computes them.
 
     Raises:
-        LGMMLError: A is not square, finite and symmetric.
         NotSPDError: No jitter was enough; the member and its smallest eigenvalue are named.
 
     >>> cholesky_jittered(torch.tensor([[4.0, 2.0], [2.0, 10.0]]))

@@ -79,9 +79,6 @@ BUDGETS = {
 def budget_seconds(budget: str) -> float | None:
     """The seconds of a budget that is a time; None for one that has a name.
 
-    Raises:
-        LGMMLError: neither a name nor a time.
-
     >>> budget_seconds("10m"), budget_seconds("fast")
     (600.0, None)
     """
@@ -175,15 +172,10 @@ class Defaults:
 
 
 def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, start: str | None = None) -> Defaults:
-    """Decide what is fitted.
+    """Decide what is fitted; a setting that has no effect on it is refused.
 
-    Args:
-        sizes: of the training data.
-        asked: the settings the user gave, by their names in `LGMMLRanker` and `SETTINGS`.
-        start: the kind of metrics of an earlier model to go on from.
-
-    Raises:
-        ConfigError: a setting that has no effect on what is fitted.
+    ``asked`` has the settings the user gave, by their names in `LGMMLRanker` and `SETTINGS`. ``start`` is the kind of
+    metrics of an earlier model to go on from.
 
     >>> choose_defaults(Sizes(470, 9_630, 46)).bank, choose_defaults(Sizes(7_274, 722_339, 110)).bank
     ('boosted', 'trained')

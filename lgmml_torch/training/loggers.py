@@ -105,13 +105,7 @@ class Wandb(WandbLogger):
 
 
 class MLflow(MLFlowLogger):
-    """MLflow (the extra ``mlflow``), in a local database unless there is a server.
-
-    Args:
-        tracking_uri: of the server; None keeps runs and their files in ``store``.
-        store: a folder for many runs.
-        settings: of `pytorch_lightning.loggers.MLFlowLogger`.
-    """
+    """MLflow (the extra ``mlflow``): a database and files in the folder ``store``, unless there is a server."""
 
     def __init__(self, *, tracking_uri: str | None = None, store: str = "outputs/mlflow", **settings: Any) -> None:
         require("mlflow", "for logger=mlflow", "mlflow")

@@ -223,10 +223,6 @@ LOSSES["label_differences"] = partial(ListLoss, "label_differences", label_diffe
 def build_loss(given: Loss | Function | Mapping[str, Any] | str) -> Loss:
     """A loss as it is, by its name, by its `Loss.spec`, or of a function, see `ListLoss`.
 
-    Raises:
-        LGMMLError: an unknown name, with a suggestion.
-        ConfigError: settings the loss does not take.
-
     >>> build_loss({"name": "warp", "margin": 0.5}), build_loss(spearman_loss)
     (Warp(margin=0.5), ListLoss(name='lgmml_torch.functional.losses.spearman_loss'))
     """

@@ -373,16 +373,10 @@ class LGMMLModule(pl.LightningModule):
         placed = self._placed.get(name)
         if placed is None or placed.inputs.device != self.device:
             data, inputs = self._data[name]
-            positions = data.positions
-            if positions is not None:
-                positions = positions.to(self.device)
-            placed = _Lists(
-                data.labels.to(self.device),
-                data.offsets.to(self.device),
-                data.order.to(self.device),
-                inputs.to(self.device),
-                positions,
-            )
+            labels, offsets, order = (tensor.to(self.device) for tensor in (data.labels, data.offsets, data.order))
+            placed = _Lists(labels, offsets, order, inputs.to(self.device))
+            if data.positions is not None:
+                placed = placed._replace(positions=data.positions.to(self.device))
             self._placed[name] = placed
         return placed
 

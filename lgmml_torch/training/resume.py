@@ -173,9 +173,7 @@ class KeepCheckpoints(Checkpoint):
     def continue_from(self, checkpoint: Path, loss: str) -> None:
         """Go on from a checkpoint: its best weights so far, which this run may never beat, come to this folder.
 
-        Raises:
-            ConfigError: its run had another loss; of functions, a checkpoint keeps the names.
-            CheckpointError: the best weights are of another run.
+        Another loss is refused, and best weights of another run. Of functions, a checkpoint keeps the names.
         """
         earlier_loss = load_checkpoint(checkpoint)["hyper_parameters"].get("loss", {}).get("name", loss)
         if earlier_loss != loss:

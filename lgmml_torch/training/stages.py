@@ -75,8 +75,7 @@ class Prepared:
     def model(self, make_phi: MakePhi) -> LGMML:
         """A ranker with fresh weights: the bank's own Φ₀ where it has one.
 
-        Raises:
-            ConfigError: weights for each query of data that processes share are too large for every process.
+        Weights for each query of data that processes share are refused if they are too large for every process.
         """
         train, metrics = self.splits["train"], self.bank.metrics
         queries, qids = len(train.all_lists), train.qids
@@ -115,19 +114,10 @@ class Prepared:
         if train.document_weights is not None and isinstance(settings.loss, ListLoss):
             raise ConfigError(f"the loss {settings.loss.name!r} is a function without weights of documents, got some")
         self.add_inputs(model, cache, settings.distances)
-        module = LGMMLModule(
-            model.spec(),
-            model,
-            loss=settings.loss,
-            deviation_penalty=settings.deviation_penalty,
-            optimizer=settings.optimizer,
-            step_size=settings.step_size,
-            dropout=settings.dropout,
-            preset=settings.preset,
-            seed=recipe.seed,
-            num_positions=count,
-            measure=recipe.own_measure,
-        )
+        names = ("loss", "deviation_penalty", "optimizer", "step_size", "dropout", "preset")
+        rules = {name: getattr(settings, name) for name in names}
+        rules |= {"seed": recipe.seed, "num_positions": count, "measure": recipe.own_measure}
+        module = LGMMLModule(model.spec(), model, **rules)
         if bias is not None and module.position_bias is not None:
             module.position_bias.data.copy_(bias)
         for name, data in self.splits.items():
