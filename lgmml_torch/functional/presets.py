@@ -12,6 +12,7 @@ not ranked are treated alike, except that the best possible order knows of them.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -65,8 +66,9 @@ class Preset:
         """Every metric of every list by these rules; NaN for lists that are skipped."""
         values = lists[1].new_full((len(metrics), len(lists[2]) - 1), torch.nan)
         if metrics:
-            depth, pessimistic = _depth(metrics), self.ties == "pessimistic"
-            for block in _ranked_blocks(*lists, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
+            depth = max(metric.k or sys.maxsize for metric in metrics)  # the deepest rank that one looks at
+            blocks = _ranked_blocks(*lists, tie_order, retrieved, pessimistic=self.ties == "pessimistic", depth=depth)
+            for block in blocks:
                 values[:, block.queries] = _block_metrics(block, metrics, self, max_grade)
         return values
 
@@ -192,16 +194,6 @@ class _RankedBlock:
     ranked: Tensor  # (B, V) seen labels of the best V <= W documents, best first
 
 
-def _depth(metrics: Sequence[MetricName]) -> int | None:
-    """The deepest rank that a metric looks at; None for the whole list."""
-    depth = 1
-    for metric in metrics:
-        if metric.k is None:
-            return None
-        depth = max(depth, metric.k)
-    return depth
-
-
 def _ranked_blocks(
     scores: Tensor,  # (N,)
     labels: Tensor,  # (N,)
@@ -210,7 +202,7 @@ def _ranked_blocks(
     retrieved: Tensor | None,  # (N,)
     *,
     pessimistic: bool,
-    depth: int | None,
+    depth: int,
 ) -> Iterator[_RankedBlock]:
     """Sort every list once; widths double from block to block. Queries without documents appear in none."""
     sizes = counts = offsets.diff()

@@ -101,12 +101,8 @@ def score(
     return torch.cat(parts)
 
 
-def tie_equal_rows(
-    scores: Tensor,  # (N,)
-    features: Tensor,  # (N, D) raw, on the CPU
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (N,)
-    """The scores with equal documents of a list level with the first of them.
+def tie_equal_rows(scores: Tensor, features: Tensor, offsets: Tensor) -> Tensor:  # (N,), (N, D), (Q+1,) -> (N,)
+    """The scores with equal documents of a list, by raw features on the CPU, level with the first of them.
 
     A vector loop and its remainder, or two blocks of a product, may round differently, so that a row's score depends on
     its place in the last bits; a tie would then be broken by chance. Only rows whose scores lie within 1e-4 of a

@@ -166,13 +166,8 @@ def _lifted(L: Tensor, U: Tensor, invert_first: bool) -> Tensor:  # (K, D, D)
     return lifted
 
 
-def _by_svd(
-    L: Tensor,  # (K, D, D), A = LLᵀ
-    R: Tensor,  # (K, D, D), B = RRᵀ
-    t: float,
-    invert_first: bool,
-) -> Tensor:  # (K, D, D)
-    """The same from the factors of A and B, which does not square the condition of the middle matrix.
+def _by_svd(L: Tensor, R: Tensor, t: float, invert_first: bool) -> Tensor:  # (K, D, D), (K, D, D) -> (K, D, D)
+    """The same from the factors of A = LLᵀ and B = RRᵀ, which does not square the condition of the middle matrix.
 
     The middle matrix is XXᵀ for X = L⁻¹R or LᵀR, and the singular values of X keep the digits that the eigenvalues
     of the product lose: at condition 1e12 the Riccati residual falls from 1e-4 to 1e-13. Several times slower than

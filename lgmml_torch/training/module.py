@@ -132,13 +132,11 @@ class LGMMLModule(pl.LightningModule):
         else:
             self.register_buffer("position_bias", None)
 
-    def attach(
-        self,
-        split: str,
-        data: RankingData,
-        inputs: Tensor | Views,  # (N, K) distances; (N, D) preprocessed features where the metrics are trained
-    ) -> None:
-        """Give the module the labels and inputs of a split (``"train"``, ``"valid"`` or ``"test"``)."""
+    def attach(self, split: str, data: RankingData, inputs: Tensor | Views) -> None:
+        """Give the module the labels and inputs of a split (``"train"``, ``"valid"`` or ``"test"``).
+
+        Inputs are distances ``(N, K)``, or preprocessed features ``(N, D)`` where the metrics are trained.
+        """
         self._data[split] = (data, inputs)
         self._placed.pop(split, None)
 
@@ -217,12 +215,7 @@ class LGMMLModule(pl.LightningModule):
             return scores
         return scores + bias_of(self.position_bias, positions[rows]).to(scores.dtype)
 
-    def _batch_kappa(
-        self,
-        inputs: Tensor,  # (M, K) or (M, D)
-        batch: TrainingBatch,
-        batch_idx: int,
-    ) -> Tensor:  # (M, K)
+    def _batch_kappa(self, inputs: Tensor, batch: TrainingBatch, batch_idx: int) -> Tensor:  # (M, K or D) -> (M, K)
         """κ of a training batch; what is dropped is a function of the seed, the step and the whole batch alone."""
         inputs = inputs.to(self.model.phi.table.weight.dtype)
         if not self.trains_metrics:

@@ -41,12 +41,8 @@ class Views:
         """The same on another device."""
         return replace(self, device=device)
 
-    def of(
-        self,
-        rows: Tensor | slice,  # (M,) documents of whole lists
-        offsets: Tensor,  # (B+1,) where each list stands among them
-    ) -> Tensor:  # (M, D')
-        """The preprocessed features of some lists."""
+    def of(self, rows: Tensor | slice, offsets: Tensor) -> Tensor:  # (M,), (B+1,) -> (M, D')
+        """The preprocessed features of documents of whole lists; ``offsets`` says where each list stands among them."""
         if isinstance(rows, Tensor):
             rows = rows.to(self.features.device)
         raw = self.features[rows].to(device=self.device, dtype=self.dtype)

@@ -28,7 +28,7 @@ from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.measures import Measure, mean_measure
 from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.models.encode import CategoryEncoder, encode_splits
-from lgmml_torch.models.phi import AUTO, POLICIES, Phi
+from lgmml_torch.models.phi import AUTO, POLICIES
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import KeepColumns
@@ -80,7 +80,9 @@ class Prepared:
         train, metrics = self.splits["train"], self.bank.metrics
         queries, qids = len(train.all_lists), train.qids
         if train.all_lists.shared and distributed.world_size() > 1:
-            row = _row_bytes(make_phi(1, metrics.num_metrics))
+            one = make_phi(1, metrics.num_metrics)
+            state = one.state_dict()
+            row = sum(state[name].nbytes for name in one.rows_by_query)  # that a query adds
             if row * queries > _LARGEST_PHI:
                 raise ConfigError(
                     f"Φ of {queries:,} queries takes {row * queries / 2**30:.1f} GiB on every process, more than "
@@ -194,12 +196,6 @@ class Trained:
         if bias is None:
             return None
         return position_curve(bias, self.module.data_of("train"))
-
-
-def _row_bytes(phi: Phi) -> int:
-    """Bytes that a training query adds to Φ."""
-    state = phi.state_dict()
-    return sum(state[name].nbytes for name in phi.rows_by_query)
 
 
 def prepare(
