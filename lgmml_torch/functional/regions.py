@@ -122,15 +122,11 @@ def regions_from_queries(
     empty = (segment_sum(high.long(), row_offsets) == 0).nonzero()
     if empty.numel():
         raise DataError(f"`queries` must have a positive and a lower-labelled document, got {int(queries[empty[0]])}")
-    region = segment_ids(query_offsets)[owner]
-    return Regions(
-        queries,
-        query_offsets,
-        rows[high],
-        _offsets(region[high], len(query_offsets) - 1),
-        rows[~positive],
-        _offsets(region[~positive], len(query_offsets) - 1),
-    )
+    region, count = segment_ids(query_offsets)[owner], len(query_offsets) - 1
+    parts = []
+    for side in (high, ~positive):
+        parts += [rows[side], _offsets(region[side], count)]
+    return Regions(queries, query_offsets, *parts)
 
 
 def sample_regions(

@@ -174,14 +174,8 @@ class LambdaRank(_Named):
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
         """Gradients at fixed scores; the surrogate has exactly these."""
         scores = score(None)
-        gradients, _ = lambda_gradients(
-            scores.detach(),
-            batch.labels.to(scores.dtype),
-            batch.list_offsets,
-            sigma=self.sigma,
-            truncation=self.truncation,
-            weights=batch.document_weights,
-        )
+        lists = (scores.detach(), batch.labels.to(scores.dtype), batch.list_offsets)
+        gradients, _ = lambda_gradients(*lists, weights=batch.document_weights, **asdict(self))
         weights = batch.list_weights.to(scores.dtype).repeat_interleave(batch.list_offsets.diff())
         return LossValue(-(gradients * weights * scores).sum() / batch.whole.lists, 1)
 

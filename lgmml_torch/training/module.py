@@ -341,16 +341,12 @@ class LGMMLModule(pl.LightningModule):
     def _evaluate(self, split: str, block: Tensor, metrics: RankingMetrics) -> None:
         first, last = block.tolist()
         lists = self.lists(split)
-        start, stop = int(lists.offsets[first]), int(lists.offsets[last])
+        rows = slice(int(lists.offsets[first]), int(lists.offsets[last]))
         scores = self.block_scores(split, first, last)
         if split == "valid":
-            scores = self._shown(scores, split, slice(start, stop))
-        metrics.update(
-            scores,
-            lists.labels[start:stop],
-            lists.offsets[first : last + 1] - start,
-            tie_order=lists.order[start:stop],
-        )
+            scores = self._shown(scores, split, rows)
+        offsets = lists.offsets[first : last + 1] - rows.start
+        metrics.update(scores, lists.labels[rows], offsets, tie_order=lists.order[rows])
 
     def _log_metrics(self, prefix: str, metrics: RankingMetrics) -> None:
         self.counts[prefix] = {name: found.counted for name, found in metrics.summary().items()}
