@@ -237,7 +237,6 @@ def gmml_bank(
         NotSPDError: The rows of a region are all equal, or λ=0 and its scatter is singular beyond repair.
     """
     check_unit_interval("t", t)
-    check_choice("reduction", reduction, REDUCTIONS)
     check_choice("method", method, METHODS)
     check_positive("lam", lam, zero=True)
     check_shape("features", features, (None, None))

@@ -1,8 +1,4 @@
-"""The stages of training, which `train.py` and `LGMMLRanker` both call: `prepare`, then `train_phi`.
-
-A `Recipe` has the settings of what is fitted. `TrainerSettings` has the output folder, trainer, callbacks, loggers and
-cache. `rehearse` checks a recipe before any time is spent on it.
-"""
+"""The stages of training, which `train.py` and `LGMMLRanker` both call: `prepare`, then `train_phi`."""
 
 from __future__ import annotations
 
