@@ -174,4 +174,7 @@ def _joined(blocks: Sequence[MetricBlock]) -> MetricBlock:
     names = ["anchors", "factors", "scales", "quality"]
     if not blocks[0].is_full:
         names.append("support")
-    return MetricBlock(**{name: torch.cat([getattr(block, name) for block in blocks]) for name in names})
+    parts = {}
+    for name in names:
+        parts[name] = torch.cat([getattr(block, name) for block in blocks])
+    return MetricBlock(**parts)

@@ -97,10 +97,11 @@ class SampledBuilder(BankBuilder):
         regions = sample_regions(data.labels, data.offsets, self.num_metrics, pool=self.pool, generator=generator)
         if len(regions) < self.num_metrics:
             log.info("%d local metrics instead of %d: one for each usable query", len(regions), self.num_metrics)
-        rules = {name: getattr(self, name) for name in ("t", "lam", "relative", "reduction", "method")}
+        rules: dict[str, Any] = {"t": self.t, "lam": self.lam, "relative": self.relative, "reduction": self.reduction}
+        rules |= {"prior": self._prior_metric(data), "method": self.method}
         progress = None if on_round is None else lambda done, total: on_round(done, SimpleNamespace(total=total))
-        factors = gmml_bank(data.features, regions, prior=self._prior_metric(data), progress=progress, **rules)
-        rules = {name: getattr(self, name) for name in ("candidates", "alphas", "norm")}
+        factors = gmml_bank(data.features, regions, progress=progress, **rules)
+        rules = {"candidates": self.candidates, "alphas": self.alphas, "norm": self.norm}
         anchors = choose_anchors(data.features, data.labels, data.offsets, regions, factors, **rules)
         block = MetricBlock(anchors.points, factors, quality=anchors.ndcg)
         metrics = LocalMetrics([block], num_features=data.num_features, norm=self.norm)

@@ -146,7 +146,10 @@ def rank_metrics(
     {'ndcg@2': tensor([0.1738,    nan], dtype=torch.float64), 'mrr': tensor([0.5000, 0.0000], dtype=torch.float64)}
     """
     asked = measures_of(metrics)
-    parsed = {measure.name: parse_metric(measure.name) for measure in asked if measure.function is None}
+    parsed: dict[str, MetricName] = {}
+    for measure in asked:
+        if measure.function is None:
+            parsed[measure.name] = parse_metric(measure.name)
     rules = find_preset(preset)
     if threshold is not None:
         rules = dataclasses.replace(rules, threshold=threshold)

@@ -66,7 +66,9 @@ class Preset:
         """Every metric of every list by these rules; NaN for lists that are skipped."""
         values = lists[1].new_full((len(metrics), len(lists[2]) - 1), torch.nan)
         if metrics:
-            depth = max(metric.k or sys.maxsize for metric in metrics)  # the deepest rank that one looks at
+            depth = 0  # the deepest rank that one looks at
+            for metric in metrics:
+                depth = max(depth, metric.k or sys.maxsize)
             blocks = _ranked_blocks(*lists, tie_order, retrieved, pessimistic=self.ties == "pessimistic", depth=depth)
             for block in blocks:
                 values[:, block.queries] = _block_metrics(block, metrics, self, max_grade)

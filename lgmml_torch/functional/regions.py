@@ -8,7 +8,7 @@ labelled above the lowest label of the same query. Labels are compared within qu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class Regions:
 
     def part(self, some: slice) -> Regions:
         """Some regions that follow each other."""
-        lists = [getattr(self, field.name) for field in fields(self)]
+        lists = list(vars(self).values())
         parts = []
         for values, offsets in zip(lists[::2], lists[1::2], strict=True):
             own = offsets[some.start : some.stop + 1]

@@ -28,7 +28,8 @@ class _WithoutEpoch:
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log numbers at a step."""
-        kept = {name: value for name, value in metrics.items() if name != "epoch"}
+        kept = dict(metrics)
+        kept.pop("epoch", None)
         super().log_metrics(kept, step)  # type: ignore[misc]
 
 

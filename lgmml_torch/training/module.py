@@ -359,13 +359,12 @@ class LGMMLModule(pl.LightningModule):
         """A split where the module is: moved there when it is first asked for; raw features stay where they are."""
         if name not in self._data:
             raise LGMMLError(f"the module has no {name!r} lists; call attach({name!r}, data, inputs) first")
-        placed = self._placed.get(name)
-        if placed is None or placed.inputs.device != self.device:
+        placed, device = self._placed.get(name), self.device
+        if placed is None or placed.inputs.device != device:
             data, inputs = self._data[name]
-            labels, offsets, order = (tensor.to(self.device) for tensor in (data.labels, data.offsets, data.order))
-            placed = _Lists(labels, offsets, order, inputs.to(self.device))
+            placed = _Lists(data.labels.to(device), data.offsets.to(device), data.order.to(device), inputs.to(device))
             if data.positions is not None:
-                placed = placed._replace(positions=data.positions.to(self.device))
+                placed = placed._replace(positions=data.positions.to(device))
             self._placed[name] = placed
         return placed
 

@@ -112,8 +112,9 @@ class Prepared:
         if train.document_weights is not None and isinstance(settings.loss, ListLoss):
             raise ConfigError(f"the loss {settings.loss.name!r} is a function without weights of documents, got some")
         self.add_inputs(model, cache, settings.distances)
-        names = ("loss", "deviation_penalty", "optimizer", "step_size", "dropout", "preset")
-        rules = {name: getattr(settings, name) for name in names}
+        rules = dict(vars(settings))
+        for name in ("loader", "keep", "distances"):  # of other parts
+            del rules[name]
         rules |= {"seed": recipe.seed, "num_positions": count, "measure": recipe.own_measure}
         module = LGMMLModule(model.spec(), model, **rules)
         if bias is not None and module.position_bias is not None:
