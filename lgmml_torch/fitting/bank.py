@@ -28,23 +28,14 @@ OnRound = Callable[[int, Any], None]
 
 @dataclass(frozen=True)
 class Bank:
-    """Local metrics, the kernel they were fitted for, and the weights to start from where the fit gives any.
+    """Local metrics, the kernel they were fitted for, and the weights to start from where the fit gives any."""
 
-    Attributes:
-        metrics: features to scaled distances, K columns, in their norm.
-        kernel: κ, see `lgmml_torch.functional.score.kernel`; a score of these metrics means nothing under another.
-        phi: ``(K,)`` weights Φ₀ ≥ 0 shared by all queries, in the order of the columns; None when the fit has none.
-        history: how the fit went, primitives only.
-        trained: whether anchors, factors and scales are a start that gradients go on from, together with Φ.
-        position_bias: ``(P,)`` what being shown at each position added to a score in training; None without positions.
-            Scores of new lists do without it.
-    """
-
-    metrics: LocalMetrics
-    kernel: str = "paper"
-    phi: Tensor | None = None
-    history: dict[str, Any] = field(default_factory=dict)
-    trained: bool = False
+    metrics: LocalMetrics  # features to scaled distances, K columns, in their norm
+    kernel: str = "paper"  # κ of `functional.score.kernel`; a score of these metrics means nothing under another
+    phi: Tensor | None = None  # (K,) weights Φ₀ ≥ 0 shared by all queries; None when the fit has none
+    history: dict[str, Any] = field(default_factory=dict)  # how the fit went, primitives only
+    trained: bool = False  # whether anchors, factors and scales are a start that gradients go on from, together with Φ
+    # (P,) what being shown at each position added to a score in training, which scores of new lists do without
     position_bias: Tensor | None = None
 
     @property
@@ -98,11 +89,7 @@ class BankBuilder:
         return self.fit(data, valid, seed=seed, on_round=on_round, **further)
 
     def check_call(self, **further: Any) -> None:
-        """Refuse further arguments of a call before any time is spent on data.
-
-        Raises:
-            ConfigError: one that this builder does not take.
-        """
+        """Refuse arguments of a call that this builder does not take, before any time is spent on data."""
         able = {"start": self.grows, "measure": self.takes_measure, "resume": self.resumes}
         for name, value in further.items():
             if value is not None and not able[name]:
@@ -114,11 +101,7 @@ class BankBuilder:
 
     @classmethod
     def of(cls, **settings: Any) -> Self:
-        """A builder with these settings.
-
-        Raises:
-            ConfigError: for an unknown one, with a suggestion.
-        """
+        """A builder with these settings; an unknown one is refused, with a suggestion."""
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in settings:
             if name not in known:
@@ -156,11 +139,7 @@ def as_builder(builder: BankBuilder | Callable[..., Bank]) -> BankBuilder:
 
 
 def merge_banks(banks: Sequence[Bank], weights: Sequence[float]) -> Bank:
-    """One bank whose score is the weighted sum of the banks' scores; metrics of one shape become one block.
-
-    Raises:
-        LGMMLError: banks without Φ, of different features, norms or kernels, or not as many weights.
-    """
+    """One bank whose score is the weighted sum of the banks' scores; metrics of one shape become one block."""
     if not banks or len(banks) != len(weights):
         raise LGMMLError(f"`weights` must be one for each of at least one bank, got {len(weights)} for {len(banks)}")
     first = _nature(banks[0])
@@ -192,10 +171,10 @@ def _nature(bank: Bank) -> tuple[int, str, str]:
 
 
 def _joined(blocks: Sequence[MetricBlock]) -> MetricBlock:
+    names = ["anchors", "factors", "scales", "quality"]
+    if not blocks[0].is_full:
+        names.append("support")
     parts = {}
-    for name in ("anchors", "factors", "scales", "quality", "support"):
+    for name in names:
         parts[name] = torch.cat([getattr(block, name) for block in blocks])
-    support = None if blocks[0].is_full else parts["support"]
-    return MetricBlock(
-        parts["anchors"], parts["factors"], support=support, scales=parts["scales"], quality=parts["quality"]
-    )
+    return MetricBlock(**parts)

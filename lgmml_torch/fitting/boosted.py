@@ -18,7 +18,7 @@ from lgmml_torch.checks import ConfigError, DataError, DivergedError, check_whol
 from lgmml_torch.fitting.bank import Bank, BankBuilder, OnRound, merge_banks
 from lgmml_torch.fitting.round import BoostConfig, Problem
 from lgmml_torch.functional.boosting import Learners
-from lgmml_torch.functional.losses import position_curve
+from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.measures import Measure, rank_metrics
 from lgmml_torch.models.local_metrics import LocalMetrics, MetricBlock
 from lgmml_torch.ragged import RankingData
@@ -72,7 +72,8 @@ class BoostState:
         if valid is not None:
             valid_scores = scores.new_zeros(valid.num_documents)
         learners = Learners.empty(max(problem.config.sizes), data.features)
-        bias = scores.new_zeros(problem.num_positions) if problem.num_positions else None
+        count = num_positions(data)
+        bias = scores.new_zeros(count) if count else None
         state = cls(0, scores, valid_scores, learners, identity=problem.identity, position_bias=bias)
         if start is None:
             return state
@@ -114,11 +115,7 @@ class BoostState:
         return self.evaluated_with(train, value, smooth=config.smooth, measured=measured)
 
     def check_scores(self, config: BoostConfig) -> None:
-        """Require scores that a model of the learners' precision can give: finite ones.
-
-        Raises:
-            DivergedError: the round, and what usually helps.
-        """
+        """Require scores that a model of the learners' precision can give: finite ones."""
         phi = self.learners.phi
         totals = phi.cumsum(dim=0)  # the last bounds the score of a κ that is bounded by 1
         if not bool(torch.cat([totals, self.scores.to(phi), self.valid_scores.to(phi)]).isfinite().all()):
@@ -175,11 +172,7 @@ class BoostedBuilder(BoostConfig, BankBuilder):
     resumes: ClassVar[bool] = True
 
     def check_call(self, **further: Any) -> None:
-        """No rounds at all are fine where there is a ``start``.
-
-        Raises:
-            LGMMLError: what is wrong with the arguments of a call.
-        """
+        """No rounds at all are fine where there is a ``start``."""
         super().check_call(**further)
         if further.get("start") is None:
             check_whole("rounds", self.rounds)

@@ -25,7 +25,7 @@ from lgmml_torch.checks import (
 from lgmml_torch.fitting.bank import Bank
 from lgmml_torch.functional.boosting import Learners, NewtonRows, list_scatter
 from lgmml_torch.functional.gmml import gmml
-from lgmml_torch.functional.losses import bias_of, lambda_gradients, num_positions
+from lgmml_torch.functional.losses import bias_of, lambda_gradients
 from lgmml_torch.functional.measures import Measure
 from lgmml_torch.functional.score import KERNELS, kernel
 from lgmml_torch.functional.spd import METHODS
@@ -114,7 +114,6 @@ class Problem:
     weights: Tensor | None  # (Q,)
     config: BoostConfig
     seed: int
-    num_positions: int = 0
     start: Bank | None = None
     measure: Measure | None = None
 
@@ -141,7 +140,7 @@ class Problem:
         weights = data.query_weights
         if weights is not None:
             weights = data.all_lists.per_query(weights)
-        return cls(data, valid, usable, weights, config, seed, num_positions(data), start, measure)
+        return cls(data, valid, usable, weights, config, seed, start, measure)
 
     @staticmethod
     def generator(seed: int, step: int) -> torch.Generator:
@@ -171,22 +170,13 @@ class Problem:
             asked += f" start={self.start.digest}"
         return asked
 
-    def seen(
-        self,
-        scores: Tensor,  # (N,)
-        data: RankingData,
-        bias: Tensor | None,  # (P,)
-    ) -> Tensor:  # (N,)
+    def seen(self, scores: Tensor, data: RankingData, bias: Tensor | None) -> Tensor:  # (N,), (P,) -> (N,)
         """The scores that the loss sees: with what being shown where it was adds to each document."""
         if bias is not None and data.positions is not None:
             scores = scores + bias_of(bias, data.positions)
         return scores.to(data.features.dtype)
 
-    def draw_bag(
-        self,
-        scores: Tensor,  # (N,)
-        generator: torch.Generator,
-    ) -> Bag:
+    def draw_bag(self, scores: Tensor, generator: torch.Generator) -> Bag:  # (N,)
         """Some queries, their gradients from whole lists, and at most ``cap`` of their documents.
 
         Where processes share the data, each sends what it has of the drawn lists, and all draw and find the same.
@@ -391,11 +381,7 @@ class Bag:
         moved = [mean + step * away for step in config.steps]
         return torch.cat([values[drawn], torch.stack([mean, *moved])]).transpose(0, 1)
 
-    def subspace_factors(
-        self,
-        values: Tensor,  # (M, C, s)
-        config: BoostConfig,
-    ) -> Tensor:  # (C, s, s)
+    def subspace_factors(self, values: Tensor, config: BoostConfig) -> Tensor:  # (M, C, s) -> (C, s, s)
         """Factor of each subspace's metric."""
         eye = torch.eye(values.shape[2], dtype=values.dtype, device=values.device)
         if config.metric == "identity" or values.shape[2] == 1:  # in one dimension every metric is a scale
@@ -410,11 +396,7 @@ class Bag:
         return gmml(S, D, config.t, lam=config.lam, method=config.method).factor.to(values.dtype)
 
 
-def _draw_rows(
-    hessians: Tensor,  # (M,)
-    cap: int,
-    generator: torch.Generator,
-) -> Tensor:  # (min(M, cap),)
+def _draw_rows(hessians: Tensor, cap: int, generator: torch.Generator) -> Tensor:  # (M,) -> (min(M, cap),)
     """At most ``cap`` rows, in order."""
     count = len(hessians)
     if count <= cap:

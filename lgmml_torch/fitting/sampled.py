@@ -97,21 +97,12 @@ class SampledBuilder(BankBuilder):
         regions = sample_regions(data.labels, data.offsets, self.num_metrics, pool=self.pool, generator=generator)
         if len(regions) < self.num_metrics:
             log.info("%d local metrics instead of %d: one for each usable query", len(regions), self.num_metrics)
-        factors = gmml_bank(
-            data.features,
-            regions,
-            t=self.t,
-            lam=self.lam,
-            relative=self.relative,
-            prior=self._prior_metric(data),
-            reduction=self.reduction,
-            method=self.method,
-            progress=None if on_round is None else lambda done, total: on_round(done, SimpleNamespace(total=total)),
-        )
-        lists = (data.features, data.labels, data.offsets)
-        anchors = choose_anchors(
-            *lists, regions, factors, candidates=self.candidates, alphas=self.alphas, norm=self.norm
-        )
+        rules: dict[str, Any] = {"t": self.t, "lam": self.lam, "relative": self.relative, "reduction": self.reduction}
+        rules |= {"prior": self._prior_metric(data), "method": self.method}
+        progress = None if on_round is None else lambda done, total: on_round(done, SimpleNamespace(total=total))
+        factors = gmml_bank(data.features, regions, progress=progress, **rules)
+        rules = {"candidates": self.candidates, "alphas": self.alphas, "norm": self.norm}
+        anchors = choose_anchors(data.features, data.labels, data.offsets, regions, factors, **rules)
         block = MetricBlock(anchors.points, factors, quality=anchors.ndcg)
         metrics = LocalMetrics([block], num_features=data.num_features, norm=self.norm)
         some = torch.randperm(len(data.features), generator=generator)[:MEDIAN_DOCUMENTS].sort().values
@@ -187,7 +178,6 @@ def fit_sampled(
 
     Raises:
         DataError: when no query has a positive and a lower-labelled document.
-        LGMMLError: for settings outside their range.
     """
     return SampledBuilder.of(**settings)(data, valid, seed=seed, on_round=on_round)
 

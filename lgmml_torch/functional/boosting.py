@@ -81,11 +81,7 @@ class NewtonRows:
 
     where the second term is there because a shift of a whole list changes no pair and must not count.
 
-    Args:
-        gradients: ``(M,)``.
-        hessians: ``(M,)`` positive.
-        offsets: ``(Q+1,)`` lists; none empty.
-        ridge: relative to the total Hessian.
+    Gradients and positive Hessians are ``(M,)``, no list is empty, and the ridge is relative to the total Hessian.
     """
 
     def __init__(self, gradients: Tensor, hessians: Tensor, offsets: Tensor, *, ridge: float = 0.05) -> None:
@@ -104,12 +100,7 @@ class NewtonRows:
         )
         self._ridge = ridge * hessians.sum()
 
-    def gains(
-        self,
-        kernels: Tensor,  # (M, B)
-        *,
-        min_deviation: float = 0.01,
-    ) -> Tensor:  # (B,)
+    def gains(self, kernels: Tensor, *, min_deviation: float = 0.01) -> Tensor:  # (M, B) -> (B,)
         """``b |b| / a`` of each column by itself; -1 for columns that vary less than ``min_deviation``."""
         b, mean = self._linear @ kernels
         curvature, square = self._square @ kernels.square()
@@ -182,11 +173,7 @@ class Learners:
         """``(K,)`` number of features of each metric."""
         return (self.support >= 0).sum(dim=1)
 
-    def kernels(
-        self,
-        features: Tensor,  # (N, D)
-        kernel: str,
-    ) -> Tensor:  # (N, K)
+    def kernels(self, features: Tensor, kernel: str) -> Tensor:  # (N, D) -> (N, K)
         """κ of the scaled distances; only the columns of the features in use are copied."""
         used, place = torch.unique(self.support.clamp_min(0), return_inverse=True)
         dists = local_distances(features[:, used].to(self.phi.dtype), self.anchors, self.factors, support=place)

@@ -85,10 +85,7 @@ def _levels(scores: ArrayLike) -> tuple[Tensor, Tensor]:  # (L,), (N,)
     return torch.unique(torch.as_tensor(scores).double().cpu(), return_inverse=True)  # type: ignore[no-any-return]
 
 
-def fit_grade_map(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-) -> GradeMap:
+def fit_grade_map(scores: Tensor, labels: Tensor) -> GradeMap:  # (N,), (N,)
     r"""The map whose log losses over all cuts, :math:`\sum_t`, are least, plus half the square of a standardised slope.
 
     At the best :math:`b_t` the chances to lie above a cut add up to the number of documents that do, so these documents
@@ -148,12 +145,7 @@ class Reliability(NamedTuple):
     brier: float  # mean square of chance minus outcome, over all documents
 
 
-def reliability(
-    chances: Tensor,  # (N,)
-    outcomes: Tensor,  # (N,) bool
-    *,
-    groups: int = 10,
-) -> Reliability:
+def reliability(chances: Tensor, outcomes: Tensor, *, groups: int = 10) -> Reliability:  # (N,), (N,) bool
     """Compare chances with outcomes.
 
     >>> found = reliability(torch.tensor([0.1, 0.3, 0.5, 0.9]), torch.tensor([False, False, True, True]), groups=2)

@@ -29,10 +29,7 @@ _Filler = Callable[[Tensor, Tensor], None]
 """Fills ``tile (K, B)`` with the distances of ``rows (B, D)``."""
 
 
-def _factor_filler(
-    anchors: Tensor,  # (K, D)
-    factors: Tensor,  # (K, D, R)
-) -> _Filler:
+def _factor_filler(anchors: Tensor, factors: Tensor) -> _Filler:  # (K, D), (K, D, R)
     """Difference, product, row norm, one metric after another; the difference comes first, so anchors get exactly 0."""
 
     def fill(rows: Tensor, tile: Tensor) -> None:
@@ -46,11 +43,7 @@ def _factor_filler(
     return fill
 
 
-def _subspace_filler(
-    support: Tensor,  # (K, s)
-    anchors: Tensor,  # (K, s)
-    factors: Tensor,  # (K, s, r)
-) -> _Filler:
+def _subspace_filler(support: Tensor, anchors: Tensor, factors: Tensor) -> _Filler:  # (K, s), (K, s), (K, s, r)
     """Metrics on few features: all K at once, one feature and one direction after another."""
     # Turned to be lower triangular, which changes no distance and leaves half of the products out.
     lenses = torch.linalg.qr(factors.double().mT).R.mT.to(factors)
@@ -74,10 +67,7 @@ def _subspace_filler(
     return fill
 
 
-def _stacked_filler(
-    anchors: Tensor,  # (K, D)
-    factors: Tensor,  # (K, D, R)
-) -> _Filler:
+def _stacked_filler(anchors: Tensor, factors: Tensor) -> _Filler:  # (K, D), (K, D, R)
     """All metrics in one product, which comes before the difference.
 
     So next to an anchor a distance is off by the rounding of its images, a few millionths of the mean distance in
@@ -107,14 +97,9 @@ _TOO_MANY = 0.3  # metrics with a larger share of unsure distances are left to t
 
 
 class _QuadraticFiller:
-    """Fills tiles with distances in float32; see the module's text.
+    """Fills tiles with distances in float32; see the module's text."""
 
-    Args:
-        anchors: ``(K, D)``.
-        factors: ``(K, D, R)``; the metric is ``F Fᵀ``.
-    """
-
-    def __init__(self, anchors: Tensor, factors: Tensor) -> None:
+    def __init__(self, anchors: Tensor, factors: Tensor) -> None:  # (K, D), (K, D, R)
         self.anchors, self.factors = anchors, factors
         wide = anchors.double()
         centre = wide.mean(dim=0)
@@ -193,10 +178,7 @@ _CHUNK_ROWS = 2048
 _SUBSPACE_TILE = 131_072  # distances of one tile: its few copies stay in a core's second-level cache
 
 
-def norm_factors(
-    factors: Tensor,  # (K, D, R)
-    norm: str,
-) -> Tensor:  # (K, D, R) or (K, D, D)
+def norm_factors(factors: Tensor, norm: str) -> Tensor:  # (K, D, R) -> (K, D, R) or (K, D, D)
     """The factor G with ``‖v‖ = ‖Gᵀv‖``: F for ``mahalanobis`` (vᵀMv), M = FFᵀ for ``trace`` (vᵀMMv, Eq. trace_norm).
 
     >>> norm_factors(torch.tensor([[[2.0], [1.0]]]), "trace")
@@ -248,11 +230,7 @@ class DistanceTiles:
                 self.fill = quadratic
 
     @staticmethod
-    def method_for(
-        features: Tensor,  # (N, D)
-        factors: Tensor,  # (K, D, R)
-        norm: str,
-    ) -> str:
+    def method_for(features: Tensor, factors: Tensor, norm: str) -> str:  # (N, D), (K, D, R)
         """The form that suits: stacked factors of low rank, the quadratic form for many float32 rows otherwise."""
         rank = factors.shape[2] if norm == "mahalanobis" else factors.shape[1]
         if rank <= _LOW_RANK * factors.shape[1]:
@@ -314,10 +292,6 @@ def local_distances(
 
     With ``support`` a metric looks at few features, p[support_r] in place of p: the same numbers as with factors that
     are zero elsewhere, at a cost of s·R instead of D·R each; meant for s up to about a dozen.
-
-    Raises:
-        LGMMLError: Shapes that do not fit, entries that are not finite, a support index outside the features, or
-            distances beyond the dtype's range.
 
     >>> x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
     >>> local_distances(x, anchors=torch.zeros(1, 2), factors=torch.eye(2)[None])

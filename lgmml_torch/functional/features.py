@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -19,10 +20,7 @@ from lgmml_torch.checks import LGMMLError, check_offsets, check_shape
 from lgmml_torch.segments import list_blocks, row_slices
 
 
-def row_blocks(
-    features: Tensor,  # (N, D)
-    max_elements: int = 65_536,
-) -> Iterator[Tensor]:  # (n, D)
+def row_blocks(features: Tensor, max_elements: int = 65_536) -> Iterator[Tensor]:  # (N, D) -> (n, D)
     """The rows, a block at a time: few enough for a processor's cache, and no float64 copy of the whole is needed."""
     for rows in row_slices(len(features), features.shape[1], max_elements):
         yield features[rows]
@@ -34,9 +32,7 @@ class OrderlessSum:
     Values in [−1, 1] become two whole numbers each, in units of 2⁻ˢ and 2⁻²ˢ, small enough that float64 adds up
     ``count`` of them without rounding; what is lost, less than 2⁻²ˢ of a value, is lost to each by itself.
 
-    Args:
-        count: rows that will be added at most, by all processes together.
-        like: has a column for each sum.
+    At most ``count`` rows will be added, by all processes together; ``like`` has a column for each sum.
 
     >>> small = OrderlessSum(3, torch.zeros(1))
     >>> small.add(torch.tensor([[1.0], [1e-9], [-1.0]], dtype=torch.float64))
@@ -48,10 +44,7 @@ class OrderlessSum:
         self.unit = 2.0 ** (count.bit_length() - 52)
         self.parts = torch.zeros(2, like.shape[-1], dtype=torch.float64, device=like.device)
 
-    def add(
-        self,
-        values: Tensor,  # (n, D) float64
-    ) -> None:
+    def add(self, values: Tensor) -> None:  # (n, D) float64
         """Some more rows."""
         scaled = values / self.unit
         whole = scaled.round()
@@ -80,15 +73,14 @@ def block_ranges(
 ) -> tuple[Tensor, Tensor]:  # (D,), (D,) float64
     """Middle and half width of the range of each column, of rows that come in blocks and that processes may share.
 
-    Raises:
-        LGMMLError: a value is not finite, on every process.
+    A value that is not finite is an error on every process.
 
     >>> block_ranges([torch.tensor([[1.0, 5.0]]), torch.tensor([[3.0, 5.0]])], torch.zeros(2))[1].tolist()
     [1.0, 0.0]
     """
     low = like.new_full(like.shape, math.inf, dtype=torch.float64)
     high = like.new_full(like.shape, -math.inf, dtype=torch.float64)
-    for block in _small(blocks):
+    for block in chain.from_iterable(map(row_blocks, blocks)):
         low = torch.minimum(low, block.amin(0).double())
         high = torch.maximum(high, block.amax(0).double())
     finite = (low.isfinite() & high.isfinite()) | (low > high)  # the last: no rows
@@ -112,7 +104,7 @@ def block_moments(
     centre, half = ranges
     unit = torch.where(half > 0, half, 1.0)
     total, squares = OrderlessSum(count, centre), OrderlessSum(count, centre)
-    for block in _small(blocks):
+    for block in chain.from_iterable(map(row_blocks, blocks)):
         shares = (block.double() * 0.5 - centre * 0.5) / unit * 2
         total.add(shares)
         squares.add(shares.square())
@@ -124,19 +116,11 @@ def block_moments(
     return centre + unit * mean, torch.where(half > 0, half * variance.sqrt(), 0.0)
 
 
-def _small(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
-    for block in blocks:
-        yield from row_blocks(block)
-
-
 _ROWS_SORTED = 8192  # of whole lists together
 _BLOCK_VALUES = 131_072  # sorted or interpolated at once, so that a block's few copies stay in a processor's cache
 
 
-def list_ids(
-    offsets: Tensor,  # (Q+1,)
-    total: int,
-) -> Tensor:  # (N,)
+def list_ids(offsets: Tensor, total: int) -> Tensor:  # (Q+1,) -> (N,)
     """The list of each of ``total`` rows: `segments.segment_ids` in operations whose shapes do not depend on values.
 
     >>> list_ids(torch.tensor([0, 2, 2, 5]), 5)
@@ -180,10 +164,7 @@ def list_rank_percentiles(
     return out
 
 
-def _rank_columns(
-    values: Tensor,  # (D, N)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (D, N)
+def _rank_columns(values: Tensor, offsets: Tensor) -> Tensor:  # (D, N), (Q+1,) -> (D, N)
     rows = values.shape[1]
     lists = list_ids(offsets, rows)
     keys, order = _list_keys(values, lists).sort()
@@ -198,10 +179,7 @@ def _rank_columns(
     return torch.where(values.isnan(), values, ranks)
 
 
-def _list_keys(
-    values: Tensor,  # (D, N)
-    lists: Tensor,  # (N,)
-) -> Tensor:  # (D, N)
+def _list_keys(values: Tensor, lists: Tensor) -> Tensor:  # (D, N), (N,) -> (D, N)
     """Integers that order rows by list and then by value; equal values of a list share one."""
     values = values + 0.0  # −0.0 and 0.0 are the same number
     if values.dtype == torch.float32 and not torch.compiler.is_compiling():
@@ -213,9 +191,7 @@ def _list_keys(
     return lists * values.shape[1] + dense
 
 
-def _runs(
-    ordered: Tensor,  # (D, N)
-) -> Tensor:  # (D, N)
+def _runs(ordered: Tensor) -> Tensor:  # (D, N) -> (D, N)
     """Number of the run of equal entries each entry of a sorted row is in, from 0."""
     fresh = (ordered != ordered.roll(1, dims=1)).long().cumsum(dim=1)
     return fresh - fresh[:, :1]  # the first entry was compared with the last
@@ -244,11 +220,8 @@ def mid_rank_knots(
     return values, middles
 
 
-def ramp_knots(
-    column: NDArray[np.floating],  # (N,)
-    count: int,
-) -> NDArray[np.floating]:  # (k,) rising, k at most count + 1
-    """Ends of at most ``count`` ramps: the distinct values where they are few, else quantiles and the commonest value.
+def ramp_knots(column: NDArray[np.floating], count: int) -> NDArray[np.floating]:  # (N,) -> (k,)
+    """Rising ends of at most ``count`` ramps: the distinct values if few, else quantiles and the commonest value.
 
     Where one value takes more than its share of the sample, the quantiles are those of the other values.
 
@@ -268,10 +241,7 @@ def ramp_knots(
     return np.unique([*quantiles, *extra]).astype(column.dtype)
 
 
-def pad_knots(
-    columns: Sequence[NDArray[np.floating]],
-    dtype: torch.dtype,
-) -> Tensor:  # (D, 2ᵖ)
+def pad_knots(columns: Sequence[NDArray[np.floating]], dtype: torch.dtype) -> Tensor:  # (D, 2ᵖ)
     """Ragged knots as one table as wide as `interpolate_knots` needs; the last entry of each row is repeated."""
     width = max(map(len, columns), default=1)
     width = 1 << (width - 1).bit_length()
@@ -279,12 +249,8 @@ def pad_knots(
     return torch.from_numpy(np.stack(padded) if padded else np.zeros((0, width))).to(dtype)
 
 
-def interpolate_knots(
-    features: Tensor,  # (N, D)
-    knots: Tensor,  # (D, 2ᵖ) ascending
-    levels: Tensor,  # (D, 2ᵖ)
-) -> Tensor:  # (N, D)
-    """Piecewise linear map of each feature through its own knots, constant beyond the first and the last.
+def interpolate_knots(features: Tensor, knots: Tensor, levels: Tensor) -> Tensor:  # (N, D), (D, 2ᵖ), (D, 2ᵖ) -> (N, D)
+    """Piecewise linear map of each feature through its own rising knots, constant beyond the first and the last.
 
     The knot at or below a value is found by p bisections of whole blocks, which is faster here than a search per
     feature and, unlike it, can be exported to ONNX. NaN stays NaN.
@@ -307,11 +273,7 @@ def interpolate_knots(
     return out
 
 
-def _interpolate(
-    x: Tensor,  # (B, D)
-    knots: Tensor,  # (D, 2ᵖ)
-    levels: Tensor,  # (D, 2ᵖ)
-) -> Tensor:  # (B, D)
+def _interpolate(x: Tensor, knots: Tensor, levels: Tensor) -> Tensor:  # (B, D), (D, 2ᵖ), (D, 2ᵖ) -> (B, D)
     width = knots.shape[1]
     table, values = knots.flatten(), levels.flatten()
     start = torch.arange(len(knots), device=x.device, dtype=torch.int32) * width
@@ -328,8 +290,5 @@ def _interpolate(
     return torch.lerp(_look_up(values, below), _look_up(values, above), share)
 
 
-def _look_up(
-    table: Tensor,  # (T,)
-    index: Tensor,  # (N, D)
-) -> Tensor:  # (N, D)
+def _look_up(table: Tensor, index: Tensor) -> Tensor:  # (T,), (N, D) -> (N, D)
     return table.index_select(0, index.flatten()).view(index.shape)

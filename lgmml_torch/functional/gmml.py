@@ -56,6 +56,7 @@ def scatter_matrices(
     regions: Regions,  # K
     *,
     reduction: str = "mean",
+    first: int = 0,  # what errors count regions from
 ) -> tuple[Tensor, Tensor]:  # (K, D, D), (K, D, D) float64
     """Ssim and Ddis of every region, the mean or sum over its pairs of (xᵢ−xⱼ)(xᵢ−xⱼ)ᵀ.
 
@@ -63,7 +64,6 @@ def scatter_matrices(
     similar pairs: its Ssim is zero. With ``reduction="sum"``, as in the paper, a region without pairs gives zero.
 
     Raises:
-        LGMMLError: An argument has a wrong shape, is not finite, or refers to rows that do not exist.
         DataError: A region has no positives or no negatives to take a mean over.
 
     >>> from lgmml_torch.functional.regions import regions_from_queries
@@ -73,57 +73,21 @@ def scatter_matrices(
     (4.0, 17.0)
     """
     check_choice("reduction", reduction, REDUCTIONS)
-    _check_rows(features, regions)
-    return _region_scatter(features, regions, reduction)
-
-
-def pooled_scatter(
-    features: Tensor,  # (N, D)
-    regions: Regions,  # K
-    *,
-    max_bytes: int = _MAX_BYTES,
-) -> tuple[Tensor, Tensor]:  # (D, D), (D, D) float64
-    """One Ssim and one Ddis for all regions: the mean over all their pairs, each pair within its region.
-
-    A region counts by its pairs, so it is not the mean of `scatter_matrices`; no two regions are ever compared.
-
-    Raises:
-        LGMMLError: As `scatter_matrices`.
-    """
-    _check_rows(features, regions)
-    dim = features.shape[1]
-    sums = torch.zeros(2, dim, dim, dtype=torch.float64, device=features.device)
-    for some in _steps(regions, dim, max_bytes):
-        part = _region_scatter(features, regions.part(some), "sum")
-        sums += torch.stack([scatter.sum(0) for scatter in part])
-    n_pos, n_neg = regions.positive_offsets.diff().double(), regions.negative_offsets.diff().double()
-    similar, dissimilar = (n_pos * (n_pos - 1)).sum(), (n_pos * n_neg).sum()
-    return sums[0] / similar.clamp_min(1), sums[1] / dissimilar.clamp_min(1)
-
-
-def _check_rows(features: Tensor, regions: Regions) -> None:
     check_shape("features", features, (None, None))
     check_finite("features", features)
-    for name, rows in (("positives", regions.positives), ("negatives", regions.negatives)):
+    sides = (
+        ("positives", regions.positives, regions.positive_offsets),
+        ("negatives", regions.negatives, regions.negative_offsets),
+    )
+    for name, rows, offsets in sides:
         if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < len(features)):
             raise LGMMLError(
                 f"`{name}` must hold row numbers from 0 to {len(features) - 1}, "
                 f"got {int(rows.min())} to {int(rows.max())}"
             )
-
-
-def _region_scatter(
-    features: Tensor,  # (N, D)
-    regions: Regions,
-    reduction: str,
-    first: int = 0,
-) -> tuple[Tensor, Tensor]:  # (K, D, D), (K, D, D) float64
-    """`scatter_matrices` for checked arguments; errors count regions from ``first``."""
-    if reduction == "mean":
-        for name, offsets in (("positives", regions.positive_offsets), ("negatives", regions.negative_offsets)):
-            empty = (offsets.diff() == 0).nonzero()
-            if len(empty):
-                raise DataError(f"`{name}` must give every region a row, region {first + int(empty[0])} has none")
+        empty = (offsets.diff() == 0).nonzero()
+        if reduction == "mean" and len(empty):
+            raise DataError(f"`{name}` must give every region a row, region {first + int(empty[0])} has none")
     n_pos = regions.positive_offsets.diff()[:, None, None].double()
     n_neg = regions.negative_offsets.diff()[:, None, None].double()
     gram_p, gram_n = _centred_grams(features, regions)
@@ -138,6 +102,27 @@ def _region_scatter(
         if not bool(scatter.isfinite().all()):
             raise LGMMLError("`features` must have products within the range of float64, got an overflow")
     return similar, dissimilar
+
+
+def pooled_scatter(
+    features: Tensor,  # (N, D)
+    regions: Regions,  # K
+    *,
+    max_bytes: int = _MAX_BYTES,
+) -> tuple[Tensor, Tensor]:  # (D, D), (D, D) float64
+    """One Ssim and one Ddis for all regions: the mean over all their pairs, each pair within its region.
+
+    A region counts by its pairs, so it is not the mean of `scatter_matrices`; no two regions are ever compared.
+    """
+    check_shape("features", features, (None, None))
+    dim = features.shape[1]
+    sums = torch.zeros(2, dim, dim, dtype=torch.float64, device=features.device)
+    for some in _steps(regions, dim, max_bytes):
+        part = scatter_matrices(features, regions.part(some), reduction="sum")
+        sums += torch.stack([scatter.sum(0) for scatter in part])
+    n_pos, n_neg = regions.positive_offsets.diff().double(), regions.negative_offsets.diff().double()
+    similar, dissimilar = (n_pos * (n_pos - 1)).sum(), (n_pos * n_neg).sum()
+    return sums[0] / similar.clamp_min(1), sums[1] / dissimilar.clamp_min(1)
 
 
 def _centred_grams(features: Tensor, regions: Regions) -> tuple[Tensor, Tensor]:  # (K, D, D) each
@@ -252,15 +237,14 @@ def gmml_bank(
         NotSPDError: The rows of a region are all equal, or λ=0 and its scatter is singular beyond repair.
     """
     check_unit_interval("t", t)
-    check_choice("reduction", reduction, REDUCTIONS)
     check_choice("method", method, METHODS)
     check_positive("lam", lam, zero=True)
-    _check_rows(features, regions)
+    check_shape("features", features, (None, None))
     count, dim = len(regions), features.shape[1]
     towards = _check_prior(prior, torch.Size((count, dim, dim)))
     out = features.new_empty((count, dim, dim), dtype=torch.result_type(features, 1.0))
     for some in _steps(regions, dim, max_bytes):
-        S, D = _region_scatter(features, regions.part(some), reduction, first=some.start)
+        S, D = scatter_matrices(features, regions.part(some), reduction=reduction, first=some.start)
         members = torch.arange(some.start, some.stop, device=features.device)
         S, D = _regularise(S, D, lam, relative, towards, members)
         out[some] = stacked_factor(

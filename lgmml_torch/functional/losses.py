@@ -26,11 +26,7 @@ from lgmml_torch.segments import (
 _CHUNK_PAIRS = 65_536  # pairs in memory at a time: each float32 temporary fits in a core's second-level cache
 
 
-def _ideal_dcg(
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-    truncation: int,
-) -> Tensor:  # (Q,)
+def _ideal_dcg(labels: Tensor, offsets: Tensor, truncation: int) -> Tensor:  # (N,), (Q+1,) -> (Q,)
     """DCG of the best order of each list, gains ``2^y - 1``, its first ``truncation`` places."""
     place = positions(offsets)
     gains = torch.exp2(labels[argsort_segments(labels, offsets, descending=True)]) - 1
@@ -38,14 +34,14 @@ def _ideal_dcg(
 
 
 def lambda_gradients(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
+    scores: Tensor,  # (N,) higher is better; equal scores rank in row order
+    labels: Tensor,  # (N,) of gain ``2^y - 1``
     offsets: Tensor,  # (Q+1,)
     *,
-    truncation: int = 30,
-    sigma: float = 1.0,
-    floor: float = 0.05,
-    weights: Tensor | None = None,  # (N,)
+    truncation: int = 30,  # pairs need a document among the first ``truncation`` places
+    sigma: float = 1.0,  # slope of the pairwise probability
+    floor: float = 0.05,  # added to ``p (1 - p)``
+    weights: Tensor | None = None,  # (N,) what the relevance of each document counts; 1 when not given
 ) -> tuple[Tensor, Tensor]:  # (N,), (N,)
     r"""Negative gradient and diagonal Hessian of the LambdaRank loss.
 
@@ -61,18 +57,6 @@ def lambda_gradients(
 
     Limiting cases: lists with one document, equal labels or no gain have zero gradients; ``truncation`` at least the
     length of the list uses every pair.
-
-    Args:
-        scores: higher is better; equal scores rank in row order.
-        labels: relevance, gain ``2^y - 1``.
-        offsets: list boundaries.
-        truncation: pairs need a document among the first ``truncation`` places.
-        sigma: slope of the pairwise probability.
-        floor: added to ``p (1 - p)``.
-        weights: what the relevance of each document counts; 1 when not given.
-
-    Raises:
-        LGMMLError: for shapes that do not fit or arguments out of range.
 
     >>> g, h = lambda_gradients(torch.zeros(2), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]))
     >>> g  # one pair, weight 1 - 1 / log2(3), probability one half
@@ -173,11 +157,7 @@ def softmax_loss(
     return segment_sum(targets * (log_sums - scores), offsets)
 
 
-def spearman_loss(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q,)
+def spearman_loss(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:  # (N,), (N,), (Q+1,) -> (Q,)
     r"""Distance of soft ranks by score from ranks by label: one minus a soft Spearman correlation ρ.
 
     With the soft rank :math:`\tilde r_i = \tfrac12 + \sum_{j \in q} 1 / (1 + e^{f_i - f_j})`, and :math:`r_i` the rank
@@ -204,11 +184,7 @@ def spearman_loss(
     return torch.cat(values)
 
 
-def label_difference_loss(
-    scores: Tensor,  # (N,)
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q,)
+def label_difference_loss(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:  # (N,), (N,), (Q+1,) -> (Q,)
     r"""Squared error of score differences as estimates of label differences, the mean over all pairs of a list.
 
     .. math:: \ell_q = \frac{2}{n (n - 1)} \sum_{i < j} ((f_i - f_j) - (y_i - y_j))^2
@@ -239,10 +215,7 @@ def bias_of(bias: Tensor, positions: Tensor) -> Tensor:  # (P,), (N,) -> (N,)
     return known[positions.clamp_max(len(bias))]
 
 
-def position_curve(
-    bias: Tensor,  # (P,)
-    data: RankingData,
-) -> dict[int, float]:
+def position_curve(bias: Tensor, data: RankingData) -> dict[int, float]:  # (P,)
     """The bias of each position that occurs, against that of the first: adding a number to all of them means nothing.
 
     >>> data = RankingData.from_arrays([[1.0], [2.0]], [1, 0], qid=[7, 7], positions=[1, 3])

@@ -53,11 +53,7 @@ class Measure:
 
     @classmethod
     def of(cls, given: str | Function | Measure) -> Measure:
-        """The measure of that name, or the function under its own name.
-
-        Raises:
-            LGMMLError: an unknown name, or something that is neither.
-        """
+        """The measure of that name, or the function under its own name."""
         if isinstance(given, Measure):
             return given
         if isinstance(given, str):
@@ -71,17 +67,8 @@ class Measure:
             )
         return cls(name, given)
 
-    def per_query(
-        self,
-        scores: Tensor,  # (N,)
-        labels: Tensor,  # (N,)
-        offsets: Tensor,  # (Q+1,)
-    ) -> Tensor:  # (Q,)
-        """What the function says of each query, as float64.
-
-        Raises:
-            LGMMLError: it gives something else than one number, or NaN, for each query.
-        """
+    def per_query(self, scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:  # (N,), (N,), (Q+1,) -> (Q,)
+        """What the function says of each query, as float64: refused unless it is one number, or NaN."""
         assert self.function is not None
         if len(offsets) == 1:  # no lists, which a function need not be ready for
             return scores.new_empty(0, dtype=torch.float64)
@@ -110,11 +97,7 @@ def one_per_query(what: str, found: Any, offsets: Tensor) -> Tensor:  # (Q,)
 
 
 def measures_of(given: str | Function | Iterable[str | Function | Measure]) -> list[Measure]:
-    """Each measure once, in the order asked for.
-
-    Raises:
-        LGMMLError: two functions of one name.
-    """
+    """Each measure once, in the order asked for; two functions of one name are refused."""
     found: dict[str, Measure] = {}
     if isinstance(given, str) or not isinstance(given, Iterable):
         given = [given]
@@ -178,9 +161,8 @@ def rank_metrics(
         check_shape("retrieved", retrieved, (len(scores),))
         if retrieved.dtype != torch.bool:
             raise LGMMLError(f"`retrieved` must hold truth values, got {retrieved.dtype}")
-    names = list(parsed.values())
+    names, lists = list(parsed.values()), (scores, labels, offsets)
     _check_labels(labels, names, rules, max_grade)
-    lists = (scores, labels, offsets)
     values = rules.measure(lists, names, tie_order=tie_order, retrieved=retrieved, max_grade=max_grade)
     found = dict(zip(parsed, values, strict=True))
     for measure in asked:

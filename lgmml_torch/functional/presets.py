@@ -12,9 +12,10 @@ not ranked are treated alike, except that the best possible order knows of them.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -28,46 +29,29 @@ REPORTED = ("ndcg@1", "ndcg@5", "ndcg@10", "map")  # unless something else is as
 
 @dataclass(frozen=True)
 class Preset:
-    """One set of rules; ``dataclasses.replace(PRESETS["default"], ties="pessimistic")`` makes another.
+    """One set of rules; ``dataclasses.replace(PRESETS["default"], ties="pessimistic")`` makes another."""
 
-    Attributes:
-        name: What reports call it.
-        gain: ``2^y - 1`` (``"exponential"``) or ``y`` (``"linear"``), for DCG and NDCG. ERR is always exponential.
-        discount: ``1/log2(i+1)`` at rank i from 1 (``"log"``), or 1 at ranks 1 and 2 and ``1/log2(i)`` after
-            (``"letor"``).
-        no_relevant: NDCG, MAP and recall of a query without a relevant document; NaN leaves the query out of means.
-        short_lists: NDCG@k of a list with n < k documents: cut off at n (``"truncate"``), or ``"zero"``.
-        ties: Equal scores keep the caller's order (``"order"``), put the lowest label first (``"pessimistic"``), or
-            give DCG and NDCG their mean over all orders of the tied documents (``"averaged"``; the other metrics
-            then use the caller's order).
-        threshold: A document is relevant to MAP, MRR, precision and recall when its label is at least this.
-        map_divisor: MAP@k divides by all relevant documents of the list (``"relevant"``), by at most k of them
-            (``"capped"``), or by those found up to rank k (``"hits"``).
-        precision_divisor: Precision@k divides by ``"k"`` even when the list is shorter, or by ``"length"``, min(k, n).
-        max_label: The source takes whole labels from 0 to this only; None takes any number from 0.
-        max_grade: Highest grade of the data set, for ERR, where the source fixes one.
-    """
-
-    name: str
-    gain: Literal["exponential", "linear"] = "exponential"
+    name: str  # what reports call it
+    gain: Literal["exponential", "linear"] = "exponential"  # ``2^y - 1`` or ``y``, for DCG and NDCG; ERR has the first
+    # ``1/log2(i+1)`` at rank i from 1, or 1 at ranks 1 and 2 and ``1/log2(i)`` after
     discount: Literal["log", "letor"] = "log"
-    no_relevant: float = math.nan
-    short_lists: Literal["truncate", "zero"] = "truncate"
+    no_relevant: float = math.nan  # NDCG, MAP and recall without a relevant document; NaN: the query is left out
+    short_lists: Literal["truncate", "zero"] = "truncate"  # NDCG@k of n < k documents: cut off at n, or 0
+    # Equal scores keep the caller's order, give DCG and NDCG their mean over all orders of the tied documents (the
+    # other metrics then use the caller's order), or put the lowest label first.
     ties: Literal["order", "averaged", "pessimistic"] = "order"
-    threshold: float = 1.0
+    threshold: float = 1.0  # label from which a document is relevant to MAP, MRR, precision and recall
+    # MAP@k divides by all relevant documents of the list, by at most k of them, or by those found up to rank k
     map_divisor: Literal["relevant", "capped", "hits"] = "relevant"
-    precision_divisor: Literal["k", "length"] = "k"
-    max_label: int | None = None
-    max_grade: float | None = None
+    precision_divisor: Literal["k", "length"] = "k"  # of precision@k: k even for shorter lists, or min(k, n)
+    max_label: int | None = None  # the source takes whole labels from 0 to this only; None: any number from 0
+    max_grade: float | None = None  # highest grade of the data set, for ERR, where the source fixes one
 
     def __post_init__(self) -> None:
         """Refuse rules that do not exist, as a misspelt one would silently mean another."""
-        check_choice("gain", self.gain, ("exponential", "linear"))
-        check_choice("discount", self.discount, ("log", "letor"))
-        check_choice("short_lists", self.short_lists, ("truncate", "zero"))
-        check_choice("ties", self.ties, ("order", "averaged", "pessimistic"))
-        check_choice("map_divisor", self.map_divisor, ("relevant", "capped", "hits"))
-        check_choice("precision_divisor", self.precision_divisor, ("k", "length"))
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal:
+                check_choice(name, getattr(self, name), get_args(kind))
         check_positive("threshold", self.threshold)
 
     def measure(
@@ -75,15 +59,18 @@ class Preset:
         lists: tuple[Tensor, Tensor, Tensor],  # scores (N,), labels (N,) and offsets (Q+1,)
         metrics: Sequence[MetricName],
         *,
-        tie_order: Tensor | None,  # (N,)
-        retrieved: Tensor | None,  # (N,)
-        max_grade: float | None,
+        tie_order: Tensor | None = None,  # (N,)
+        retrieved: Tensor | None = None,  # (N,)
+        max_grade: float | None = None,
     ) -> Tensor:  # (len(metrics), Q)
         """Every metric of every list by these rules; NaN for lists that are skipped."""
         values = lists[1].new_full((len(metrics), len(lists[2]) - 1), torch.nan)
         if metrics:
-            depth, pessimistic = _depth(metrics), self.ties == "pessimistic"
-            for block in _ranked_blocks(*lists, tie_order, retrieved, pessimistic=pessimistic, depth=depth):
+            depth = 0  # the deepest rank that one looks at
+            for metric in metrics:
+                depth = max(depth, metric.k or sys.maxsize)
+            blocks = _ranked_blocks(*lists, tie_order, retrieved, pessimistic=self.ties == "pessimistic", depth=depth)
+            for block in blocks:
                 values[:, block.queries] = _block_metrics(block, metrics, self, max_grade)
         return values
 
@@ -209,16 +196,6 @@ class _RankedBlock:
     ranked: Tensor  # (B, V) seen labels of the best V <= W documents, best first
 
 
-def _depth(metrics: Sequence[MetricName]) -> int | None:
-    """The deepest rank that a metric looks at; None for the whole list."""
-    depth = 1
-    for metric in metrics:
-        if metric.k is None:
-            return None
-        depth = max(depth, metric.k)
-    return depth
-
-
 def _ranked_blocks(
     scores: Tensor,  # (N,)
     labels: Tensor,  # (N,)
@@ -227,7 +204,7 @@ def _ranked_blocks(
     retrieved: Tensor | None,  # (N,)
     *,
     pessimistic: bool,
-    depth: int | None,
+    depth: int,
 ) -> Iterator[_RankedBlock]:
     """Sort every list once; widths double from block to block. Queries without documents appear in none."""
     sizes = counts = offsets.diff()
@@ -344,27 +321,19 @@ def _precision_divisor(sizes: Tensor, k: int | None, rules: Preset) -> Tensor | 
     return sizes.clamp(1, k)
 
 
-def _gains(
-    labels: Tensor,  # (...)
-    rules: Preset,
-) -> Tensor:  # (...)
+def _gains(labels: Tensor, rules: Preset) -> Tensor:  # (...) -> (...)
     """Gain of each label: ``2^y - 1`` or ``y``."""
     if rules.gain == "exponential":
         return torch.exp2(labels) - 1
     return labels
 
 
-def log_discounts(
-    places: Tensor,  # (...) from 0
-) -> Tensor:  # (...)
+def log_discounts(places: Tensor) -> Tensor:  # (...) from 0 -> (...)
     """What a gain counts for at each place, ``1 / log2(place + 2)``, in float64."""
     return 1 / torch.log2(places.double() + 2)
 
 
-def _discounts(
-    ranks: Tensor,  # (V,) from 1
-    rules: Preset,
-) -> Tensor:  # (V,)
+def _discounts(ranks: Tensor, rules: Preset) -> Tensor:  # (V,) from 1 -> (V,)
     """Weight of each rank: ``1/log2(i+1)``, or 1, 1 and then ``1/log2(i)``."""
     if rules.discount == "log":
         return log_discounts(ranks - 1)

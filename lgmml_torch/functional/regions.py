@@ -44,13 +44,9 @@ class Regions:
 
     def part(self, some: slice) -> Regions:
         """Some regions that follow each other."""
-        lists = (
-            (self.queries, self.query_offsets),
-            (self.positives, self.positive_offsets),
-            (self.negatives, self.negative_offsets),
-        )
+        lists = list(vars(self).values())
         parts = []
-        for values, offsets in lists:
+        for values, offsets in zip(lists[::2], lists[1::2], strict=True):
             own = offsets[some.start : some.stop + 1]
             parts += [values[int(own[0]) : int(own[-1])], own - own[0]]
         return Regions(*parts)
@@ -63,10 +59,7 @@ def _check_labels(labels: Tensor, offsets: Tensor) -> None:
     check_offsets(offsets, len(labels))
 
 
-def usable_queries(
-    labels: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (Q,) bool
+def usable_queries(labels: Tensor, offsets: Tensor) -> Tensor:  # (N,), (Q+1,) -> (Q,) bool
     """Which queries have a positive and a lower-labelled document; empty and one-document queries do not.
 
     >>> usable_queries(torch.tensor([0.0, 1.0, 2.0, 2.0]), torch.tensor([0, 2, 4, 4]))
@@ -129,15 +122,11 @@ def regions_from_queries(
     empty = (segment_sum(high.long(), row_offsets) == 0).nonzero()
     if empty.numel():
         raise DataError(f"`queries` must have a positive and a lower-labelled document, got {int(queries[empty[0]])}")
-    region = segment_ids(query_offsets)[owner]
-    return Regions(
-        queries,
-        query_offsets,
-        rows[high],
-        _offsets(region[high], len(query_offsets) - 1),
-        rows[~positive],
-        _offsets(region[~positive], len(query_offsets) - 1),
-    )
+    region, count = segment_ids(query_offsets)[owner], len(query_offsets) - 1
+    parts = []
+    for side in (high, ~positive):
+        parts += [rows[side], _offsets(region[side], count)]
+    return Regions(queries, query_offsets, *parts)
 
 
 def sample_regions(
@@ -230,9 +219,6 @@ def choose_anchors(
     equally good ones wins. The document it starts from is left out of the lists at every α: all values are then
     compared on the same lists, and none is credited with putting first the document it was built from.
 
-    Raises:
-        LGMMLError: Shapes that do not fit, entries that are not finite, or an unknown name.
-
     >>> x = torch.tensor([[0.0], [3.0], [4.0], [9.0]])
     >>> y, offsets = torch.tensor([0.0, 1.0, 1.0, 2.0]), torch.tensor([0, 4])
     >>> regions = regions_from_queries(y, offsets, torch.tensor([0]), torch.tensor([0, 1]))
@@ -252,8 +238,8 @@ def choose_anchors(
     points = features.new_empty(len(regions), features.shape[1])
     rows, ndcgs = regions.queries.new_empty(len(regions)), lenses.new_empty(len(regions))
     for r in range(len(regions)):
-        judge = _Judge(features, labels, offsets, _part(regions.queries, regions.query_offsets, r), k)
-        chosen = _part(regions.positives, regions.positive_offsets, r)
+        region = regions.part(slice(r, r + 1))
+        judge, chosen = _Judge(features, labels, offsets, region.queries, k), region.positives
         if candidates == "top":
             chosen = chosen[labels[chosen] == labels[chosen].max()]
         tried = features[chosen].double()
@@ -262,8 +248,7 @@ def choose_anchors(
         rows[r] = chosen[best]
         if alphas:
             start = tried[best]
-            negatives = features[_part(regions.negatives, regions.negative_offsets, r)].double()
-            tried = start + grid[:, None] * (start - negatives.mean(dim=0))
+            tried = start + grid[:, None] * (start - features[region.negatives].double().mean(dim=0))
             ndcg = judge(tried, lenses[r], rows[r].expand(len(grid)))
             best = _first_best(ndcg)
         points[r], ndcgs[r] = tried[best], ndcg[best]
@@ -304,12 +289,8 @@ class _Judge:
         lists = candidate * self.num_queries + self.owner[place]
         offsets = _offsets(lists, len(dists) * self.num_queries)
         ranked = (-dists[candidate, place], self.labels[place], offsets)
-        found = PRESETS["default"].measure(ranked, self.measures, tie_order=None, retrieved=None, max_grade=None)
+        found = PRESETS["default"].measure(ranked, self.measures)
         return found.view(len(dists), self.num_queries).nanmean(dim=1)  # NaN: nothing relevant in any list
-
-
-def _part(values: Tensor, offsets: Tensor, r: int) -> Tensor:
-    return values[int(offsets[r]) : int(offsets[r + 1])]
 
 
 def _first_best(ndcg: Tensor) -> Tensor:

@@ -43,19 +43,11 @@ A kernel needs derivatives by autograd, and values of one sign: scores that diff
 """
 
 
-def kernel(
-    dists: Tensor,  # (...)
-    name: str = "paper",
-    *,
-    overwrite: bool = False,
-) -> Tensor:  # (...)
+def kernel(dists: Tensor, name: str = "paper", *, overwrite: bool = False) -> Tensor:  # (...) -> (...)
     """κ(d): ``paper`` d·e^(−d) (Eq. evaluation_function), ``distance`` d, ``rbf`` −e^(−d).
 
     Limits: at d = 0 they are 0, 0 and −1; for d → ∞ they are 0, ∞ and 0. With ``overwrite`` the distances may be
     lost, which makes the first a quarter faster.
-
-    Raises:
-        LGMMLError: An unknown name.
 
     >>> kernel(torch.tensor([0.0, 1.0]), "rbf")
     tensor([-1.0000, -0.3679])
@@ -80,9 +72,6 @@ def score(
     ``values`` are κ already, or scaled distances when ``kernel`` names the κ to apply; they may be stored in a narrower
     dtype than Φ, whose dtype the scores have. Φ has a row for each query, or one row (or no row dimension) for all.
     Kernel and product are fused in blocks of rows. Gradients flow to Φ and to ``values``.
-
-    Raises:
-        LGMMLError: An unknown kernel, wrong offsets, or shapes that do not fit.
 
     >>> score(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([1.0, 0.5]), torch.tensor([0, 2]), kernel="distance")
     tensor([-2., -0.])
@@ -112,12 +101,8 @@ def score(
     return torch.cat(parts)
 
 
-def tie_equal_rows(
-    scores: Tensor,  # (N,)
-    features: Tensor,  # (N, D) raw, on the CPU
-    offsets: Tensor,  # (Q+1,)
-) -> Tensor:  # (N,)
-    """The scores with equal documents of a list level with the first of them.
+def tie_equal_rows(scores: Tensor, features: Tensor, offsets: Tensor) -> Tensor:  # (N,), (N, D), (Q+1,) -> (N,)
+    """The scores with equal documents of a list, by raw features on the CPU, level with the first of them.
 
     A vector loop and its remainder, or two blocks of a product, may round differently, so that a row's score depends on
     its place in the last bits; a tie would then be broken by chance. Only rows whose scores lie within 1e-4 of a
@@ -142,10 +127,7 @@ def tie_equal_rows(
     return out
 
 
-def first_equal_rows(
-    features: Tensor,  # (N, D)
-    ids: Tensor,  # (N,) the list of each row, ascending
-) -> Tensor:  # (N,)
+def first_equal_rows(features: Tensor, ids: Tensor) -> Tensor:  # (N, D), (N,) the list of each row, ascending -> (N,)
     """For every row the first row of its list with the same features.
 
     >>> first_equal_rows(torch.tensor([[1.0], [2.0], [1.0], [1.0]]), torch.tensor([0, 0, 0, 1]))
@@ -164,10 +146,7 @@ def first_equal_rows(
     return torch.from_numpy(first).to(ids.device)
 
 
-def warn_if_degenerate(
-    scores: Tensor,  # (N,)
-    offsets: Tensor,  # (Q+1,)
-) -> float:
+def warn_if_degenerate(scores: Tensor, offsets: Tensor) -> float:  # (N,), (Q+1,)
     """Warn when more than half of the lists are flat; returns their share among lists of two documents or more.
 
     A list is flat when its highest and lowest score differ by at most 1e-5 of the larger magnitude: a few units in the
@@ -200,7 +179,6 @@ def median_scales(dists: Tensor) -> Tensor:  # (N, K) -> (K,)
 
     Raises:
         DataError: There are no documents.
-        LGMMLError: Distances that are not finite.
 
     >>> median_scales(torch.tensor([[1.0, 4.0], [2.0, 5.0], [9.0, 6.0]]))
     tensor([2., 5.])

@@ -36,13 +36,9 @@ _BLOCK_VALUES = 1 << 22  # entries of C that are added up together
 class FeatureSums:
     """Sums over lists by which features are chosen; those of several processes add up to those of all.
 
-    Args:
-        features: number of columns.
-        lists: of all processes together; each has random signs, which do not depend on the processes.
-        paired: whether pairs of features are looked at; None: where there are at most 1,000 features.
-
-    Attributes:
-        parts: ``(F + 4, E)`` float64: ΣC, ΣC², ΣV, the number of lists, and ΣC for each flip of signs.
+    ``features`` is the number of columns. The ``lists`` of all processes together have random signs, which do not
+    depend on the processes. Pairs of features are looked at where there are at most 1,000 features, unless ``paired``
+    says otherwise.
     """
 
     def __init__(self, features: int, lists: int, *, paired: bool | None = None) -> None:
@@ -57,6 +53,7 @@ class FeatureSums:
         self.columns = torch.cat([each, each, pairs[1]])
         generator = torch.Generator().manual_seed(0)
         self.signs = torch.randint(0, 2, (_FLIPS, lists), generator=generator) * 2.0 - 1.0
+        # (F + 4, E) ΣC, ΣC², ΣV, the number of lists, and ΣC for each flip of signs
         self.parts = torch.zeros(_FLIPS + 4, len(self.rows), dtype=torch.float64)
 
     def add(

@@ -63,9 +63,6 @@ def bootstrap_interval(
     of the means at both ends. One query, or equal values: an interval of no width. NaN values (skipped queries) are
     left out and counted.
 
-    Raises:
-        LGMMLError: No counted query, an infinite value, ``confidence`` outside (0, 1), fewer than one resample.
-
     >>> print(bootstrap_interval(torch.tensor([0.2, 0.4, 0.9, 0.5]), generator=torch.Generator().manual_seed(0)))
     0.5000 [0.2750, 0.7750]
     """
@@ -95,9 +92,6 @@ def compare(
     skips (NaN) is left out of everything, the two means included.
 
     Differences up to ``tolerance`` count as ties; the interval is that of `bootstrap_interval`.
-
-    Raises:
-        LGMMLError: Shapes that differ, no query that both count, infinite values, wrong options.
 
     >>> a, b = torch.tensor([0.9, 0.6, 0.5, float("nan")]), torch.tensor([0.7, 0.5, 0.5, 0.1])
     >>> found = compare(a, b, generator=torch.Generator().manual_seed(0))
@@ -130,11 +124,7 @@ def _counted(name: str, values: Tensor) -> Tensor:
     return known
 
 
-def resampled_means(
-    values: Tensor,  # (Q,)
-    resamples: int,
-    generator: torch.Generator,
-) -> Tensor:  # (resamples,)
+def resampled_means(values: Tensor, resamples: int, generator: torch.Generator) -> Tensor:  # (Q,) -> (resamples,)
     """Means of as many values drawn with replacement as there are, ``resamples`` times."""
     # Draws are made on the generator's device, so that one seed means one result wherever the values are.
     values = values.to(generator.device)

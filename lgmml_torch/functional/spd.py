@@ -21,18 +21,13 @@ _FIRST_JITTER = 1e-15
 _JITTER_TRIES = 10
 
 
-def cholesky_jittered(
-    A: Tensor,  # (..., D, D)
-    *,
-    name: str = "A",
-) -> Tensor:  # (..., D, D)
+def cholesky_jittered(A: Tensor, *, name: str = "A") -> Tensor:  # (..., D, D) -> (..., D, D)
     """The lower Cholesky factor L of A = LLᵀ; members that fail are tried again with a little more on the diagonal.
 
     Jitter starts at 1e-15 of the member's mean diagonal entry and grows tenfold up to 1e-6. Only failing members
     get any, and a `NumericsWarning` says how much; the others are returned as torch computes them.
 
     Raises:
-        LGMMLError: A is not square, finite and symmetric.
         NotSPDError: No jitter was enough; the member and its smallest eigenvalue are named.
 
     >>> cholesky_jittered(torch.tensor([[4.0, 2.0], [2.0, 10.0]]))
@@ -59,11 +54,7 @@ def _check_symmetric(name: str, A: Tensor) -> None:
         raise LGMMLError(f"`{name}` must be symmetric, got a relative asymmetry of {worst:.3g}")
 
 
-def _stacked_cholesky(
-    A: Tensor,  # (K, D, D)
-    name: str,
-    members: Tensor | None = None,  # (K,)
-) -> Tensor:  # (K, D, D)
+def _stacked_cholesky(A: Tensor, name: str, members: Tensor | None = None) -> Tensor:  # (K, D, D), (K,) -> (K, D, D)
     """`cholesky_jittered` for input that has been checked; errors use the numbers in ``members``, if given."""
     L: Tensor
     L, info = torch.linalg.cholesky_ex(A)
@@ -175,13 +166,8 @@ def _lifted(L: Tensor, U: Tensor, invert_first: bool) -> Tensor:  # (K, D, D)
     return lifted
 
 
-def _by_svd(
-    L: Tensor,  # (K, D, D), A = LLᵀ
-    R: Tensor,  # (K, D, D), B = RRᵀ
-    t: float,
-    invert_first: bool,
-) -> Tensor:  # (K, D, D)
-    """The same from the factors of A and B, which does not square the condition of the middle matrix.
+def _by_svd(L: Tensor, R: Tensor, t: float, invert_first: bool) -> Tensor:  # (K, D, D), (K, D, D) -> (K, D, D)
+    """The same from the factors of A = LLᵀ and B = RRᵀ, which does not square the condition of the middle matrix.
 
     The middle matrix is XXᵀ for X = L⁻¹R or LᵀR, and the singular values of X keep the digits that the eigenvalues
     of the product lose: at condition 1e12 the Riccati residual falls from 1e-4 to 1e-13. Several times slower than
@@ -210,10 +196,7 @@ def _by_eigh(A: Tensor, B: Tensor, t: float, invert_first: bool, names: tuple[st
     return F
 
 
-def _require_positive(
-    spectrum: Tensor,  # (K, D), ascending
-    name: str,
-) -> None:
+def _require_positive(spectrum: Tensor, name: str) -> None:  # (K, D), ascending
     """Reject matrices that are further from positive definite than rounding of float32 input can explain."""
     bad = ((spectrum[:, 0] < -1e-6 * spectrum[:, -1]) | (spectrum[:, -1] <= 0)).nonzero()
     if bad.numel():
@@ -221,10 +204,7 @@ def _require_positive(
         raise _not_spd(name, member, float(spectrum[member, 0]))
 
 
-def _clamped(
-    values: Tensor,  # (K, D)
-    what: str,
-) -> Tensor:  # (K, D)
+def _clamped(values: Tensor, what: str) -> Tensor:  # (K, D) -> (K, D)
     """Lift values below ε times the largest of their row to that level, with a warning: only rounding is left there."""
     floor = _EPS * values.amax(dim=-1, keepdim=True)
     low = int((values < floor).sum())

@@ -39,13 +39,7 @@ class NegativeTable:
     queries: Tensor  # (U,) the queries that have positives
 
     @classmethod
-    def of(
-        cls,
-        labels: Tensor,  # (N,)
-        offsets: Tensor,  # (Q+1,)
-        *,
-        negatives: str = "lower",
-    ) -> Self:
+    def of(cls, labels: Tensor, offsets: Tensor, *, negatives: str = "lower") -> Self:  # (N,), (Q+1,)
         """Sort each query by label once, so that drawing a negative is a look-up; documents may come in any order.
 
         ``negatives="lower"``: every document of the query labelled lower than the positive. ``"zero"`` (the paper's):
@@ -203,30 +197,18 @@ def rank_weight_table(max_rank: int, *, device: torch.device | str | None = None
 
 def warp_loss(
     pos_scores: Tensor,  # (P,)
-    neg_scores: Tensor,  # (P, T)
-    num_negatives: Tensor,  # (P,) long
+    neg_scores: Tensor,  # (P, T) in the order drawn
+    num_negatives: Tensor,  # (P,) how many documents each row of draws was drawn from; with 0 there is no violator
     *,
-    margin: float,
-    weights: Tensor | None = None,  # (P,)
-    num_draws: Tensor | None = None,  # (P,) long
-    table: Tensor | None = None,  # rank_weight_table
+    margin: float,  # ζ > 0
+    weights: Tensor | None = None,  # (P,) of each tuple, such as 1/|positives| for whole lists; 1 when not given
+    num_draws: Tensor | None = None,  # (P,) how many of a row's draws count; all when not given
+    table: Tensor | None = None,  # `rank_weight_table` up to the largest ``num_negatives``, to spare its making
 ) -> WarpOutcome:
     """Loss of each positive against the first of its draws that comes too close.
 
     A draw violates when ``ζ + f(p⁻) > f(p⁺)``. With n draws to the first violator the loss is
     ``L(max(1, ⌊n⁻/n⌋)) · (ζ − f(p⁺) + f(p⁻))``; it is 0 when no draw violates.
-
-    Args:
-        pos_scores: Scores of the positives.
-        neg_scores: Scores of the drawn negatives, in the order drawn.
-        num_negatives: How many documents each row of draws was drawn from; a tuple with 0 has no violator.
-        margin: ζ > 0.
-        weights: Weight of each tuple, such as 1/|positives| for whole lists; 1 when not given.
-        num_draws: How many of a row's draws count; all when not given.
-        table: Precomputed :func:`rank_weight_table` reaching the largest ``num_negatives``, to spare its making.
-
-    Raises:
-        LGMMLError: Shapes that do not fit, a margin that is not positive, or scores that are not finite.
 
     >>> found = warp_loss(torch.tensor([1.0]), torch.tensor([[0.0, 0.8]]), torch.tensor([4]), margin=0.5)
     >>> found.draws, found.rank, found.loss  # L(2) · (.5 − 1 + .8)

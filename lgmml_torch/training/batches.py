@@ -26,7 +26,7 @@ from torch import Tensor, multiprocessing
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils import signal_handling
 
-from lgmml_torch.checks import ConfigError, DataError, LoaderError, check_choice, check_whole
+from lgmml_torch.checks import ConfigError, DataError, LoaderError, check_choice, check_whole, sentence
 from lgmml_torch.functional.warp import Among, Draws, NegativeTable
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import gather_segments, list_blocks, segment_max
@@ -262,11 +262,7 @@ class RankingDataModule(pl.LightningDataModule):
 class BatchLoader:
     """Iterates over the rest of an epoch of `TrainingBatches`; Lightning stores its position.
 
-    Args:
-        batches: of all epochs.
-        num_workers: processes that make batches; 0 makes them in this one.
-        rank: of this process.
-        world_size: number of ranks, which share every batch.
+    Of ``num_workers`` processes that make batches, 0 makes them in this one. All ranks share every batch.
     """
 
     def __init__(self, batches: TrainingBatches, *, num_workers: int = 0, rank: int = 0, world_size: int = 1) -> None:
@@ -288,35 +284,29 @@ class BatchLoader:
         return self.length
 
     def __iter__(self) -> Iterator[TrainingBatch]:
-        for arrays in self._received(self._start()):
+        for arrays in self._received():
             self.position += 1
             if self.position == self.length:
                 self.epoch, self.position = self.epoch + 1, 0
             *parts, whole = arrays
             yield TrainingBatch._make([*map(torch.from_numpy, parts), Whole(*whole.tolist())])
 
-    def _start(self) -> Iterator[tuple[NDArray[Any], ...]]:
+    def _received(self) -> Iterator[tuple[NDArray[Any], ...]]:
+        """The batches of the workers, which may not start, or die while one sends a batch."""
         workers = self._loader.num_workers
+        what = f"the {workers} processes that make batches could not be started"
         try:
             if workers and self._loader._iterator is None:
                 _try_handles(2 * workers + 3)
                 if not callable(signal.getsignal(signal.SIGCHLD)):  # Lightning takes it away at the end of a fit
                     signal_handling._SIGCHLD_handler_set = False
-            return iter(self._loader)
-        except OSError as error:
-            raise LoaderError(
-                f"the {workers} processes that make batches could not be started ({error.strerror}); {_WITHOUT_WORKERS}"
-            ) from error
-
-    def _received(self, arrays: Iterator[tuple[NDArray[Any], ...]]) -> Iterator[tuple[NDArray[Any], ...]]:
-        """The batches of the workers; a worker may die while it sends one."""
-        try:
+            arrays = iter(self._loader)
+            what = "a DataLoader worker ended while it sent a batch"
             yield from arrays
         except (EOFError, OSError) as error:
-            if not self._loader.num_workers:
+            if not workers:
                 raise
-            what = f"a DataLoader worker ended while it sent a batch ({error})"
-            raise LoaderError(f"{what}; {_WITHOUT_WORKERS}") from error
+            raise LoaderError(f"{what} ({sentence(error)}); {_WITHOUT_WORKERS}") from error
 
     def state_dict(self) -> dict[str, int]:
         """Where the next batch comes from."""
@@ -335,11 +325,7 @@ class BatchLoader:
 
 
 def _try_handles(count: int) -> None:
-    """Make the queues that PyTorch will need: a failure within PyTorch prints a traceback as well.
-
-    Raises:
-        OSError: there are not enough file handles.
-    """
+    """Make the queues that PyTorch will need: if file handles run out within PyTorch, it prints a traceback as well."""
     queues: list[Any] = [multiprocessing.Queue() for _ in range(count)]
     for queue in queues:
         queue.close()
@@ -367,11 +353,7 @@ def _as_arrays(batch: TrainingBatch) -> tuple[NDArray[Any], ...]:
 
 @contextmanager
 def loader_failures_in_a_sentence() -> Iterator[None]:
-    """Turn the error of a dead loader worker, which may come from anywhere in a fit, into one sentence.
-
-    Raises:
-        LoaderError: a worker died.
-    """
+    """Turn the error of a dead loader worker, which may come from anywhere in a fit, into one sentence."""
     try:
         yield
     except RuntimeError as error:

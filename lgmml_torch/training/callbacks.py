@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
@@ -22,6 +22,7 @@ from lgmml_torch.training.loggers import LoggerOutput
 from lgmml_torch.training.resume import KeepCheckpoints
 
 if TYPE_CHECKING:
+    from lgmml_torch.app.start import Watch
     from lgmml_torch.training.module import LGMMLModule
 
 log = logging.getLogger(__name__)
@@ -238,19 +239,6 @@ class LogEpochs(Callback):
         log.info("%s", line)
 
 
-class _Stopper(Protocol):
-    """An object that may ask for the end at any moment, see `lgmml_torch.app.start.Watch`."""
-
-    asked: int | None
-    waits: bool
-
-    def listen(self) -> None:
-        """Install the signal handlers again after Lightning has replaced them."""
-
-    def stop(self) -> None:
-        """Raise if the end was asked for."""
-
-
 class StopAtStep(Callback):
     """Ends training when it is asked to, with a ``last.ckpt`` of that very step.
 
@@ -260,7 +248,7 @@ class StopAtStep(Callback):
 
     _step: int
 
-    def __init__(self, stopper: _Stopper) -> None:
+    def __init__(self, stopper: Watch) -> None:
         self._stopper = stopper
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -53,19 +53,12 @@ _SPEED = 3e10  # floating-point operations a second of one core, in training
 
 @dataclass(frozen=True)
 class _Budget:
-    """How much work a fit may be.
+    """How much work a fit may be."""
 
-    Attributes:
-        rounds: the most rounds of boosting.
-        directions: K·R, the columns of the one product that training consists of.
-        visits: documents visited in all epochs together.
-        epochs: least and most.
-    """
-
-    rounds: int
-    directions: int
-    visits: float
-    epochs: tuple[int, int]
+    rounds: int  # the most rounds of boosting
+    directions: int  # K·R, the columns of the one product that training consists of
+    visits: float  # documents visited in all epochs together
+    epochs: tuple[int, int]  # least and most
 
     def epochs_for(self, documents: int) -> int:
         """Epochs that visit about ``visits`` documents; a third fewer at most where an epoch has many of them."""
@@ -88,9 +81,6 @@ BUDGETS = {
 
 def budget_seconds(budget: str) -> float | None:
     """The seconds of a budget that is a time; None for one that has a name.
-
-    Raises:
-        LGMMLError: neither a name nor a time.
 
     >>> budget_seconds("10m"), budget_seconds("fast")
     (600.0, None)
@@ -123,17 +113,11 @@ def _find_budget(budget: str, documents: int, columns: int) -> _Budget:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much training data there is.
-
-    Attributes:
-        queries: in all processes.
-        documents: in all processes.
-        features: raw.
-    """
+    """How much training data there is, in all processes."""
 
     queries: int
     documents: int
-    features: int
+    features: int  # raw
 
     @classmethod
     def of(cls, data: RankingData) -> Sizes:
@@ -146,19 +130,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Setting:
-    """A setting that not every fit makes use of.
+    """A setting that not every fit makes use of."""
 
-    Attributes:
-        key: its name in the configuration.
-        banks: the kinds of metrics it has an effect on.
-        losses: the losses it has an effect on; empty for all.
-        named: whether the kind of metrics must be named beside it.
-    """
-
-    key: str
-    banks: tuple[str, ...] = BANKS
-    losses: tuple[str, ...] = ()
-    named: bool = False
+    key: str  # its name in the configuration
+    banks: tuple[str, ...] = BANKS  # the kinds of metrics it has an effect on
+    losses: tuple[str, ...] = ()  # the losses it has an effect on; empty for all
+    named: bool = False  # whether the kind of metrics must be named beside it
 
 
 SETTINGS = {
@@ -183,45 +160,26 @@ _USUAL_LOSSES = {"boosted": "warp", "trained": "softmax", "sampled": "warp"}
 
 @dataclass(frozen=True)
 class Defaults:
-    """What is fitted, and why; values for the settings that the user did not give.
+    """What is fitted, and why; values for the settings that the user did not give."""
 
-    Attributes:
-        bank: ``"boosted"`` or ``"sampled"``, then sampled WARP; or ``"trained"``.
-        reason: a sentence for the log and the report.
-        rounds: the most rounds of boosting.
-        num_metrics: K of trained metrics.
-        rank: R of trained metrics.
-        ramps: of a feature, at most.
-        max_columns: of the preprocessed features, within which a feature gets ramps.
-        epochs: of training.
-        validate_every: epochs from one validation to the next; the last epoch is validated in any case.
-        dropout: of trained metrics.
-        batch_size: lists in a batch.
-    """
-
-    bank: str
-    reason: str
-    rounds: int = BUDGETS["normal"].rounds
-    num_metrics: int = 128
-    rank: int = 8
-    ramps: int = 6
-    max_columns: int = _MAX_COLUMNS
-    epochs: int = _WARP_EPOCHS
-    validate_every: int = 1
-    dropout: Dropout = field(default_factory=Dropout)
-    batch_size: int = 32
+    bank: str  # ``"boosted"`` or ``"sampled"``, then sampled WARP; or ``"trained"``
+    reason: str  # a sentence for the log and the report
+    rounds: int = BUDGETS["normal"].rounds  # the most rounds of boosting
+    num_metrics: int = 128  # K of trained metrics
+    rank: int = 8  # R of trained metrics
+    ramps: int = 6  # of a feature, at most
+    max_columns: int = _MAX_COLUMNS  # of the preprocessed features, within which a feature gets ramps
+    epochs: int = _WARP_EPOCHS  # of training
+    validate_every: int = 1  # epochs from one validation to the next; the last epoch is validated in any case
+    dropout: Dropout = field(default_factory=Dropout)  # of trained metrics
+    batch_size: int = 32  # lists in a batch
 
 
 def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, start: str | None = None) -> Defaults:
-    """Decide what is fitted.
+    """Decide what is fitted; a setting that has no effect on it is refused.
 
-    Args:
-        sizes: of the training data.
-        asked: the settings the user gave, by their names in `LGMMLRanker` and `SETTINGS`.
-        start: the kind of metrics of an earlier model to go on from.
-
-    Raises:
-        ConfigError: a setting that has no effect on what is fitted.
+    ``asked`` has the settings the user gave, by their names in `LGMMLRanker` and `SETTINGS`. ``start`` is the kind of
+    metrics of an earlier model to go on from.
 
     >>> choose_defaults(Sizes(470, 9_630, 46)).bank, choose_defaults(Sizes(7_274, 722_339, 110)).bank
     ('boosted', 'trained')
@@ -253,10 +211,8 @@ def _bank_for(sizes: Sizes, start: str | None) -> tuple[str, str]:
     """The kind of metrics, and why."""
     if start is not None:
         return start, "as the model to go on from"
-    size = f"{sizes.documents:,} documents and {sizes.queries:,} queries"
-    if sizes.documents < _TRAINED_DOCUMENTS or sizes.queries < _TRAINED_QUERIES:
-        return "boosted", f"chosen for {size}"
-    return "trained", f"chosen for {size}"
+    few = sizes.documents < _TRAINED_DOCUMENTS or sizes.queries < _TRAINED_QUERIES
+    return "boosted" if few else "trained", f"chosen for {sizes.documents:,} documents and {sizes.queries:,} queries"
 
 
 def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defaults:
@@ -266,9 +222,9 @@ def _sized(sizes: Sizes, bank: str, asked: Mapping[str, Any], why: str) -> Defau
     _, dropout, batch_size, ramps = next(row for row in _BY_DOCUMENTS if sizes.documents < row[0])
     given = max(0, min(ramps, room // max(1, sizes.features) - 3))
     work = _find_budget(budget, sizes.documents, (3 + given) * sizes.features)
-    beginning = f"{sizes}, budget {budget}: {bank} metrics ({why})"
     if bank == "sampled":
         return Defaults(bank, f"{sizes}: {bank} metrics ({why}), then WARP")
+    beginning = f"{sizes}, budget {budget}: {bank} metrics ({why})"
     if bank == "boosted":
         rounds = _unasked(asked, {"rounds": f"at most {work.rounds} rounds"})
         return Defaults(bank, f"{beginning}{rounds}, then WARP", work.rounds)
@@ -297,11 +253,7 @@ def _unasked(asked: Mapping[str, Any], values: Mapping[str, str]) -> str:
 
 
 def check_effect(asked: Collection[str], bank: str, loss: str, why: str = "asked for") -> None:
-    """Refuse settings that have no effect on what is fitted.
-
-    Raises:
-        ConfigError: the first of them, and what to do.
-    """
+    """Refuse settings that have no effect on what is fitted."""
     for name, setting in SETTINGS.items():
         if name not in asked:
             continue

@@ -23,7 +23,17 @@ from lgmml_torch.checks import require
 log = logging.getLogger(__name__)
 
 
-class TensorBoard(TensorBoardLogger):
+class _WithoutEpoch:
+    """Lightning adds the number of the epoch to everything it logs; the step says as much."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log numbers at a step."""
+        kept = dict(metrics)
+        kept.pop("epoch", None)
+        super().log_metrics(kept, step)  # type: ignore[misc]
+
+
+class TensorBoard(_WithoutEpoch, TensorBoardLogger):
     """TensorBoard without the number of the epoch; training continues if events cannot be written."""
 
     _failed = False
@@ -41,10 +51,6 @@ class TensorBoard(TensorBoardLogger):
         if self._experiment is None:
             return DummyLogger().experiment
         return self._experiment
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log numbers at a step."""
-        super().log_metrics(_without_epoch(metrics), step)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Log the settings of the run."""
@@ -85,17 +91,13 @@ class _SafeEvents:
         return attempt
 
 
-class Wandb(WandbLogger):
+class Wandb(_WithoutEpoch, WandbLogger):
     """Weights & Biases (the extra ``wandb``), without the number of the epoch; ``offline`` writes to ``save_dir``."""
 
     def __init__(self, **settings: Any) -> None:
         require("wandb", "for logger=wandb", "wandb")
         Path(settings.get("save_dir", ".")).mkdir(parents=True, exist_ok=True)  # or it goes to a temporary folder
         super().__init__(**settings)
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Numbers at a step."""
-        super().log_metrics(_without_epoch(metrics), step)
 
     def finalize(self, status: str) -> None:
         """Finish a failed run; `close` finishes a run that went well, after its outcome is logged."""
@@ -104,14 +106,8 @@ class Wandb(WandbLogger):
             self.experiment.finish(exit_code=1)
 
 
-class MLflow(MLFlowLogger):
-    """MLflow (the extra ``mlflow``), in a local database unless there is a server.
-
-    Args:
-        tracking_uri: of the server; None keeps runs and their files in ``store``.
-        store: a folder for many runs.
-        settings: of `pytorch_lightning.loggers.MLFlowLogger`.
-    """
+class MLflow(_WithoutEpoch, MLFlowLogger):
+    """MLflow (the extra ``mlflow``): a database and files in the folder ``store``, unless there is a server."""
 
     def __init__(self, *, tracking_uri: str | None = None, store: str = "outputs/mlflow", **settings: Any) -> None:
         require("mlflow", "for logger=mlflow", "mlflow")
@@ -123,15 +119,7 @@ class MLflow(MLFlowLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Numbers at a step; MLflow has no ``@`` in names: ``val/ndcg_at_10``."""
-        plain = {_plain_name(name): value for name, value in _without_epoch(metrics).items()}
-        super().log_metrics(plain, step)
-
-
-def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Lightning adds the number of the epoch to everything it logs; the step says as much."""
-    kept = dict(metrics)
-    kept.pop("epoch", None)
-    return kept
+        super().log_metrics({_plain_name(name): value for name, value in metrics.items()}, step)
 
 
 def _plain_name(name: str) -> str:

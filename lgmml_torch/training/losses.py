@@ -126,11 +126,7 @@ class Warp(_Named):
         facts = {"violator_rate": found.sum() / count, "mean_draws": draws.sum() / count}
         return LossValue(total, batch.whole.tuples, facts)
 
-    def outcome(
-        self,
-        batch: TrainingBatch,
-        scores: Tensor,  # (M,)
-    ) -> WarpOutcome:
+    def outcome(self, batch: TrainingBatch, scores: Tensor) -> WarpOutcome:  # (M,)
         """Violators, ranks and weights at given scores; weights are 0 where nothing violates."""
         most = int(batch.num_negatives.max()) if len(batch.num_negatives) else 0
         return warp_loss(
@@ -178,14 +174,8 @@ class LambdaRank(_Named):
     def __call__(self, batch: TrainingBatch, score: Score) -> LossValue:
         """Gradients at fixed scores; the surrogate has exactly these."""
         scores = score(None)
-        gradients, _ = lambda_gradients(
-            scores.detach(),
-            batch.labels.to(scores.dtype),
-            batch.list_offsets,
-            sigma=self.sigma,
-            truncation=self.truncation,
-            weights=batch.document_weights,
-        )
+        lists = (scores.detach(), batch.labels.to(scores.dtype), batch.list_offsets)
+        gradients, _ = lambda_gradients(*lists, weights=batch.document_weights, **asdict(self))
         weights = batch.list_weights.to(scores.dtype).repeat_interleave(batch.list_offsets.diff())
         return LossValue(-(gradients * weights * scores).sum() / batch.whole.lists, 1)
 
@@ -226,10 +216,6 @@ LOSSES["label_differences"] = partial(ListLoss, "label_differences", label_diffe
 
 def build_loss(given: Loss | Function | Mapping[str, Any] | str) -> Loss:
     """A loss as it is, by its name, by its `Loss.spec`, or of a function, see `ListLoss`.
-
-    Raises:
-        LGMMLError: an unknown name, with a suggestion.
-        ConfigError: settings the loss does not take.
 
     >>> build_loss({"name": "warp", "margin": 0.5}), build_loss(spearman_loss)
     (Warp(margin=0.5), ListLoss(name='lgmml_torch.functional.losses.spearman_loss'))

@@ -35,15 +35,10 @@ _SPARSE_OPTIMIZERS = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagr
 
 @dataclass(frozen=True)
 class Dropout:
-    """Shares of features and of metrics that a training batch does without; only metrics that are trained have use.
+    """Shares of features and of metrics that a training batch does without; only metrics that are trained have use."""
 
-    Attributes:
-        features: of each document, drawn for itself.
-        metrics: of each document's kernel values.
-    """
-
-    features: float = 0.0
-    metrics: float = 0.0
+    features: float = 0.0  # of each document, drawn for itself
+    metrics: float = 0.0  # of each document's kernel values
 
     def __post_init__(self) -> None:
         for name in ("features", "metrics"):
@@ -61,11 +56,7 @@ class _Lists(NamedTuple):
     inputs: Tensor | Views  # (N, K) distances, or (N, D) preprocessed features where the metrics are trained
     positions: Tensor | None = None  # (N,)
 
-    def part(
-        self,
-        rows: Tensor | slice,  # (M,)
-        offsets: Tensor,  # (B+1,)
-    ) -> Tensor:  # (M, K) or (M, D)
+    def part(self, rows: Tensor | slice, offsets: Tensor) -> Tensor:  # (M,), (B+1,) -> (M, K) or (M, D)
         """The inputs of some whole lists."""
         if isinstance(self.inputs, Tensor):
             return self.inputs[rows]
@@ -141,13 +132,11 @@ class LGMMLModule(pl.LightningModule):
         else:
             self.register_buffer("position_bias", None)
 
-    def attach(
-        self,
-        split: str,
-        data: RankingData,
-        inputs: Tensor | Views,  # (N, K) distances; (N, D) preprocessed features where the metrics are trained
-    ) -> None:
-        """Give the module the labels and inputs of a split (``"train"``, ``"valid"`` or ``"test"``)."""
+    def attach(self, split: str, data: RankingData, inputs: Tensor | Views) -> None:
+        """Give the module the labels and inputs of a split (``"train"``, ``"valid"`` or ``"test"``).
+
+        Inputs are distances ``(N, K)``, or preprocessed features ``(N, D)`` where the metrics are trained.
+        """
         self._data[split] = (data, inputs)
         self._placed.pop(split, None)
 
@@ -219,24 +208,14 @@ class LGMMLModule(pl.LightningModule):
 
         return self.loss(batch, scores)
 
-    def _shown(
-        self,
-        scores: Tensor,  # (M,)
-        split: str,
-        rows: Tensor | slice,  # (M,)
-    ) -> Tensor:  # (M,)
+    def _shown(self, scores: Tensor, split: str, rows: Tensor | slice) -> Tensor:  # (M,), (M,) -> (M,)
         """Scores with the biases of the positions where the documents were shown, where there are any."""
         positions = self.lists(split).positions
         if positions is None or self.position_bias is None:
             return scores
         return scores + bias_of(self.position_bias, positions[rows]).to(scores.dtype)
 
-    def _batch_kappa(
-        self,
-        inputs: Tensor,  # (M, K) or (M, D)
-        batch: TrainingBatch,
-        batch_idx: int,
-    ) -> Tensor:  # (M, K)
+    def _batch_kappa(self, inputs: Tensor, batch: TrainingBatch, batch_idx: int) -> Tensor:  # (M, K or D) -> (M, K)
         """κ of a training batch; what is dropped is a function of the seed, the step and the whole batch alone."""
         inputs = inputs.to(self.model.phi.table.weight.dtype)
         if not self.trains_metrics:
@@ -246,28 +225,21 @@ class LGMMLModule(pl.LightningModule):
         return _dropped(kernel(self.model.metrics.traced(kept), self.model.kernel), self.dropout.metrics, draws, batch)
 
     @torch.no_grad()
-    def _distances(
-        self,
-        inputs: Tensor,  # (M, K) or (M, D)
-    ) -> Tensor:  # (M, K)
+    def _distances(self, inputs: Tensor) -> Tensor:  # (M, K) or (M, D) -> (M, K)
         if self.trains_metrics:
             inputs = self.model.metrics(inputs)
         return inputs.to(self.model.phi.table.weight.dtype)
 
-    def _gradient_norm(self) -> Tensor:  # ()
-        norms = []
-        for parameter in self.parameters():
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_sparse:
-                gradient = gradient.coalesce().values()
-            if gradient is not None:
-                norms.append(torch.linalg.vector_norm(gradient))
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return total
-
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the size of the gradient, and note which rows of Φ the step will move."""
-        self.log("train/gradient_norm", self._gradient_norm(), on_step=True, on_epoch=False)
+        norms = []
+        for parameter in self.parameters():
+            values = parameter.grad
+            if values is not None and values.is_sparse:
+                values = values.coalesce().values()
+            if values is not None:
+                norms.append(torch.linalg.vector_norm(values))
+        self.log("train/gradient_norm", torch.linalg.vector_norm(torch.stack(norms)), on_step=True, on_epoch=False)
         self._moved = None
         gradient = self.model.phi.table.weight.grad
         remembers = optimizer.param_groups[0].get("momentum")
@@ -369,16 +341,12 @@ class LGMMLModule(pl.LightningModule):
     def _evaluate(self, split: str, block: Tensor, metrics: RankingMetrics) -> None:
         first, last = block.tolist()
         lists = self.lists(split)
-        start, stop = int(lists.offsets[first]), int(lists.offsets[last])
+        rows = slice(int(lists.offsets[first]), int(lists.offsets[last]))
         scores = self.block_scores(split, first, last)
         if split == "valid":
-            scores = self._shown(scores, split, slice(start, stop))
-        metrics.update(
-            scores,
-            lists.labels[start:stop],
-            lists.offsets[first : last + 1] - start,
-            tie_order=lists.order[start:stop],
-        )
+            scores = self._shown(scores, split, rows)
+        offsets = lists.offsets[first : last + 1] - rows.start
+        metrics.update(scores, lists.labels[rows], offsets, tie_order=lists.order[rows])
 
     def _log_metrics(self, prefix: str, metrics: RankingMetrics) -> None:
         self.counts[prefix] = {name: found.counted for name, found in metrics.summary().items()}
@@ -391,19 +359,12 @@ class LGMMLModule(pl.LightningModule):
         """A split where the module is: moved there when it is first asked for; raw features stay where they are."""
         if name not in self._data:
             raise LGMMLError(f"the module has no {name!r} lists; call attach({name!r}, data, inputs) first")
-        placed = self._placed.get(name)
-        if placed is None or placed.inputs.device != self.device:
+        placed, device = self._placed.get(name), self.device
+        if placed is None or placed.inputs.device != device:
             data, inputs = self._data[name]
-            positions = data.positions
-            if positions is not None:
-                positions = positions.to(self.device)
-            placed = _Lists(
-                data.labels.to(self.device),
-                data.offsets.to(self.device),
-                data.order.to(self.device),
-                inputs.to(self.device),
-                positions,
-            )
+            placed = _Lists(data.labels.to(device), data.offsets.to(device), data.order.to(device), inputs.to(device))
+            if data.positions is not None:
+                placed = placed._replace(positions=data.positions.to(device))
             self._placed[name] = placed
         return placed
 
@@ -411,11 +372,7 @@ class LGMMLModule(pl.LightningModule):
 def make_optimizer(
     factory: OptimizerFactory, parameters: Iterable[nn.Parameter], *, sparse: bool
 ) -> torch.optim.Optimizer:
-    """The optimizer, if it suits the gradients.
-
-    Raises:
-        LGMMLError: it, or its weight decay, takes no gradients of that kind.
-    """
+    """The optimizer, if it and its weight decay suit the gradients."""
     optimizer = factory(parameters)
     name = type(optimizer).__name__
     if sparse and not isinstance(optimizer, _SPARSE_OPTIMIZERS):

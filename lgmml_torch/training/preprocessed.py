@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,30 +30,19 @@ _FORMAT = 2  # of the cached distances
 
 @dataclass(frozen=True)
 class Views:
-    """Preprocessed features that are computed when a batch needs them.
+    """Preprocessed features that are computed when a batch needs them."""
 
-    Attributes:
-        features: ``(N, D)`` raw.
-        preprocess: fitted; it gets whole lists, as in scoring.
-        dtype: of the preprocessed features.
-        device: of the preprocessed features; that of the raw ones when None.
-    """
-
-    features: Tensor
-    preprocess: Preprocess
-    dtype: torch.dtype
-    device: torch.device | None = None
+    features: Tensor  # (N, D) raw
+    preprocess: Preprocess  # fitted; it gets whole lists, as in scoring
+    dtype: torch.dtype  # of the preprocessed features
+    device: torch.device | None = None  # of the preprocessed features; that of the raw ones when None
 
     def to(self, device: torch.device) -> Views:
         """The same on another device."""
         return replace(self, device=device)
 
-    def of(
-        self,
-        rows: Tensor | slice,  # (M,) documents of whole lists
-        offsets: Tensor,  # (B+1,) where each list stands among them
-    ) -> Tensor:  # (M, D')
-        """The preprocessed features of some lists."""
+    def of(self, rows: Tensor | slice, offsets: Tensor) -> Tensor:  # (M,), (B+1,) -> (M, D')
+        """The preprocessed features of documents of whole lists; ``offsets`` says where each list stands among them."""
         if isinstance(rows, Tensor):
             rows = rows.to(self.features.device)
         raw = self.features[rows].to(device=self.device, dtype=self.dtype)
@@ -116,25 +106,16 @@ def compute_distances(
     model: LGMML,
     data: RankingData,
     *,
-    features: Tensor | None = None,  # (N, D')
-    cache: Cache | None = None,
-    dtype: torch.dtype | None = None,
-    documents_at_once: int = 16_384,
-    progress: Callable[[int], None] | None = None,
+    features: Tensor | None = None,  # (N, D') the same preprocessed, where they are known already
+    cache: Cache | None = None,  # where the distances are kept, memory-mapped; only in memory when None
+    dtype: torch.dtype | None = None,  # to keep them in: the model's when None, or a half precision
+    documents_at_once: int = 16_384,  # that are preprocessed together
+    progress: Callable[[int], None] | None = None,  # called with the number of documents done
 ) -> Tensor:  # (N, K)
-    """Distances of every document, whole lists at a time.
+    """Distances of every document of raw features, whole lists at a time; the model's Φ is not used.
 
     Half precision halves memory and disk and rounds each distance once: by at most 2⁻¹¹ of itself in float16 (plus
     3e-8, and only up to 65504) and 2⁻⁸ in bfloat16. Training turns them back into the model's dtype batch by batch.
-
-    Args:
-        model: its preprocessing and metrics are used, its Φ is not.
-        data: raw features.
-        features: the same preprocessed, where they are known already.
-        cache: where they are kept, memory-mapped; only in memory when None.
-        dtype: to keep them in: the model's (when None), ``torch.float16`` or ``torch.bfloat16``.
-        documents_at_once: documents that are preprocessed together.
-        progress: called with the number of documents done.
 
     Raises:
         LGMMLError: a dtype that cannot hold them, or a distance beyond the range of float16.
@@ -143,18 +124,37 @@ def compute_distances(
     kept = dtype or model.dtype
     if not kept.is_floating_point:
         raise LGMMLError(f"`dtype` must be a floating-point dtype, got {kept}")
-    if cache is None:
-        return _fill(model, data, features, torch.empty(shape, dtype=kept), documents_at_once, progress)
+    device = model.device
 
     def fill(arrays: Arrays) -> None:
         out = torch.from_numpy(arrays["dists"]).view(kept)
-        _fill(model, data, features, out, documents_at_once, progress)
+        for first, last in list_blocks(data.offsets, documents_at_once):
+            start, stop = int(data.offsets[first]), int(data.offsets[last])
+            if features is None:
+                raw = data.features[start:stop].to(device=device, dtype=model.dtype)
+                prepared = model.preprocess(raw, (data.offsets[first : last + 1] - start).to(device))
+            else:
+                prepared = features[start:stop].to(device=device, dtype=model.dtype)
+            if device.type == "cpu":
+                model.metrics(prepared, out=out[start:stop])
+            else:
+                out[start:stop] = model.metrics(prepared).cpu()
+            if kept == torch.float16 and not bool(out[start:stop].isfinite().all()):
+                raise LGMMLError(
+                    "`dtype` must hold scaled distances beyond 65504, got torch.float16; use torch.bfloat16"
+                )
+            if progress is not None:
+                progress(stop)
 
     # Numpy has no bfloat16; the file holds its bits.
     on_disk = str(kept).removeprefix("torch.")
     if kept == torch.bfloat16:
         on_disk = "int16"
-    arrays = cache.get_or_fill(_distance_key(model, data, kept), {"dists": (shape, on_disk)}, fill)
+    if cache is None:
+        arrays = {"dists": np.empty(shape, on_disk)}
+        fill(arrays)
+    else:
+        arrays = cache.get_or_fill(_distance_key(model, data, kept), {"dists": (shape, on_disk)}, fill)
     return torch.from_numpy(arrays["dists"]).view(kept)
 
 
@@ -170,30 +170,3 @@ def _distance_key(model: LGMML, data: RankingData, dtype: torch.dtype) -> dict[s
         "spec": spec,
         "data": tensors_digest([data.features, data.offsets]),
     }
-
-
-def _fill(
-    model: LGMML,
-    data: RankingData,
-    features: Tensor | None,
-    out: Tensor,
-    documents_at_once: int,
-    progress: Callable[[int], None] | None,
-) -> Tensor:
-    device, dtype = model.device, model.dtype
-    for first, last in list_blocks(data.offsets, documents_at_once):
-        start, stop = int(data.offsets[first]), int(data.offsets[last])
-        if features is None:
-            raw = data.features[start:stop].to(device=device, dtype=dtype)
-            prepared = model.preprocess(raw, (data.offsets[first : last + 1] - start).to(device))
-        else:
-            prepared = features[start:stop].to(device=device, dtype=dtype)
-        if device.type == "cpu":
-            model.metrics(prepared, out=out[start:stop])
-        else:
-            out[start:stop] = model.metrics(prepared).cpu()
-        if out.dtype == torch.float16 and not bool(out[start:stop].isfinite().all()):
-            raise LGMMLError("`dtype` must hold scaled distances beyond 65504, got torch.float16; use torch.bfloat16")
-        if progress is not None:
-            progress(stop)
-    return out

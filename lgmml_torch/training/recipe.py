@@ -11,7 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import Callback, ProgressBar
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.strategies import DDPStrategy
@@ -29,12 +29,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.batches import TrainingBatches
 from lgmml_torch.training.callbacks import QUIET, StepSize
 from lgmml_torch.training.losses import Loss, Warp
-from lgmml_torch.training.module import (
-    DEFAULT_OPTIMIZER,
-    Dropout,
-    OptimizerFactory,
-    make_optimizer,
-)
+from lgmml_torch.training.module import DEFAULT_OPTIMIZER, Dropout, OptimizerFactory, make_optimizer
 from lgmml_torch.training.resume import KeepCheckpoints
 
 _TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
@@ -165,7 +160,7 @@ def _in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     return [*others, _EpochValues(), *bars]
 
 
-class _CheckpointFiles(CheckpointIO):
+class _CheckpointFiles(TorchCheckpointIO):
     """Lightning's checkpoints as files: written atomically, read without running code."""
 
     def save_checkpoint(
@@ -181,17 +176,9 @@ class _CheckpointFiles(CheckpointIO):
             raise CheckpointError(f"{path} keeps rows of Φ in other files, which only release 0.2 reads; train again")
         return content
 
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint."""
-        Path(path).unlink(missing_ok=True)
-
 
 def rehearse(recipe: Recipe) -> None:
-    """Check the parts of a recipe without data, so that a mistake costs no time.
-
-    Raises:
-        LGMMLError: what is wrong.
-    """
+    """Check the parts of a recipe without data, so that a mistake costs no time."""
     builder = recipe.builder
     if recipe.grows and not (builder.grows or builder.trains_metrics):
         raise ConfigError("`grow` must be false for metrics that are neither boosted nor trained, got true")
@@ -218,11 +205,7 @@ def rehearse(recipe: Recipe) -> None:
 
 
 def check_precision(trainer: pl.Trainer) -> None:
-    """Try a product and its gradient in the precision of a trainer.
-
-    Raises:
-        ConfigError: the processor cannot compute it.
-    """
+    """Refuse a trainer's precision that the processor cannot compute a product and its gradient in."""
     device = trainer.strategy.root_device
     values = torch.ones((_TRIED, _TRIED), device=device, requires_grad=True)
     try:

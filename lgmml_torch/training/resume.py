@@ -71,22 +71,14 @@ class Start:
         return "trained"
 
     def check_growing(self) -> None:
-        """Require a model that metrics can be added to.
-
-        Raises:
-            LGMMLError: it has weights for single queries, or trees.
-        """
+        """Require a model that metrics can be added to: without weights for single queries, or trees."""
         if not self.shared:
             raise LGMMLError("the model to add rounds to must have weights Φ shared by all queries, got others")
         if self.based:
             raise LGMMLError("the model to add rounds to must stand alone, got one that adds to a tree model")
 
     def read(self, splits: Mapping[str, RankingData], settings: CategorySettings) -> dict[str, RankingData]:
-        """All splits with the categories and feature names of the model.
-
-        Raises:
-            ConfigError: they have other features, or the same in another order.
-        """
+        """All splits with the categories and feature names of the model; other features are refused."""
         splits, encoder = encode_splits(splits, settings, self.encoder)
         train, width = splits["train"], self.preprocess.num_features_in
         if train.num_features != width or encoder is not self.encoder:
@@ -106,11 +98,8 @@ class Start:
 class KeepCheckpoints(Checkpoint):
     """Writes ``best.ckpt`` whenever validation improves, the untrained Φ of epoch 0 included, and ``last.ckpt``.
 
-    Args:
-        folder: of both files.
-        monitor: a validation metric, higher is better.
-        every_n_steps: how often ``last.ckpt`` is written within an epoch; it is always written at its end.
-        seed: of the run, which is resumed with the same one only.
+    The higher the ``monitor``, a validation metric, the better. ``last.ckpt`` is written every so many steps, and at
+    the end of an epoch. A run is resumed with the same seed only.
     """
 
     def __init__(self, folder: Path, *, monitor: str, every_n_steps: int, seed: int) -> None:
@@ -173,11 +162,7 @@ class KeepCheckpoints(Checkpoint):
         return {"curve": dict(self.curve), **{name: getattr(self, name) for name in names}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """For resuming.
-
-        Raises:
-            ConfigError: the checkpoint is of a run with another seed.
-        """
+        """For resuming; a checkpoint of a run with another seed is refused."""
         seed = state_dict.get("seed", self.seed)
         if seed != self.seed:
             raise ConfigError(f"`seed` must be {seed}, as of the run that is resumed, got {self.seed}")
@@ -188,9 +173,7 @@ class KeepCheckpoints(Checkpoint):
     def continue_from(self, checkpoint: Path, loss: str) -> None:
         """Go on from a checkpoint: its best weights so far, which this run may never beat, come to this folder.
 
-        Raises:
-            ConfigError: its run had another loss; of functions, a checkpoint keeps the names.
-            CheckpointError: the best weights are of another run.
+        Another loss is refused, and best weights of another run. Of functions, a checkpoint keeps the names.
         """
         earlier_loss = load_checkpoint(checkpoint)["hyper_parameters"].get("loss", {}).get("name", loss)
         if earlier_loss != loss:

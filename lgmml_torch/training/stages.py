@@ -1,8 +1,4 @@
-"""The stages of training, which `train.py` and `LGMMLRanker` both call: `prepare`, then `train_phi`.
-
-A `Recipe` has the settings of what is fitted. `TrainerSettings` has the output folder, trainer, callbacks, loggers and
-cache. `rehearse` checks a recipe before any time is spent on it.
-"""
+"""The stages of training, which `train.py` and `LGMMLRanker` both call: `prepare`, then `train_phi`."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from lgmml_torch.functional.losses import num_positions, position_curve
 from lgmml_torch.functional.measures import Measure, mean_measure
 from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.models.encode import CategoryEncoder, encode_splits
-from lgmml_torch.models.phi import AUTO, POLICIES, Phi
+from lgmml_torch.models.phi import AUTO, POLICIES
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import Chain
 from lgmml_torch.models.preprocess.steps import KeepColumns
@@ -61,36 +57,28 @@ _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process hol
 
 @dataclass(frozen=True)
 class Prepared:
-    """Fitted preprocessing and metrics, and the inputs of training.
+    """Fitted preprocessing and metrics, and the inputs of training."""
 
-    Attributes:
-        preprocess: fitted.
-        bank: fitted, or the start of one that is trained.
-        splits: raw lists, with numbers in place of categories.
-        inputs: of the splits so far: distances, or preprocessed features where the metrics are trained.
-        preprocessed: features of splits in memory, kept until `inputs` are made of them.
-        encoder: turned categories into numbers; None without categories.
-        set_aside: which raw features were set aside, and why; empty where all stay.
-    """
-
-    preprocess: Preprocess
-    bank: Bank
-    splits: Mapping[str, RankingData]
+    preprocess: Preprocess  # fitted
+    bank: Bank  # fitted, or the start of one that is trained
+    splits: Mapping[str, RankingData]  # raw lists, with numbers in place of categories
+    # of the splits so far: distances, or preprocessed features where the metrics are trained
     inputs: dict[str, Tensor | Views] = field(default_factory=dict)
-    preprocessed: dict[str, Tensor] = field(default_factory=dict)
-    encoder: CategoryEncoder | None = None
-    set_aside: str = ""
+    preprocessed: dict[str, Tensor] = field(default_factory=dict)  # features in memory, until `inputs` are made of them
+    encoder: CategoryEncoder | None = None  # turned categories into numbers; None without categories
+    set_aside: str = ""  # which raw features were set aside, and why; empty where all stay
 
     def model(self, make_phi: MakePhi) -> LGMML:
         """A ranker with fresh weights: the bank's own Φ₀ where it has one.
 
-        Raises:
-            ConfigError: weights for each query of data that processes share are too large for every process.
+        Weights for each query of data that processes share are refused if they are too large for every process.
         """
         train, metrics = self.splits["train"], self.bank.metrics
         queries, qids = len(train.all_lists), train.qids
         if train.all_lists.shared and distributed.world_size() > 1:
-            row = _row_bytes(make_phi(1, metrics.num_metrics))
+            one = make_phi(1, metrics.num_metrics)
+            state = one.state_dict()
+            row = sum(state[name].nbytes for name in one.rows_by_query)  # that a query adds
             if row * queries > _LARGEST_PHI:
                 raise ConfigError(
                     f"Φ of {queries:,} queries takes {row * queries / 2**30:.1f} GiB on every process, more than "
@@ -124,19 +112,11 @@ class Prepared:
         if train.document_weights is not None and isinstance(settings.loss, ListLoss):
             raise ConfigError(f"the loss {settings.loss.name!r} is a function without weights of documents, got some")
         self.add_inputs(model, cache, settings.distances)
-        module = LGMMLModule(
-            model.spec(),
-            model,
-            loss=settings.loss,
-            deviation_penalty=settings.deviation_penalty,
-            optimizer=settings.optimizer,
-            step_size=settings.step_size,
-            dropout=settings.dropout,
-            preset=settings.preset,
-            seed=recipe.seed,
-            num_positions=count,
-            measure=recipe.own_measure,
-        )
+        rules = dict(vars(settings))
+        for name in ("loader", "keep", "distances"):  # of other parts
+            del rules[name]
+        rules |= {"seed": recipe.seed, "num_positions": count, "measure": recipe.own_measure}
+        module = LGMMLModule(model.spec(), model, **rules)
         if bias is not None and module.position_bias is not None:
             module.position_bias.data.copy_(bias)
         for name, data in self.splits.items():
@@ -164,19 +144,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model, its validation curve, and Lightning's objects.
+    """A trained model, its validation curve, and Lightning's objects."""
 
-    Attributes:
-        module: with the weights that were kept.
-        keeper: the validation curve, by epoch, and the epoch kept.
-        trainer: Lightning's.
-        moved: whether the weights differ from those before training.
-    """
-
-    module: LGMMLModule
-    keeper: KeepCheckpoints
+    module: LGMMLModule  # with the weights that were kept
+    keeper: KeepCheckpoints  # the validation curve, by epoch, and the epoch kept
     trainer: pl.Trainer
-    moved: bool
+    moved: bool  # whether the weights differ from those before training
 
     @property
     def model(self) -> LGMML:
@@ -186,10 +159,7 @@ class Trained:
     def score(self, split: str, *, own_rows: bool = False, policy: str | None = None) -> Tensor:  # (N,)
         """`LGMML.score` of a split, from the inputs of training: no document is preprocessed again.
 
-        Args:
-            split: its name.
-            own_rows: use the row of Φ of each training query; of the training split only.
-            policy: what queries get otherwise, instead of the model's own policy.
+        With ``own_rows`` each training query uses its own row of Φ; ``policy`` takes the place of the model's own.
         """
         module, model = self.module, self.model
         data = module.data_of(split)
@@ -223,12 +193,6 @@ class Trained:
         if bias is None:
             return None
         return position_curve(bias, self.module.data_of("train"))
-
-
-def _row_bytes(phi: Phi) -> int:
-    """Bytes that a training query adds to Φ."""
-    state = phi.state_dict()
-    return sum(state[name].nbytes for name in phi.rows_by_query)
 
 
 def prepare(
