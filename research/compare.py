@@ -7,12 +7,10 @@ quality benchmark chose on validation queries. Everything that calls the package
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +40,7 @@ from lgmml_torch.segments import centre_segments
 from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.stages import Prepared, prepare, train_phi
 from research.protocol import NOISES, RankingFold
+from research.store import quiet
 from research.systems.base import ExampleSystem
 from research.systems.gmml import GlobalGMML, LocationGMML
 from research.systems.mlr import RMLR, Limits
@@ -126,18 +125,6 @@ def train_configured(cfg: DictConfig, bank: Prepared, watch: Stopwatch | None = 
     return Trained(model, info)
 
 
-@contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Keep what is reported with the result, such as a time cap, out of the log."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 MOVED = (0.5, 1.0, 2.0, 4.0)  # how far anchors may be moved away from the negatives
 
 
@@ -185,10 +172,7 @@ MakeBank = Callable[[RankingFold, Sequence[str], int], Prepared]
 
 
 def _scorer(model: LGMML, **options: Any) -> Score:
-    def score(data: RankingData) -> Tensor:
-        return model.score(data, **options)
-
-    return score
+    return partial(model.score, **options)
 
 
 def fit_bag(fold: RankingFold, overrides: Sequence[str], seed: int) -> Prepared:

@@ -14,7 +14,8 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,18 @@ from lgmml_torch.progress import progress_bar
 log = logging.getLogger(__name__)
 
 VERSION = 4  # of the meaning of stored results; raising it lets all of them be computed again
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Keep what is reported with the result, such as a time cap, out of the log."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @dataclass(frozen=True)

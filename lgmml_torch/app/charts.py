@@ -6,12 +6,12 @@ wide: beside one another on a wide window, below one another on a narrow one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from markupsafe import Markup
-from matplotlib.ticker import MaxNLocator
 
 _WIDTH = 440.0
 _RIGHT, _TOP, _BOTTOM = 14.0, 22.0, 42.0
@@ -47,11 +47,16 @@ def _ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> l
     """
     if not high - low > 1e-12 * max(abs(low), abs(high)):
         low, high = low - 1, high + 1
-    steps = (1, 2, 2.5, 5, 10)
+    rough, factors = (high - low) / count, [5, 2.5, 2, 1]
     if whole:
-        steps = (1, 2, 3, 5, 10)
-    found = MaxNLocator(count, steps=steps, integer=whole).tick_values(low, high)
-    return [round(float(value), 12) for value in found]
+        rough, factors = max(rough, 1.0), [5, 3, 2, 1]
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = 10 * unit
+    for factor in factors:
+        if unit * factor >= rough * 0.999:
+            step = unit * factor
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def _short(value: float) -> str:

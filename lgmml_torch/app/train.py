@@ -42,6 +42,19 @@ from lgmml_torch.training.stages import Prepared, Trained, prepare, train_phi
 log = logging.getLogger(__name__)
 
 
+class _Stopwatch:
+    """Seconds of the stages of a run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """The stage that has just ended."""
+        now = time.perf_counter()
+        self.seconds[stage], self._since = round(now - self._since, 3), now
+
+
 def train(
     cfg: DictConfig,  # the whole configuration
     asked: Sequence[str] | None = None,  # the overrides of the user; the rest may follow from the data, see `settle`
@@ -54,28 +67,23 @@ def train(
     compose.check_parts(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     _set_threads(cfg.threads)
-    seconds, began = dict[str, float](), time.perf_counter()
-
-    def lap(stage: str) -> None:
-        """The stage that has just ended."""
-        seconds[stage] = round(time.perf_counter() - began - sum(seconds.values()), 3)
-
+    clock = _Stopwatch()
     splits = compose.load_splits(cfg)
     base = _load_base(cfg, splits)
     files = _open_references(cfg, splits)
-    lap("data")
+    clock.lap("data")
     cfg = compose.settle(cfg, asked, splits["train"])
     recipe, folder = compose.recipe_of(cfg), Path(cfg.paths.output_dir)
     if watch is not None:
         watchers = [*watchers, StopAtStep(watch)]
     references, measured = _fit_references(cfg, splits, folder, watchers)
-    lap("references")
+    clock.lap("references")
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
     loggers = compose.make_loggers(cfg)
     prepared = _prepared_parts(cfg, splits, recipe, loggers)
-    lap("local metrics")
+    clock.lap("local metrics")
     trained = train_best_phi(cfg, prepared, candidates, loggers, folder, watchers)
-    lap("training" if prepared.bank.trained else "weights")
+    clock.lap("training" if prepared.bank.trained else "weights")
     first, shared = trained.trainer.is_global_zero, any(part.all_lists.shared for part in splits.values())
     if not (first or shared):
         return None
@@ -85,18 +93,23 @@ def train(
     evaluations = evaluate_model(cfg, trained, prepared, base, measured)
     if not first:
         return None
-    lap("evaluation")
+    clock.lap("evaluation")
     cfg.chosen = ". ".join(filter(None, (cfg.chosen, prepared.set_aside))) or None
-    history = dict(prepared.bank.history)
-    if trained.position_bias is not None:
-        history["position_bias"] = trained.position_bias
     found = RunResult(
-        folder, trained.model, prepared.splits, evaluations, trained.keeper, history,
-        seconds, OmegaConf.to_container(cfg, resolve=True), [*references, *files],
+        folder, trained.model, prepared.splits, evaluations, trained.keeper, _history_of(prepared, trained),
+        clock.seconds, OmegaConf.to_container(cfg, resolve=True), [*references, *files],
     )  # fmt: skip
     found.write()
     found.tell(loggers)
     return found
+
+
+def _history_of(prepared: Prepared, trained: Trained) -> dict[str, Any]:
+    """How building the metrics went, and what training has made of the biases of positions."""
+    history = dict(prepared.bank.history)
+    if trained.position_bias is not None:
+        history["position_bias"] = trained.position_bias
+    return history
 
 
 def _set_threads(asked: int | None) -> None:

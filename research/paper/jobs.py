@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lgmml_torch.functional.measures import mean_measure, rank_data
-from research.compare import EXAMPLE_SYSTEMS, NAMES, System, find_system, quiet
+from research.compare import EXAMPLE_SYSTEMS, NAMES, System, find_system
 from research.protocol import ExampleFold, Noise, RankingFold, example_fold, noisy_examples, ranking_fold
-from research.store import Job, Record, Store
+from research.store import Job, Record, Store, quiet
 from research.systems.base import ExampleSystem
 from research.systems.gmml import LocationGMML
 from research.systems.mlr import RMLR

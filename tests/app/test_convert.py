@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.app.commands import score as score_shards
+from lgmml_torch.app.commands import data as score_shards
 from lgmml_torch.data.shards import SHARD, Manifest, open_shard_splits, open_shards
 from lgmml_torch.data.write import save_letor, save_table
 from lgmml_torch.files import SUFFIX

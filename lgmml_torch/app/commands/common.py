@@ -15,7 +15,6 @@ import torch
 from lgmml_torch.checks import LGMMLError, check_choice, check_positive
 from lgmml_torch.data.catalog import CATALOG, find_table, open_dataset
 from lgmml_torch.data.columns import Columns
-from lgmml_torch.data.shards import open_shards, shard_folders
 from lgmml_torch.data.source import DataSource, open_source
 from lgmml_torch.evaluation.tables import results_table
 from lgmml_torch.files import replacing
@@ -150,6 +149,8 @@ def open_data(args: Namespace, model: LGMML | None, *, reading: dict[str, Any] |
     columns = columns_of(args, model)
     if is_set(name, args.split):
         if folders := shards_at(name):
+            from lgmml_torch.data.shards import open_shards
+
             parts = {args.split: open_shards(chosen_part(folders, args.split), doc_ids=True)}
         else:
             parts = open_dataset(name, fold=args.fold, columns=columns, **how)
@@ -164,6 +165,8 @@ def shards_at(name: str) -> dict[str, Path]:
     """The folders of a set of shards by part, see `lgmml_torch.data.shards.shard_folders`; none for anything else."""
     if name == "-" or not Path(name).is_dir():
         return {}
+    from lgmml_torch.data.shards import shard_folders  # files are scored without it
+
     return shard_folders(name)
 
 

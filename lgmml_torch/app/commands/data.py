@@ -1,27 +1,50 @@
-"""``lgmml inspect`` and ``convert``: what is wrong with a table, and data as a folder of shards."""
+"""Commands on data: ``lgmml inspect`` and ``convert``, and ``lgmml score`` for a folder of shards.
+
+A file of scores has a row per document in the order of its shard: ``qid``, ``place`` (of the document in its list, from
+0, in the order of the source of the shards), ``docid`` where there are ids, and ``score``. Its metadata says which
+model, settings and shard it belongs to; one that belongs to the same is not made again.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import sys
+import threading
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
+from lgmml_torch import __version__
 from lgmml_torch.app.commands import Command
-from lgmml_torch.app.commands.common import DATA_FORMATS, add_source, columns_of, is_set
+from lgmml_torch.app.commands.common import DATA_FORMATS, add_source, chosen_part, columns_of, is_set, load_model
+from lgmml_torch.app.commands.score import score_batches
 from lgmml_torch.app.start import hydra_value
 from lgmml_torch.categories import vocabularies
-from lgmml_torch.checks import DataError, check_choice
+from lgmml_torch.checks import DataError, LGMMLError, check_choice, check_positive
+from lgmml_torch.data.cache import Cache, digest
 from lgmml_torch.data.catalog import find_table, open_dataset, open_table
 from lgmml_torch.data.letor import SPLITS
-from lgmml_torch.data.shards import check_room, clear_folder
-from lgmml_torch.data.source import ReadOptions, is_folder, open_file
-from lgmml_torch.data.write import write_shards
+from lgmml_torch.data.shards import PLACE, SHARD_COLUMNS, Manifest, Shard, check_room, clear_folder
+from lgmml_torch.data.source import ReadOptions, is_folder, open_file, open_source
+from lgmml_torch.data.write import save_parquet, write_shards
+from lgmml_torch.files import SUFFIX, sweep
 from lgmml_torch.inputs import MISSING_HINT
+from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.progress import progress_bar
 from lgmml_torch.ragged import RankingData
 
 _INSPECT_EXAMPLES = """
@@ -157,6 +180,125 @@ def _convert_set(args: Namespace, home: Path) -> None:
         clear_folder(home / name)  # all of them first: a set that is not written to the end is seen to lack a part
     for name, data in parts.items():
         sys.stdout.write(f"{home / name}: {write_shards(data, home / name, documents=args.documents)}\n")
+
+
+_MARK = b"lgmml_scores"  # in the metadata of a file of scores: what it was made from
+_model: list[LGMML] = []  # of a process that was started to score
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is scored, by what, and where the scores go."""
+
+    args: Namespace  # the words on the command line
+    source: Path  # the folder of shards
+    target: Path  # the folder of scores
+    model: str  # digest of the model's file
+
+    def mark(self, shard: Shard) -> bytes:
+        """What the scores of a shard are made from."""
+        facts = {"model": self.model, "shard": shard.sha256, "policy": self.args.policy, "version": __version__}
+        facts |= {"known_queries": self.args.known_queries, "calibrated": self.args.calibrated}
+        return json.dumps(facts).encode()
+
+    def is_done(self, shard: Shard) -> bool:
+        """Whether the scores of a shard are there, of this model and this shard."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            found = parquet.read_metadata(self.target / shard.file)
+        except (FileNotFoundError, pa.ArrowException):
+            return False
+        return found.num_rows == shard.documents and (found.metadata or {}).get(_MARK) == self.mark(shard)
+
+
+def score_folder(args: Namespace, folders: dict[str, Path]) -> str:
+    """Score the shards whose scores are not there yet, and say how many and how fast."""
+    if args.output == "-" or args.format is not None:
+        raise LGMMLError("`output` must name a folder, without `format`: every shard gets a Parquet file there")
+    check_positive("jobs", args.jobs)
+    source = chosen_part(folders, args.split)
+    manifest = Manifest.read(source)
+    manifest.check_files(source, manifest.shards)
+    model = load_model(args)
+    work = _Work(args, source, Path(args.output), digest(Path(args.model)))
+    _check_target(work.target, manifest)
+    todo, total = list[Shard](), 0
+    for shard in manifest.shards:
+        if not work.is_done(shard):
+            todo.append(shard)
+            total += shard.documents
+    started, done = time.monotonic(), 0
+    with progress_bar("Scoring", total) as report:
+        scored: Iterator[int] = map(partial(_score_shard, work, model=model), todo)
+        if (jobs := min(args.jobs, len(todo))) > 1:
+            scored = _in_processes(work, todo, jobs)
+        for documents in scored:
+            report(done := done + documents)
+    seconds = time.monotonic() - started
+    kept, speed = len(manifest.shards) - len(todo), ""
+    if done:
+        speed = f" in {seconds:.1f} s, {done / max(seconds, 1e-9):,.0f} documents per second"
+    return f"{work.target}: {len(todo)} shards scored, {kept} were there already; {done:,} documents{speed}"
+
+
+def _check_target(target: Path, manifest: Manifest) -> None:
+    """Refuse a folder with anything but scores of these shards: nobody could tell what belongs to it."""
+    target.mkdir(parents=True, exist_ok=True)
+    sweep(target)  # what a job that was killed has left; another one may be writing
+    known = {shard.file for shard in manifest.shards}
+    for path in sorted(target.iterdir()):
+        if path.name not in known and not path.name.endswith(SUFFIX):
+            raise DataError(f"{target}: scores of shards need a folder of their own, this one holds {path.name!r}")
+
+
+def _score_shard(work: _Work, shard: Shard, model: LGMML | None = None) -> int:
+    """Write the scores of one shard, by the model of the process by default, and answer how many they are."""
+    import pyarrow as pa
+
+    model = model or _model[0]
+    shard.check_content(work.source, Cache())
+    file = work.source / shard.file
+    how = {**model.reading, "missing": "zero"}  # gaps were filled before; what is left is words without a meaning
+    with open_source(file, kind="parquet", columns=SHARD_COLUMNS, dtype=model.dtype, **how) as lists:
+        columns: dict[str, Any] = {SHARD_COLUMNS.qid: pa.array(lists.qids).take(pa.array(lists.codes))}
+        columns[PLACE] = pa.array(map(int, lists.column(PLACE)), pa.int32())
+        if SHARD_COLUMNS.doc_id in lists.header:
+            columns[SHARD_COLUMNS.doc_id] = lists.column(SHARD_COLUMNS.doc_id)
+        found = []
+        for _, scores in score_batches(model, lists, work.args):
+            found.append(scores)
+        columns["score"] = np.concatenate(found)
+    save_parquet(pa.table(columns, metadata={_MARK: work.mark(shard)}), work.target / shard.file)
+    return shard.documents
+
+
+def _in_processes(work: _Work, shards: Sequence[Shard], jobs: int) -> Iterator[int]:
+    """Each process has the model and one thread, and takes the next shard that is left."""
+    alone = Namespace(**{**vars(work.args), "threads": 1})
+    # Fresh processes: a copy of this one may wait for ever on threads of torch that were not copied.
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (alone,))
+    try:
+        for future in as_completed([pool.submit(_score_shard, work, shard) for shard in shards]):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise LGMMLError("a process ended before its shard was scored; the same command goes on from here") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start(args: Namespace) -> None:
+    """Get ready to score in a process of its own, which ends when the one that started it does."""
+    threading.Thread(target=_follow, daemon=True).start()
+    _model.append(load_model(args))
+
+
+def _follow() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 COMMANDS = {
