@@ -136,7 +136,7 @@ class TestEveryChoiceOfCallbacks:
 
 
 @pytest.mark.xdist_group("ray")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Ray's own
 def test_ray_gives_the_model_of_one_process(ray: Any, alone: tuple[Path, tuple[str, ...]], tmp_path: Path) -> None:
     folder, settings = alone
