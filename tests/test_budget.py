@@ -8,12 +8,12 @@ from tools.measure import measure
 
 BOUNDS = {
     "files": 100,
-    "lines": 26_840,
-    "public names": 499,
+    "lines": 25_440,
+    "public names": 497,
     "conditional expressions": 146,
     "comprehensions": 276,
     "nested conditional expressions": 0,
-    "widest signature": 26,
+    "widest signature": 13,
     "homonyms": 0,
 }
 
