@@ -216,7 +216,7 @@ class _Groups:
     def close(self) -> None:
         """Let go of the file that was read last."""
         if self._opened[1] is not None:
-            self._opened[1].close()
+            self._opened[1].close(force=True)  # the stream is our own
 
 
 def _check_alike(schema: Schema, like: Schema, name: str, first: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import os
 import sys
 import time
 from pathlib import Path
@@ -197,3 +198,17 @@ def test_a_closed_source_holds_nothing(tmp_path: Path) -> None:
         assert pa.total_allocated_bytes() == before
     finally:
         gc.enable()
+
+
+def test_memory_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later lists need no more room than the first ones."""
+    rows = 400
+    file = parquet(tmp_path, {"qid": np.arange(rows) // 10, "x": np.arange(rows) / 7.0, "y": np.ones(rows)})
+    pages = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 100 * 2 * 4}
+    with open_source(file) as source:
+        expected = [batch.data.features.clone() for batch in source.batches(100)]
+        monkeypatch.setattr(os, "sysconf", lambda name: pages[name])
+        found = [batch.data.features for batch in source.batches(100)]
+    assert len(found) == 4
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

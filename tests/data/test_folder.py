@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -400,3 +401,19 @@ def test_an_object_store_is_a_folder(tmp_path: Path) -> None:
         file.write(b"PAR1 damaged PAR1")
     with pytest.raises(DataError, match=r"s3://shop/set/day=1/part-1.parquet: not a readable Parquet file"):
         open_source("s3://shop/set")
+
+
+def test_a_closed_folder_holds_no_file_open(tmp_path: Path) -> None:
+    folder = write_files(table_of(), tmp_path / "set")
+
+    def held() -> list[str]:
+        found = []
+        for handle in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # that of the folder itself is closed by now
+                found.append(str(handle.readlink()))
+        return [name for name in found if name.startswith(str(folder))]
+
+    with open_source(folder) as source:
+        source.read()
+        assert held()
+    assert not held()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from lgmml_torch.checks import DataError, LGMMLError
+from lgmml_torch.checks import DataError, LGMMLError, MissingDependencyError
 from lgmml_torch.data import folder as parquet_folder
 from lgmml_torch.data import shards
 from lgmml_torch.data.cache import Cache
+from lgmml_torch.data.generated import letor_like
 from lgmml_torch.data.shards import (
     INDEX,
     SHARD,
@@ -504,3 +506,10 @@ def test_categories_keep_their_words(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([half.features for half in halves]), data.features)
     with pytest.raises(DataError, match="a feature must not be called 'place' to be saved with categories"):
         write_shards(data.replace(feature_names=("colour", "place")), tmp_path / "set")
+
+
+def test_without_pyarrow_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependencyError, match="`pyarrow` is needed"):
+        write_shards(letor_like(4, 3, seed=0), tmp_path / "shards", progress=False)
+    assert not (tmp_path / "shards").exists()

@@ -95,6 +95,7 @@ def test_exported_models_keep_the_choice(model: LGMML, tmp_path: Path) -> None:
     path = export_onnx(model, tmp_path / "model.onnx")
     parity = compare_exported(path, model, lists(seed=1))
     assert parity.largest <= 1e-5 * parity.size
+    assert parity.size == float(model.score(lists(seed=1)).abs().max())
 
 
 def test_trained_metrics_see_what_stays() -> None:
