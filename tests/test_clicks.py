@@ -61,6 +61,7 @@ def inverse_propensities(log: ClickLog) -> Tensor:
     return torch.where(log.data.labels > 0, 1 / log.propensities, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_debiased_models_beat_the_biased_one(way: str) -> None:
     biased, by_position, by_weight = [], [], []
