@@ -1,6 +1,6 @@
 """``python -m tools.mutants``: change the package in one place at a time, and see whether a test notices.
 
-python -m tools.mutants [--sample 200] [--seed 0] [--package fitting ...] [--jobs 2] [--list]
+python -m tools.mutants [--sample 200] [--seed 0] [--package fitting ...] [--jobs 2] [--list] [--matrix]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from tools.mutants.changes import Mutant, mutants_of, sample
-from tools.mutants.cover import ONE_THREAD, make_map
+from tools.mutants.cover import ONE_THREAD, Tests, make_map
 from tools.mutants.run import Outcome, copy_tree, try_all
 
 PACKAGES = ("functional", "fitting", "models", "training", "data")
@@ -90,6 +90,24 @@ def report(folder: Path, outcomes: list[Outcome], skipped: Counter[str], heading
     (folder / "survivors.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
+def matrix(folder: Path, outcomes: list[Outcome], tests: Tests) -> str:
+    """`matrix.json`: which tests noticed which change; a table of the files of tests."""
+    found = [(" ".join(map(str, outcome.mutant.key)), outcome.by.splitlines()) for outcome in outcomes]
+    (folder / "matrix.json").write_text(json.dumps(dict(found), indent=1, ensure_ascii=False) + "\n")
+    seconds, notices, alone = Counter[str](), Counter[str](), Counter[str]()
+    for name, test in tests.items():
+        seconds[name.split("::")[0]] += test["cpu"]
+    for _, names in found:
+        files = {name.split("::")[0] for name in names}
+        notices.update(files)
+        if len(files) == 1:
+            alone.update(files)
+    lines = ["| tests | CPU s | changes noticed | by no other file |", "|---|---|---|---|"]
+    for file in sorted(seconds, key=lambda file: (-alone[file], -notices[file], seconds[file])):
+        lines.append(f"| {file} | {seconds[file]:.1f} | {notices[file]} | {alone[file]} |")
+    return "\n".join(lines)
+
+
 def run(options: argparse.Namespace) -> None:
     start, outcomes = time.monotonic(), list[Outcome]()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -110,12 +128,15 @@ def run(options: argparse.Namespace) -> None:
             mutant = outcome.mutant
             said = f"{mutant.path}:{mutant.line} {mutant.before!r} -> {mutant.after!r} ({outcome.cpu:.1f} s)"
             count = f"{len(outcomes)}/{len(mutants)}"
-            print(f"{count} {outcome.verdict}: {' '.join(said.split())} {outcome.by}", flush=True)
+            by = ", ".join(outcome.by.splitlines()[:3])
+            print(f"{count} {outcome.verdict}: {' '.join(said.split())} {by}", flush=True)
             heading = f"{len(outcomes)} changes, seed {options.seed}, {time.monotonic() - start:.0f} s"
             report(options.output, outcomes, skipped, heading)
 
-        try_all(mutants, trees, tests, options.budget, tell)
+        try_all(mutants, trees, tests, options.budget, tell, all_tests=options.matrix)
     print(table(outcomes, skipped))
+    if options.matrix:
+        (options.output / "matrix.md").write_text(matrix(options.output, outcomes, tests) + "\n")
 
 
 def main() -> None:
@@ -127,6 +148,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--budget", type=float, default=BUDGET, help="processor seconds of tests for one change")
     parser.add_argument("--list", action="store_true", help="say what would be tried, and stop")
+    parser.add_argument("--matrix", action="store_true", help="run all tests of a change: which tests find what")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "mutants")
     run(parser.parse_args())
 

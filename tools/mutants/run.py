@@ -58,7 +58,7 @@ class Outcome:
         verdict: ``survived``, ``failed`` (a test), ``slow`` (out of processor time) or ``hung``.
         tests: how many were chosen; none of them when no test runs the line.
         cpu: seconds spent.
-        by: the test that failed.
+        by: the tests that failed, one in a line: the first, or all where all were run.
     """
 
     mutant: Mutant
@@ -137,6 +137,7 @@ class Job:
     mutant: Mutant | None  # None: nothing is changed
     order: tuple[str, ...]
     limits: dict[str, float]
+    all_tests: bool = False  # run them all, instead of up to the first that fails
 
     @property
     def limit(self) -> int:
@@ -159,6 +160,7 @@ class Watcher:
 
     def __init__(self, tree: Path, order: tuple[str, ...] = ()) -> None:
         self.failed, self.order = tree / ".failed", {name: place for place, name in enumerate(order)}
+        self.failed.touch()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -168,8 +170,8 @@ class Watcher:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the name down: the process may not come to tell it."""
-        if report.failed:
-            self.failed.write_text(report.nodeid)
+        if report.failed and report.nodeid not in (named := self.failed.read_text().splitlines()):
+            self.failed.write_text("\n".join([*named, report.nodeid]))
 
 
 class Resident(Watcher):
@@ -208,15 +210,16 @@ class Resident(Watcher):
             until = int(time.process_time() + job.limits[item.nodeid]) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (min(until, most), most))
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if session.testsfailed:
+            if session.testsfailed and not job.all_tests:
                 return FAILED
-        return SURVIVED
+        return FAILED if session.testsfailed else SURVIVED
 
 
-def import_and_run(tree: Path, order: tuple[str, ...]) -> int:
+def import_and_run(tree: Path, job: Job) -> int:
     """In a fork that has imported nothing of the package yet."""
-    files = list(dict.fromkeys(name.split("::")[0] for name in order))
-    code = int(pytest.main([*OPTIONS, *files], plugins=[Watcher(tree, order)]))
+    files = list(dict.fromkeys(name.split("::")[0] for name in job.order))
+    options = OPTIONS[job.all_tests :]  # the first stops at a failure
+    code = int(pytest.main([*options, *files], plugins=[Watcher(tree, job.order)]))
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         raise RuntimeError(f"pytest ended with {code}")
     return FAILED if code else SURVIVED  # interrupted: the changed package cannot be imported
@@ -303,9 +306,13 @@ def attend(tree: Path, files: list[str], link: Connection) -> None:
         with changed_file(tree / job.mutant.path, job.mutant):
             answer = ask(job, here, tree)
         while answer.code == FAILED and answer.by:
-            if answer.by not in sound:
-                sound[answer.by] = ask(replace(job, mutant=None, order=(answer.by,)), here, tree).code == SURVIVED
-            if sound[answer.by]:
+            failed = answer.by.splitlines()
+            for name in failed:
+                if name not in sound:
+                    sound[name] = ask(replace(job, mutant=None, order=(name,)), here, tree).code == SURVIVED
+            telling = [name for name in failed if sound[name]]
+            if telling:
+                answer = replace(answer, by="\n".join(telling))
                 break
             # A test that fails without the change as well says nothing: without it.
             job = replace(job, order=tuple(name for name in job.order if sound.get(name, True)))
@@ -334,14 +341,20 @@ def ask(job: Job, resident: Connection, tree: Path) -> Answer:
     resident.send(job)
     answer: Answer = resident.recv()
     if answer.code == NOT_IN_PLACE:
-        answer = fork_and_wait(partial(import_and_run, tree, job.order), tree, job.limit)
+        answer = fork_and_wait(partial(import_and_run, tree, job), tree, job.limit)
     return answer
 
 
 def try_all(
-    mutants: list[Mutant], trees: list[Path], tests: Tests, budget: float, tell: Callable[[Outcome], None]
+    mutants: list[Mutant],
+    trees: list[Path],
+    tests: Tests,
+    budget: float,
+    tell: Callable[[Outcome], None],
+    *,
+    all_tests: bool = False,
 ) -> None:
-    """Every change once, as many at a time as there are trees.
+    """Every change once, as many at a time as there are trees; ``all_tests`` also runs those after the first failure.
 
     Raises:
         RuntimeError: the tests cannot be collected.
@@ -369,6 +382,8 @@ def try_all(
             if job is not None:
                 tell(_outcome(job, said))
             following = _next_job(waiting, links[link], tests, budget, tell)
+            if following is not None:
+                following = replace(following, all_tests=all_tests)
             link.send(following)
             if following is not None:
                 busy[link] = following
