@@ -84,7 +84,7 @@ def measure(name: str, fold: RankingFold, seed: int, *, budget: str = "normal") 
         found = reliability(chances, relevant)
         rows[kind] = {"ece": found.error, "brier": found.brier}
     trees = fit_lightgbm({"train": fold.train, "valid": fold.valid}, Measure.of("ndcg@10"), seed=seed, threads=1)
-    theirs = as_chances(fold.valid, trees.predict(fold.valid.features), trees.predict(fold.test.features))
+    theirs = as_chances(fold.valid, *(trees.predict(part.features, part.offsets) for part in (fold.valid, fold.test)))
     for kind in ("logistic of the score", "the map"):
         found = reliability(theirs[kind], relevant)
         rows[f"LightGBM, {kind}"] = {"ece": found.error, "brier": found.brier}

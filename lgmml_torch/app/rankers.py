@@ -74,7 +74,7 @@ class Ranker:
 
         def score(data: RankingData) -> Tensor:
             trees.check(data.num_features, data.feature_names)
-            return trees.predict(data.features)
+            return trees.predict(data.features, data.offsets)
 
         return cls(name, trees.title, score, trees.num_features)
 
@@ -127,9 +127,16 @@ def reference_names(setting: str | Sequence[str] | None) -> list[str]:
 
 
 def fit_lightgbm(
-    splits: Mapping[str, RankingData], measure: Measure, *, seed: int = 0, threads: int | None = None
+    splits: Mapping[str, RankingData],
+    measure: Measure,
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    list_ranks: bool = False,
 ) -> TreeBase:
     """LightGBM's LambdaMART with its usual settings; the number of trees is chosen by validation.
+
+    With ``list_ranks``, trees also see each feature's rank percentile within its list.
 
     Raises:
         DataError: lists that LightGBM does not take: categories, labels that are no grades, very long lists, no
@@ -144,6 +151,9 @@ def fit_lightgbm(
         raise DataError("LightGBM needs data of numbers only, and this data has categories")
     for part in (train, valid):
         _check_for_lightgbm(part)
+    if list_ranks:
+        widened = [TreeBase.with_list_ranks(part.features, part.offsets) for part in (train, valid)]
+        train, valid = train.replace(features=widened[0]), valid.replace(features=widened[1])
     own = _as_lightgbm(lightgbm, train)
 
     def judge(scores: NDArray[Any], _: Any) -> tuple[str, float, bool]:
@@ -157,7 +167,8 @@ def fit_lightgbm(
         feval=judge,
         callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
     )
-    return TreeBase(booster.model_to_string(num_iteration=booster.best_iteration).encode(), kind="lightgbm")
+    content = booster.model_to_string(num_iteration=booster.best_iteration).encode()
+    return TreeBase(content, kind="lightgbm", list_ranks=list_ranks)
 
 
 def _check_for_lightgbm(data: RankingData) -> None:

@@ -168,7 +168,8 @@ def evaluate_model(
             found.append(_evaluate_split(trained, name, title, options, policy=policy))
         if base is not None:
             data, split = trained.module.data_of(name), found[-1].split
-            alone = {"ours alone": model.score(data, alone=True), "base alone": base.predict(data.features)}
+            theirs = base.predict(data.features, data.offsets)
+            alone = {"ours alone": model.score(data, alone=True), "base alone": theirs}
             for label, scores in alone.items():
                 found.append(evaluate_scores(scores, data, split=split, policy=label, **options))
     if others:

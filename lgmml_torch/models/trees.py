@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lgmml_torch.checks import CheckpointError, LGMMLError, check_choice, check_shape, require
+from lgmml_torch.functional.features import list_rank_percentiles
 from lgmml_torch.models.local_metrics import Kept
 from lgmml_torch.ragged import RankingData
 
-KINDS = {"lightgbm": "LightGBM", "xgboost": "XGBoost"}
+_KINDS = {"lightgbm": "LightGBM", "xgboost": "XGBoost"}
 _EXTRA = "trees"
 
 # Reads a model and scores some rows. XGBoost's model is written back as JSON.
@@ -67,17 +68,21 @@ class TreeBase(nn.Module):
         kind: ``"lightgbm"`` or ``"xgboost"``.
         weight: of these trees, at least 0.
         own_weight: of the model they are added to, at least 0.
+        list_ranks: whether the trees also see each feature's rank percentile within the list, behind the features.
     """
 
     content: Tensor  # (bytes,) uint8
 
-    def __init__(self, content: bytes, *, kind: str, weight: float = 1.0, own_weight: float = 1.0) -> None:
+    def __init__(
+        self, content: bytes, *, kind: str, weight: float = 1.0, own_weight: float = 1.0, list_ranks: bool = False
+    ) -> None:
         super().__init__()
-        check_choice("kind", kind, KINDS)
+        check_choice("kind", kind, _KINDS)
         for name, value in (("weight", weight), ("own_weight", own_weight)):
             if not (value >= 0 and math.isfinite(value)):
                 raise LGMMLError(f"`{name}` must be at least 0 and finite, got {value}")
         self.kind, self.weight, self.own_weight = kind, float(weight), float(own_weight)
+        self.list_ranks = list_ranks
         self.register_buffer("content", torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy()))
         self._read = Kept()
 
@@ -108,7 +113,7 @@ class TreeBase(nn.Module):
     @property
     def title(self) -> str:
         """The name of the library, as it writes it."""
-        return KINDS[self.kind]
+        return _KINDS[self.kind]
 
     @property
     def needs(self) -> str:
@@ -117,8 +122,8 @@ class TreeBase(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Features a document must have; the library must be installed."""
-        return self._trees().num_features
+        """Raw features a document must have; the library must be installed."""
+        return self._trees().num_features // (1 + self.list_ranks)
 
     def check(self, num_features: int, feature_names: tuple[str, ...] | None = None) -> None:
         """Require trees that can rank documents with these features.
@@ -128,12 +133,12 @@ class TreeBase(nn.Module):
             LGMMLError: the trees have other features, or several scores for a document.
         """
         self._check_features(num_features, feature_names)
-        self.predict(torch.zeros(1, num_features, device="cpu"))
+        self.predict(torch.zeros(1, num_features, device="cpu"), torch.tensor([0, 1]))
 
     def _check_features(self, num_features: int, feature_names: tuple[str, ...] | None) -> None:
         trees = self._trees()
-        if trees.num_features != num_features:
-            raise LGMMLError(f"the {self.title} model has {trees.num_features} features, the data has {num_features}")
+        if self.num_features != num_features:
+            raise LGMMLError(f"the {self.title} model has {self.num_features} features, the data has {num_features}")
         if trees.names is not None and feature_names is not None:
             for theirs, ours in zip(trees.names, feature_names, strict=True):
                 if _plain(theirs) != _plain(ours):
@@ -143,7 +148,7 @@ class TreeBase(nn.Module):
                     )
 
     @torch.no_grad()
-    def predict(self, features: Tensor) -> Tensor:  # (N, D) raw -> (N,)
+    def predict(self, features: Tensor, offsets: Tensor) -> Tensor:  # (N, D) raw, (Q+1,) -> (N,)
         """Raw scores of the trees alone, in float64 on the CPU.
 
         Raises:
@@ -151,32 +156,41 @@ class TreeBase(nn.Module):
             LGMMLError: another number of features, or several scores for a document.
         """
         trees = self._trees()
-        check_shape("features", features, (None, trees.num_features))
+        check_shape("features", features, (None, self.num_features))
         if not len(features):
             return torch.zeros(0, dtype=torch.float64, device="cpu")
         if features.dtype not in (torch.float32, torch.float64):
             features = features.float()
+        if self.list_ranks:
+            features = self.with_list_ranks(features, offsets)
         found = np.asarray(trees.predict(features.detach().cpu().contiguous().numpy()), dtype=np.float64)
         if found.shape != (len(features),):
             raise LGMMLError(f"the {self.title} model must give one score for a document, got {found.shape[-1]}")
         return torch.from_numpy(found)
+
+    @staticmethod
+    def with_list_ranks(features: Tensor, offsets: Tensor) -> Tensor:  # (N, D), (Q+1,) -> (N, 2·D)
+        """The features, and each one's rank percentile within its list."""
+        return torch.cat([features, list_rank_percentiles(features, offsets.to(features.device))], dim=1)
 
     def add_to(self, own: Tensor, data: RankingData) -> Tensor:  # (N,) -> (N,)
         """``own_weight``·own + ``weight``·theirs, in the precision of ``own``; trees of weight 0 are not evaluated."""
         total = self.own_weight * own.double()
         if self.weight > 0:
             self._check_features(data.num_features, data.feature_names)
-            total = total + self.weight * self.predict(data.features)
+            total = total + self.weight * self.predict(data.features, data.offsets)
         return total.to(own.dtype)
 
     def spec(self) -> dict[str, Any]:
         """All that is needed, besides the bytes, to build it again: primitives only."""
-        return {"kind": self.kind, "size": len(self.content), "weight": self.weight, "own_weight": self.own_weight}
+        names = ("kind", "weight", "own_weight", "list_ranks")
+        return {"size": len(self.content), **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Self:
         """Of the right size, to be filled by ``load_state_dict``."""
-        return cls(bytes(spec["size"]), kind=spec["kind"], weight=spec["weight"], own_weight=spec["own_weight"])
+        spec = dict(spec)
+        return cls(bytes(spec.pop("size")), **spec)
 
     def _trees(self) -> _LightGBM | _XGBoost:
         return self._read.get(self._open, [self.content])
@@ -233,7 +247,7 @@ def _try_out(content: bytes, kind: str, file: Path) -> bytes:
     try:
         trial = subprocess.run(command, input=content, capture_output=True, timeout=_TRIAL_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise CheckpointError(f"{file} cannot be used: {KINDS[kind]} does not come to an end with it") from None
+        raise CheckpointError(f"{file} cannot be used: {_KINDS[kind]} does not come to an end with it") from None
     if trial.returncode == 0:
         return trial.stdout
     errors = trial.stderr.decode(errors="replace").strip().splitlines()
@@ -241,7 +255,7 @@ def _try_out(content: bytes, kind: str, file: Path) -> bytes:
     reason = (named or errors or [""])[-1]
     if trial.returncode < 0:
         reason = f"the process ended with signal {-trial.returncode}"
-    raise _unreadable(str(file), KINDS[kind], reason)
+    raise _unreadable(str(file), _KINDS[kind], reason)
 
 
 def _check_text(content: bytes, file: Path) -> None:
@@ -270,4 +284,4 @@ def _plain(name: str) -> str:
 
 
 def _library(kind: str) -> Any:
-    return require(kind, f"because the model adds to a {KINDS[kind]} model", _EXTRA)
+    return require(kind, f"because the model adds to a {_KINDS[kind]} model", _EXTRA)

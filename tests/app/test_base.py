@@ -75,7 +75,7 @@ def test_the_file_holds_both_and_scores_their_sum(with_trees: RunResult, splits:
     assert model.base.own_weight > 0
     for data in splits.values():
         expected = model.base.own_weight * ours.score(data).double()
-        expected += model.base.weight * model.base.predict(data.features)
+        expected += model.base.weight * model.base.predict(data.features, data.offsets)
         torch.testing.assert_close(model.score(data), expected.float())
         assert torch.equal(model.score(data), with_trees.model.score(data))
 
@@ -95,7 +95,7 @@ def test_the_report_shows_all_three(name: str, with_trees: RunResult, splits: di
     assert found == {
         "together (shared)": pytest.approx(mean_measure(model.score(data), data)),
         "ours alone": pytest.approx(mean_measure(model.score(data, alone=True), data)),
-        "base alone": pytest.approx(mean_measure(model.base.predict(data.features), data)),
+        "base alone": pytest.approx(mean_measure(model.base.predict(data.features, data.offsets), data)),
     }
     if name == "valid":
         assert found["together (shared)"] >= max(found["ours alone"], found["base alone"])
@@ -215,6 +215,8 @@ class TestRefusals:
 def test_trees_are_fitted_where_none_are_given(tmp_path: Path) -> None:
     """``base=auto``: LightGBM on the same training lists, in the same model file."""
     result = run(tmp_path, "base=auto")
-    assert LGMML.load(tmp_path / "model.safetensors").base is not None
+    base = LGMML.load(tmp_path / "model.safetensors").base
+    assert base is not None
+    assert base.list_ranks
     policies = [each.policy for each in result.evaluations if each.split == "test: unseen queries"]
     assert policies[1:] == ["ours alone", "base alone"]

@@ -15,9 +15,12 @@ import pytest
 import torch
 
 from lgmml_torch import checks
+from lgmml_torch.app.rankers import fit_lightgbm
 from lgmml_torch.checks import CheckpointError, LGMMLError, MissingDependencyError
+from lgmml_torch.functional.measures import Measure
 from lgmml_torch.models.explain import explain
 from lgmml_torch.models.export import export_onnx
+from lgmml_torch.models.preprocess.steps import ListRank
 from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.trees import TreeBase, file_kind
 from lgmml_torch.ragged import RankingData
@@ -86,16 +89,16 @@ def test_predictions_are_those_of_the_library(lightgbm_file: Path, tmp_path: Pat
         base = TreeBase.read(tmp_path / "m.txt")
         assert (base.kind, base.title, base.num_features) == ("lightgbm", "LightGBM", FEATURES)
         assert base.content.numpy().tobytes() == (tmp_path / "m.txt").read_bytes()
-        found = base.predict(data.features)
+        found = base.predict(data.features, data.offsets)
         np.testing.assert_array_equal(found.numpy(), booster.predict(data.features.numpy(), raw_score=True))
     rows = data.features.half()  # features in other precisions are widened, and no documents are no scores
     wide = boosters[1].predict(rows.float().numpy(), raw_score=True)
-    np.testing.assert_array_equal(base.predict(rows).numpy(), wide)
-    assert base.predict(data.features.double()).dtype == torch.float64
-    assert base.predict(data.features[:0]).shape == (0,)
+    np.testing.assert_array_equal(base.predict(rows, data.offsets).numpy(), wide)
+    assert base.predict(data.features.double(), data.offsets).dtype == torch.float64
+    assert base.predict(data.features[:0], data.offsets[:1]).shape == (0,)
     (tmp_path / "m.txt").write_bytes(lightgbm_file.read_bytes().replace(b"\n", b"\r\n"))
-    expected = base_of(lightgbm_file).predict(data.features)
-    assert torch.equal(TreeBase.read(tmp_path / "m.txt").predict(data.features), expected)
+    expected = base_of(lightgbm_file).predict(data.features, data.offsets)
+    assert torch.equal(TreeBase.read(tmp_path / "m.txt").predict(data.features, data.offsets), expected)
 
 
 @pytest.mark.parametrize("ending", ["json", "ubj"])
@@ -108,7 +111,7 @@ def test_predictions_of_xgboost_stop_at_the_best_iteration(ending: str, tmp_path
         base = TreeBase.read(tmp_path / f"m.{ending}")
         assert (base.kind, base.title, base.num_features) == ("xgboost", "XGBoost", FEATURES)
         expected = booster.inplace_predict(data.features.numpy(), iteration_range=rounds, predict_type="margin")
-        np.testing.assert_array_equal(base.predict(data.features).numpy(), expected.astype(np.float64))
+        np.testing.assert_array_equal(base.predict(data.features, data.offsets).numpy(), expected.astype(np.float64))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -165,7 +168,7 @@ class TestChecks:
             with pytest.raises(LGMMLError, match=f"^the {title} model has 5 features, the data has 6$"):
                 base.check(6)
             with pytest.raises(LGMMLError, match=r"`features` must have shape \(\*, 5\), got \(2, 4\)"):
-                base.predict(torch.zeros(2, 4))
+                base.predict(torch.zeros(2, 4), torch.tensor([0, 2]))
 
     @pytest.mark.parametrize("library", ["lightgbm", "xgboost"])
     def test_names_must_agree_where_both_have_some(self, library: str, tmp_path: Path) -> None:
@@ -198,7 +201,7 @@ class TestChecks:
                 with pytest.raises(LGMMLError, match=f"`{name}` must be at least 0 and finite"):
                     TreeBase(b"", kind="lightgbm", **{name: value})
         assert TreeBase(b"abc", kind="lightgbm", weight=0).spec() == {
-            "kind": "lightgbm", "size": 3, "weight": 0.0, "own_weight": 1.0
+            "kind": "lightgbm", "size": 3, "weight": 0.0, "own_weight": 1.0, "list_ranks": False
         }  # fmt: skip
         with pytest.raises(LGMMLError, match="`kind` must be one of 'lightgbm', 'xgboost'"):
             TreeBase(b"", kind="catboost")
@@ -227,7 +230,7 @@ class TestTogether:
         model, data = with_base(lightgbm_file, mode=mode, dtype=dtype), small_data(seed=3)
         assert model.base is not None
         expected = 2.0 * small_model(mode=mode, dtype=dtype).score(data).double()
-        expected += 0.75 * model.base.predict(data.features)
+        expected += 0.75 * model.base.predict(data.features, data.offsets)
         assert model.score(data).dtype == dtype
         assert torch.equal(model.score(data), expected.to(dtype))
         assert torch.equal(model.score(data, alone=True), small_model(mode=mode, dtype=dtype).score(data))
@@ -256,9 +259,10 @@ class TestTogether:
         lightgbm_booster(rounds=9).save_model(tmp_path / "other.txt")
         one, other = base_of(lightgbm_file), TreeBase.read(tmp_path / "other.txt")
         data, holder = small_data(), TreeBase.from_spec(other.spec())
-        assert not torch.equal(one.predict(data.features), other.predict(data.features))
+        lists = (data.features, data.offsets)
+        assert not torch.equal(one.predict(*lists), other.predict(*lists))
         holder.load_state_dict(other.state_dict())
-        assert torch.equal(holder.predict(data.features), other.predict(data.features))
+        assert torch.equal(holder.predict(*lists), other.predict(*lists))
 
     def test_without_idle_notices_a_new_base(self, lightgbm_file: Path) -> None:
         model = small_model()
@@ -274,7 +278,7 @@ class TestTogether:
         others = torch.randn(20, FEATURES, generator=torch.Generator().manual_seed(0))
         features = torch.cat([row.expand(37, -1), others, row.expand(30, -1)])
         data = RankingData.from_arrays(features, torch.zeros(87), qid=[1] * 87)
-        own, theirs = model.score(data, alone=True), model.base.predict(data.features)
+        own, theirs = model.score(data, alone=True), model.base.predict(data.features, data.offsets)
         same = (data.features == row).all(dim=1)
         model.base.own_weight, model.base.weight = 1.0, abs(float(own[same][0] / theirs[same][0]))
         assert model.score(data)[same].unique().numel() == 1
@@ -288,9 +292,30 @@ class TestTogether:
         rows = part.order.argsort()[[0, 1]]
         torch.testing.assert_close(found.scores, model.score(part)[rows])
         assert float(found.metrics.sum()) + found.base == pytest.approx(found.difference, rel=1e-9)
-        theirs = model.base.predict(part.features[rows])
+        theirs = model.base.predict(part.features, part.offsets)[rows]
         assert found.base == pytest.approx(0.75 * float(theirs[0] - theirs[1]))
         assert explain(small_model(), data, qid=data.qids[query], document=0, over=1).base == 0
+
+    def test_trees_may_see_ranks_within_the_list(self, tmp_path: Path) -> None:
+        """A score then depends on the rest of the list; one file holds all of it."""
+        lightgbm = pytest.importorskip("lightgbm")
+        data = small_data(60, seed=9)
+        trees = fit_lightgbm({"train": data, "valid": small_data(20, seed=4)}, Measure.of("ndcg@5"), list_ranks=True)
+        trees.check(FEATURES)
+        both = np.column_stack([data.features, ListRank().fit_transform(data.features, data.offsets)])
+        booster = lightgbm.Booster(model_str=trees.content.numpy().tobytes().decode())
+        np.testing.assert_array_equal(trees.predict(data.features, data.offsets).numpy(), booster.predict(both))
+        model = small_model()
+        model.base = trees
+        model.save(tmp_path / "m.safetensors")
+        again = LGMML.load(tmp_path / "m.safetensors")
+        assert torch.equal(again.score(data), model.score(data))
+        query = int(data.sizes.argmax())
+        alone = data.select([query])
+        rows = slice(int(data.offsets[query]), int(data.offsets[query + 1]))
+        torch.testing.assert_close(model.score(alone), model.score(data)[rows], rtol=1e-5, atol=1e-6)
+        with pytest.raises(LGMMLError, match="the LightGBM model has 5 features, the data has 10"):
+            trees.check(2 * FEATURES)
 
     def test_what_cannot_have_trees_says_so(self, lightgbm_file: Path, tmp_path: Path) -> None:
         model = with_base(lightgbm_file)
