@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -74,38 +72,25 @@ def _asked_params(params: Mapping[str, Any]) -> dict[str, Any]:
 def _fit_model(
     splits: Mapping[str, RankingData], params: Mapping[str, Any], seed: int, start: Start | None = None
 ) -> tuple[Trained, Bank]:
-    """Preprocessing, metrics, then Φ; nothing stays on disk."""
+    """What the parameters ask for, fitted."""
     # Lightning takes its time to import.
     from lgmml_torch.training.callbacks import LogEpochs, log_rounds
-    from lgmml_torch.training.defaults import GRADIENT_CLIP, Sizes, choose_defaults, make_recipe
-    from lgmml_torch.training.recipe import TrainerSettings
-    from lgmml_torch.training.stages import prepare, train_phi
+    from lgmml_torch.training.defaults import make_recipe
+    from lgmml_torch.training.stages import choose_kind, fit_chosen
 
     kind = None
     if start is not None:
         kind = start.kind
-    chosen = choose_defaults(Sizes.of(splits["train"]), _asked_params(params), start=kind)
+    chosen = choose_kind(splits, _asked_params(params), seed, measure=params["measure"], start=kind)
     log.info("%s", chosen.reason)
     recipe = replace(make_recipe(params, chosen, seed), grows=start is not None)
-    on_round, watching = None, []
+    further: dict[str, Any] = {"start": start}
     if params["verbose"]:
-        on_round, watching = log_rounds, [LogEpochs()]
-    prepared = prepare(splits, recipe, on_round, start=start)
-    trainer: dict[str, Any] = {"max_epochs": chosen.epochs, "check_val_every_n_epoch": chosen.validate_every}
-    trainer["accelerator"] = ACCELERATORS[params["device"]]
+        further |= {"on_round": log_rounds, "callbacks": [LogEpochs()]}
+    trainer = {**chosen.trainer, "accelerator": ACCELERATORS[params["device"]]}
     if params["epochs"] is not None:
         trainer["max_epochs"] = params["epochs"]
-    if chosen.bank == "trained":
-        trainer["gradient_clip_val"] = GRADIENT_CLIP
-    with tempfile.TemporaryDirectory() as folder:
-        trainer["default_root_dir"] = folder
-        try:
-            trained = train_phi(prepared, recipe, TrainerSettings(Path(folder), trainer, watching))
-        except SystemExit as end:
-            if isinstance(end.__context__, KeyboardInterrupt):  # of which Lightning has made a SystemExit
-                raise KeyboardInterrupt from None
-            raise
-    return trained, prepared.bank
+    return fit_chosen(splits, recipe, trainer, **further)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

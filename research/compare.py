@@ -32,9 +32,10 @@ from lgmml_torch.fitting.sampled import SampledBuilder, fit_sampled
 from lgmml_torch.functional.losses import lambda_gradients
 from lgmml_torch.functional.measures import Measure, mean_measure
 from lgmml_torch.models.phi import Phi
-from lgmml_torch.models.preprocess.compose import Chain, Concat, list_rank_features
-from lgmml_torch.models.preprocess.steps import ListRank, Quantile, RemoveConstant, Standardize
+from lgmml_torch.models.preprocess.compose import Chain, list_rank_features
+from lgmml_torch.models.preprocess.steps import Quantile, RemoveConstant, Standardize
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import centre_segments
 from lgmml_torch.training.recipe import Recipe, TrainerSettings
@@ -206,8 +207,8 @@ def boosted(
 def fit_default(fold: RankingFold, seed: int, options: Options) -> Fitted:
     """What ``train.py`` does with such data by default; with the option ``trees``, also what ``base=auto`` does."""
     asked = [*options.get("overrides", ()), f"seed={seed}", *SILENT]
-    cfg = settle(load_config(asked), asked, fold.train)
     splits = {"train": fold.train, "valid": fold.valid}
+    cfg = settle(load_config(asked), asked, splits)
     bank = prepare(splits, recipe_of(cfg))
     trained = train_configured(cfg, bank, options.get("watch"))
     scores, info = (
@@ -216,7 +217,8 @@ def fit_default(fold: RankingFold, seed: int, options: Options) -> Fitted:
     )
     if options.get("trees"):
         start = time.process_time()
-        trees = fit_lightgbm(splits, Measure.of("ndcg@10"), seed=seed, threads=torch.get_num_threads())
+        threads = torch.get_num_threads()
+        trees = fit_lightgbm(splits, Measure.of("ndcg@10"), seed=seed, threads=threads, list_ranks=True)
         add_base(trained.model, trees, fold.valid)
         scores["default + trees"] = _scorer(trained.model)
         info["trees seconds"] = time.process_time() - start
@@ -243,8 +245,7 @@ def fit_sampled_phi(
 
 def with_list_ranks(data: RankingData) -> RankingData:
     """Every feature's rank within its list beside the feature itself."""
-    both = Concat([Chain([]), ListRank()])
-    return data.replace(features=both.fit_transform(data.features, data.offsets))
+    return data.replace(features=TreeBase.with_list_ranks(data.features, data.offsets))
 
 
 def trees(make: type[TreeRanker], name: str, *, ranks: bool = False, members: int = 1) -> Fit:

@@ -18,7 +18,7 @@ from lgmml_torch.functional.losses import spearman_loss
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.steps import Norm2
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.defaults import GRADIENT_CLIP, Sizes, choose_defaults, make_recipe
+from lgmml_torch.training.defaults import Sizes, choose_defaults, make_recipe
 
 SIZES = {"small": (30, 20), "large": (250, 82)}  # queries, documents of each
 
@@ -112,16 +112,16 @@ def described(recipe: Any, trainer: dict[str, Any]) -> dict[str, Any]:
 def by_estimator(params: dict[str, Any], data: RankingData) -> dict[str, Any]:
     given = LGMMLRanker(**params).get_params(deep=False)
     chosen = choose_defaults(Sizes.of(data), _asked_params(given))
-    epochs = chosen.epochs if given["epochs"] is None else given["epochs"]
-    clip = GRADIENT_CLIP if chosen.bank == "trained" else None
-    trainer = {"epochs": epochs, "every": chosen.validate_every, "clip": clip}
+    trainer = {"gradient_clip_val": None, **chosen.trainer}
+    if given["epochs"] is not None:
+        trainer["max_epochs"] = given["epochs"]
     return described(make_recipe(given, chosen, given["random_state"] or 0), trainer)
 
 
 def by_configuration(overrides: list[str], data: RankingData) -> dict[str, Any]:
-    cfg = settle(load_config(overrides), overrides, data)
-    trainer = {"epochs": cfg.trainer.max_epochs, "every": cfg.trainer.check_val_every_n_epoch}
-    trainer["clip"] = cfg.trainer.get("gradient_clip_val")
+    cfg = settle(load_config(overrides), overrides, {"train": data})
+    names = ("max_epochs", "check_val_every_n_epoch", "gradient_clip_val")
+    trainer = {name: cfg.trainer.get(name) for name in names}
     return described(recipe_of_config(cfg), trainer)
 
 
@@ -167,4 +167,5 @@ def test_a_setting_without_effect_is_refused(params: dict[str, Any], sentence: s
 def test_no_setting_changes_the_kind_of_metrics() -> None:
     data = lists("large")
     for overrides in (["optimizer.lr=0.002"], ["phi=per_query"], ["preprocess=norm2"], ["local_metrics.kernel=rbf"]):
-        assert settle(load_config(overrides), overrides, data).local_metrics["_target_"].endswith("TrainedBuilder")
+        settled = settle(load_config(overrides), overrides, {"train": data})
+        assert settled.local_metrics["_target_"].endswith("TrainedBuilder")

@@ -34,6 +34,7 @@ from lgmml_torch.training.callbacks import quiet_lightning
 from lgmml_torch.training.losses import ListLoss, Loss
 from lgmml_torch.training.module import Dropout
 from lgmml_torch.training.recipe import PhiSettings, Recipe, check_precision, rehearse
+from lgmml_torch.training.stages import choose_kind
 
 log = logging.getLogger(__name__)
 
@@ -181,8 +182,8 @@ def load_splits(cfg: DictConfig, allowed: Sequence[str] | None = None) -> dict[s
     return splits
 
 
-def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> DictConfig:
-    """The configuration with the defaults that `choose_defaults` has for this data; what was asked for stays.
+def settle(cfg: DictConfig, asked: Sequence[str] | None, splits: Mapping[str, RankingData]) -> DictConfig:
+    """The configuration with the defaults that `choose_kind` has for this data; what was asked for stays.
 
     ``asked`` are the overrides of the user; None: all of the configuration was asked for. `chosen` says what is fitted
     and why.
@@ -207,11 +208,24 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, train: RankingData) -> 
         given["bank"] = kind
     if "loss" in given:
         given["loss"] = loss
-    chosen = defaults.choose_defaults(defaults.Sizes.of(train), given)
+    chosen = _chosen(cfg, given, splits)
     log.info("%s", chosen.reason)
     settled = load_config([*_default_overrides(chosen, given), *asked])
     settled.resume = cfg.resume  # what resume=auto means has been found by now
     return _with_reason(settled, chosen.reason)
+
+
+def _chosen(cfg: DictConfig, given: Mapping[str, Any], splits: Mapping[str, RankingData]) -> defaults.Defaults:
+    """What `choose_kind` decides; a run that resumes has decided on the kind of metrics before."""
+    start = None
+    if cfg.resume and "bank" not in given:
+        start = kind_of_checkpoint(cfg.resume)
+    return choose_kind(splits, given, cfg.seed, measure=find_measure("measure", cfg.measure), start=start)
+
+
+def kind_of_checkpoint(checkpoint: str) -> str:
+    """The kind of metrics that the run of a checkpoint fits: those of a bank that is trained, or others."""
+    return "trained" if read_model(checkpoint)[0]["metrics"].get("trained", False) else "boosted"
 
 
 def _asked_settings(overrides: Sequence[str]) -> dict[str, Any]:
@@ -263,7 +277,7 @@ def fitted_metrics(overrides: Sequence[str]) -> tuple[str, bool]:
     cfg, given = load_config(overrides), _asked_settings(overrides)
     if "local_metrics" in given or "experiment" in given:
         return _builder(cfg).kind, True
-    return defaults.choose_defaults(defaults.Sizes.of(load_splits(cfg)["train"]), given).bank, False
+    return _chosen(cfg, given, load_splits(cfg)).bank, False
 
 
 def _builder(cfg: DictConfig) -> BankBuilder:

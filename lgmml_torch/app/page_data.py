@@ -34,7 +34,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import argsort_segments
 
 LISTS, DOCUMENTS = 1_000, 60_000  # in the sample, at most
-ROWS = 6  # first documents of a query that are shown
+_ROWS = 6  # first documents of a query that are shown
 _PAIR_DOCUMENTS, _EFFECT_DOCUMENTS = 10_000, 3_000  # in the samples for importance and for effects, at most
 _SHUFFLED, _EFFECTS, _METRICS = 12, 6, 10  # features shuffled, features with an effect chart, metrics shown
 _QUERIES, _BELOW, _PARTS = 3, 3, 3  # best and worst queries, relevant documents below the first ones, features of each
@@ -172,9 +172,9 @@ def _describe_query(
     own = scores[int(data.offsets[query]) : int(data.offsets[query + 1])]
     order = argsort_segments(own, part.offsets, descending=True, tie_order=part.order).tolist()
     labels = part.labels[order].tolist()  # by rank
-    below = [rank for rank in range(ROWS, len(order)) if labels[rank] > 0]
+    below = [rank for rank in range(_ROWS, len(order)) if labels[rank] > 0]
     below.sort(key=lambda rank: -labels[rank])
-    ranks = [*range(min(ROWS, len(order))), *sorted(below[:_BELOW])]
+    ranks = [*range(min(_ROWS, len(order))), *sorted(below[:_BELOW])]
     middle = order[(len(order) - 1) // 2]
     pairs = [(order[rank], middle) for rank in ranks]
     wrong = _inversion(labels)

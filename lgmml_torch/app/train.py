@@ -30,7 +30,6 @@ from lgmml_torch.files import write_bytes
 from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.models.combine import combination_weights
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import StopAtStep, bank_curve
@@ -72,7 +71,7 @@ def train(
     base = _load_base(cfg, splits)
     files = _open_references(cfg, splits)
     clock.lap("data")
-    cfg = compose.settle(cfg, asked, splits["train"])
+    cfg = compose.settle(cfg, asked, splits)
     recipe, folder = compose.recipe_of(cfg), Path(cfg.paths.output_dir)
     if watch is not None:
         watchers = [*watchers, StopAtStep(watch)]
@@ -130,14 +129,15 @@ def _load_base(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase |
     if splits["train"].categories is not None:
         raise ConfigError("`base` needs data of numbers only, and this data has categories")
     if cfg.base == "auto":
-        return _fit_trees(cfg, splits)
+        return _fit_trees(cfg, splits, list_ranks=True)
     base = TreeBase.read(str(cfg.base))
     base.check(splits["train"].num_features, splits["train"].feature_names)
     return base
 
 
-def _fit_trees(cfg: DictConfig, splits: Mapping[str, RankingData]) -> TreeBase:
-    return fit_lightgbm(splits, compose.find_measure("measure", cfg.measure), seed=cfg.seed, threads=cfg.threads)
+def _fit_trees(cfg: DictConfig, splits: Mapping[str, RankingData], *, list_ranks: bool = False) -> TreeBase:
+    measure = compose.find_measure("measure", cfg.measure)
+    return fit_lightgbm(splits, measure, seed=cfg.seed, threads=cfg.threads, list_ranks=list_ranks)
 
 
 def _check_in_memory(setting: str, splits: Mapping[str, RankingData]) -> None:
@@ -167,7 +167,7 @@ def _prepared_parts(
 
 def _check_resumed(checkpoint: str, *, trains: bool) -> None:
     """Refuse to go on with other metrics: trained ones where they were not, or the reverse."""
-    if trains != read_model(checkpoint)[0]["metrics"].get("trained", False):
+    if trains != (compose.kind_of_checkpoint(checkpoint) == "trained"):
         was, way = "trained", "experiment=trained"
         if trains:
             was, way = "not trained", "local_metrics=boosted"
@@ -342,7 +342,7 @@ def train_best_phi(
 
 def add_base(model: LGMML, base: TreeBase, valid: RankingData) -> None:
     """Put the trees beside ours, with the weights by which the validation queries are ranked best."""
-    scores = torch.stack([model.score(valid, alone=True).double(), base.predict(valid.features)])
+    scores = torch.stack([model.score(valid, alone=True).double(), base.predict(valid.features, valid.offsets)])
     own, theirs = combination_weights(scores, valid.labels, valid.offsets, tie_order=valid.order).tolist()
     log.info("by validation, the score is %.4g · ours + %.4g · the %s model's", own, theirs, base.title)
     if theirs == 0:

@@ -15,6 +15,7 @@ over all orders of the labels within the list; the larger of the two keeps T sma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ from lgmml_torch.segments import row_slices
 
 _FLIPS = 30  # random signs of all lists
 _MAX_PAIRED = 1_000  # features up to which pairs are looked at: their number grows with the square
+_NAMES_TOLD = 20  # of features set aside
 _MIN_LISTS = 30  # with different labels, below which all features stay
 _MAX_NULL_SHARE = 0.5  # up to which all features stay: weak features help together
 _WITHIN_ONE = 0.6827  # share of a standard normal variable within ±1
@@ -127,6 +129,15 @@ class FeatureChoice:
     def set_aside(self) -> list[int]:
         """The columns that do not stay."""
         return sorted(set(range(self.features)) - set(self.kept.tolist()))
+
+    def names_set_aside(self, names: Sequence[str] | None) -> str:
+        """The features that do not stay, by their names or numbers from 1; many are cut short."""
+        if names is None:
+            names = [str(column + 1) for column in range(self.features)]
+        listed = [names[column] for column in self.set_aside]
+        if len(listed) > _NAMES_TOLD:
+            listed[_NAMES_TOLD:] = ["…"]
+        return ", ".join(listed)
 
     @property
     def reason(self) -> str:

@@ -1,9 +1,8 @@
 """The one place that decides what is fitted: from the size of the data, the budget and the settings a user gave.
 
 `train.py`, the command line and `LGMMLRanker` all ask `choose_defaults`. The kind of metrics follows from the size of
-the data unless it is named; no other setting changes it. A setting without effect on what is fitted is refused. The
-answer depends on sizes and settings alone, so the same data and settings give the same model on any machine.
-docs/quality.md has the evidence for the rules.
+the data unless it is named; where the size leaves it open, `stages.choose_kind` lets validation queries decide. No
+other setting changes it. A setting without effect on what is fitted is refused. docs/quality.md has the evidence.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from lgmml_torch.training.recipe import CHOOSING_BANKS, PhiSettings, Recipe
 BANKS = ("boosted", "trained", "sampled")
 _TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on
 _TRAINED_QUERIES = 200
+_OPEN_DOCUMENTS = (2_000, 100_000)  # below these sizes, with so many documents, both kinds are tried on validation
 # Dropout, lists in a batch and ramps of a feature, by number of documents: few take more steps and fewer columns.
 _BY_DOCUMENTS = (
     (100_000, Dropout(0.1, 0.2), 16, 3),
@@ -47,7 +47,7 @@ _TRAINED_RATE, _WEIGHT_DECAY = 2e-3, 0.3
 _WARP_EPOCHS, _WARP_RATE = 10, 0.001
 _LONG_EPOCH = 100_000  # documents
 _VALIDATIONS = 5  # of trained metrics, about: on few training queries, ranking validation lists takes half of the time
-GRADIENT_CLIP = 10.0  # of trained metrics, for the trainer
+_GRADIENT_CLIP = 10.0  # of trained metrics, for the trainer
 _SPEED = 3e10  # floating-point operations a second of one core, in training
 
 
@@ -124,6 +124,19 @@ class Sizes:
         """The sizes of the training data."""
         return cls(len(data.all_lists), data.all_lists.num_documents, data.num_features)
 
+    def leave_kind_open(self, asked: Mapping[str, Any]) -> bool:
+        """Whether either kind of metrics may rank better on data of this size, and all settings suit both."""
+        least, most = _OPEN_DOCUMENTS
+        if asked.get("bank", "auto") != "auto" or asked.get("budget") == "fast" or not least <= self.documents < most:
+            return False
+        if _bank_for(self, None)[0] == "trained":
+            return False
+        try:
+            choose_defaults(self, {**asked, "bank": "trained"})
+        except ConfigError:
+            return False
+        return True
+
     def __str__(self) -> str:
         return f"{self.queries:,} training queries with {self.documents:,} documents of {self.features} features"
 
@@ -174,19 +187,28 @@ class Defaults:
     dropout: Dropout = field(default_factory=Dropout)  # of trained metrics
     batch_size: int = 32  # lists in a batch
 
+    @property
+    def trainer(self) -> dict[str, Any]:
+        """Settings of `pytorch_lightning.Trainer`."""
+        settings: dict[str, Any] = {"max_epochs": self.epochs, "check_val_every_n_epoch": self.validate_every}
+        if self.bank == "trained":
+            settings["gradient_clip_val"] = _GRADIENT_CLIP
+        return settings
 
-def choose_defaults(sizes: Sizes, asked: Mapping[str, Any] | None = None, *, start: str | None = None) -> Defaults:
+
+def choose_defaults(
+    sizes: Sizes, asked: Mapping[str, Any] | None = None, *, start: str | None = None, why: str = "asked for"
+) -> Defaults:
     """Decide what is fitted; a setting that has no effect on it is refused.
 
-    ``asked`` has the settings the user gave, by their names in `LGMMLRanker` and `SETTINGS`. ``start`` is the kind of
-    metrics of an earlier model to go on from.
+    ``asked`` has the settings the user gave, by their names in `LGMMLRanker` and `SETTINGS`, and ``why`` says where the
+    kind of metrics is from that it may name. ``start`` is the kind of metrics of an earlier model to go on from.
 
     >>> choose_defaults(Sizes(470, 9_630, 46)).bank, choose_defaults(Sizes(7_274, 722_339, 110)).bank
     ('boosted', 'trained')
     """
     asked = asked or {}
     bank = asked.get("bank", "auto")
-    why = "asked for"
     if bank == "auto":
         for name, setting in SETTINGS.items():
             if start is None and setting.named and name in asked:
@@ -304,42 +326,48 @@ def _choices(banks: Collection[str]) -> str:
 
 
 def make_recipe(params: Mapping[str, Any], chosen: Defaults, seed: int) -> Recipe:
-    """The recipe that the parameters of `LGMMLRanker` ask for; what is None among them is as chosen."""
+    """The recipe that parameters of `LGMMLRanker` ask for; what is None or missing among them is as chosen."""
     preprocess: Callable[[], Preprocess] = list_rank_features
     if chosen.bank == "trained":
         preprocess = partial(all_views, ramps=chosen.ramps, max_columns=chosen.max_columns)
-    if params["preprocess"] is not None:
+    if params.get("preprocess") is not None:
         preprocess = partial(_new_preprocess, params["preprocess"])
-    sparse = params["phi"] == "per_query" and chosen.bank != "trained"  # AdamW takes no sparse gradients
-    loss = build_loss(params["loss"] or _USUAL_LOSSES[chosen.bank])
-    loader = {"batch_size": params["batch_size"] or chosen.batch_size}
+    mode = params.get("phi", "shared")
+    sparse = mode == "per_query" and chosen.bank != "trained"  # AdamW takes no sparse gradients
+    loss = build_loss(params.get("loss") or _USUAL_LOSSES[chosen.bank])
+    loader = {"batch_size": params.get("batch_size") or chosen.batch_size}
     if loss.draws:
-        loss, loader["max_draws"] = Warp(params["margin"]), params["max_draws"]
-    phi = PhiSettings(loss, loader, partial(torch.optim.SGD, lr=params["learning_rate"] or _WARP_RATE))
+        loss = Warp(**_named(params, "margin"))
+        loader |= _named(params, "max_draws")
+    rate = params.get("learning_rate")
+    phi = PhiSettings(loss, loader, partial(torch.optim.SGD, lr=rate or _WARP_RATE))
     if chosen.bank == "trained":
-        rate = params["learning_rate"] or _TRAINED_RATE
-        adam = partial(torch.optim.AdamW, lr=rate, weight_decay=_WEIGHT_DECAY)
+        adam = partial(torch.optim.AdamW, lr=rate or _TRAINED_RATE, weight_decay=_WEIGHT_DECAY)
         phi = PhiSettings(loss, loader, adam, OneCycle(), chosen.dropout)
     return Recipe(
         preprocess=preprocess,
         fit_bank=_builder(params, chosen),
-        make_phi=partial(Phi, policy=params["policy"], sparse=sparse, **PHIS[params["phi"]]),
+        make_phi=partial(Phi, policy=params.get("policy"), sparse=sparse, **PHIS[mode]),
         phi=phi,
         seed=seed,
-        categories=CategorySettings(params["max_one_hot"]),
-        measure=params["measure"],
-        features=params["features"],
+        categories=CategorySettings(**_named(params, "max_one_hot")),
+        **_named(params, "measure", "features"),
     )
+
+
+def _named(params: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those of the parameters that are there."""
+    return {name: params[name] for name in names if name in params}
 
 
 def _builder(params: Mapping[str, Any], chosen: Defaults) -> BankBuilder:
     """The builder of the metrics, with the settings that were asked for or chosen."""
-    options = {"kernel": params["kernel"]} | (params["bank_options"] or {})
-    count = params["num_metrics"]
+    options = _named(params, "kernel") | (params.get("bank_options") or {})
+    count = params.get("num_metrics")
     if chosen.bank == "trained":
         return TrainedBuilder.of(**{"num_metrics": count or chosen.num_metrics, "rank": chosen.rank, **options})
     if chosen.bank == "boosted":
-        rounds = params["rounds"]
+        rounds = params.get("rounds")
         if rounds is None:
             rounds = chosen.rounds
         return BoostedBuilder.of(rounds=rounds, **options)

@@ -35,7 +35,7 @@ from lgmml_torch.training.resume import KeepCheckpoints
 _TRIED = 64  # rows and columns of a product that is tried: small ones do not take the fast routines
 MakePhi = Callable[..., Phi]
 _KEEP = ("best", "last")
-FEATURES = ("auto", "all")  # which raw features metrics see
+_FEATURES = ("auto", "all")  # which raw features metrics see
 CHOOSING_BANKS = ("boosted", "trained")  # kinds of metrics whose features are chosen
 _USUAL = "ndcg@10"  # the measure that decides unless another one is asked for
 
@@ -77,7 +77,7 @@ class Recipe:
     features: str = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("features", self.features, FEATURES)
+        check_choice("features", self.features, _FEATURES)
 
     @property
     def chooses_features(self) -> bool:

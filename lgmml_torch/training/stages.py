@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.callbacks import Callback, EarlyStopping
 from torch import Tensor
 
 from lgmml_torch import distributed
@@ -21,7 +23,7 @@ from lgmml_torch.distributed import gather_lists
 from lgmml_torch.fitting.bank import Bank, OnRound
 from lgmml_torch.functional.calibration import fit_grade_map
 from lgmml_torch.functional.losses import num_positions, position_curve
-from lgmml_torch.functional.measures import Measure, mean_measure
+from lgmml_torch.functional.measures import Function, Measure, mean_measure, rank_data
 from lgmml_torch.inputs import warn_if_steep
 from lgmml_torch.models.encode import CategoryEncoder, encode_splits
 from lgmml_torch.models.phi import AUTO, POLICIES
@@ -34,7 +36,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.segments import list_blocks
 from lgmml_torch.training.batches import RankingDataModule, loader_failures_in_a_sentence
 from lgmml_torch.training.callbacks import LogModel, quiet_lightning
-from lgmml_torch.training.defaults import check_loss
+from lgmml_torch.training.defaults import Defaults, Sizes, check_loss, choose_defaults, make_recipe
 from lgmml_torch.training.losses import ListLoss
 from lgmml_torch.training.module import LGMMLModule
 from lgmml_torch.training.preprocessed import (
@@ -51,7 +53,7 @@ from lgmml_torch.training.resume import KeepCheckpoints, Start, Unfinished
 
 log = logging.getLogger(__name__)
 
-_NAMES_TOLD = 20  # of features set aside
+_JUDGES = 20  # validation queries that decide on the kind of metrics, at least
 _LARGEST_PHI = 2 << 30  # bytes of Φ of single queries, which every process holds
 
 
@@ -195,6 +197,71 @@ class Trained:
         return position_curve(bias, self.module.data_of("train"))
 
 
+def choose_kind(
+    splits: Mapping[str, RankingData],
+    asked: Mapping[str, Any],
+    seed: int,
+    *,
+    measure: str | Function | Measure,
+    start: str | None = None,
+) -> Defaults:
+    """`choose_defaults` for this data; where its size leaves the kind of metrics open, validation queries decide.
+
+    Both kinds are fitted with the smallest budget and their usual settings. Metrics are trained if they rank the
+    validation queries better by more than the standard error of the difference, and boosted otherwise.
+    """
+    train, valid, sizes = splits["train"], splits.get("valid"), Sizes.of(splits["train"])
+    chosen, decides = choose_defaults(sizes, asked, start=start), Measure.of(measure)
+    together = train.all_lists.shared or distributed.world_size() > 1
+    if valid is None or together or start is not None or not sizes.leave_kind_open(asked):
+        return chosen
+    counted = ~rank_data(valid.labels.float(), valid, metrics=[decides])[decides.name].isnan()
+    queries = int(counted.sum())
+    if queries < _JUDGES:
+        return chosen
+    log.info("%s leave open which metrics rank better: a short fit of both decides", sizes)
+    values = {}
+    for kind in ("boosted", "trained"):
+        model = _short_fit({"train": train, "valid": valid}, kind, decides, seed)
+        values[kind] = rank_data(model.score("valid"), valid, metrics=[decides])[decides.name][counted]
+    difference = values["trained"] - values["boosted"]
+    error = float(difference.std()) / math.sqrt(queries)
+    better = "trained" if float(difference.mean()) > error else "boosted"
+    figures = ", ".join(f"{kind} {float(each.mean()):.4f}" for kind, each in values.items())
+    why = f"{queries} validation queries after short fits, {decides.name}: {figures}, standard error {error:.4f}"
+    return choose_defaults(sizes, {**asked, "bank": better}, why=why)
+
+
+def _short_fit(splits: Mapping[str, RankingData], kind: str, measure: Measure, seed: int) -> Trained:
+    """Metrics of one kind, with the smallest budget; boosted ones rank as well without WARP."""
+    chosen = choose_defaults(Sizes.of(splits["train"]), {"bank": kind, "budget": "fast"})
+    trainer = chosen.trainer
+    if kind == "boosted":
+        trainer["max_epochs"] = 0
+    return fit_chosen(splits, make_recipe({"measure": measure}, chosen, seed), trainer)[0]
+
+
+def fit_chosen(
+    splits: Mapping[str, RankingData],
+    recipe: Recipe,
+    trainer: Mapping[str, Any],
+    *,
+    on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
+    start: Start | None = None,
+) -> tuple[Trained, Bank]:
+    """`prepare`, then `train_phi`; nothing stays on disk."""
+    prepared = prepare(splits, recipe, on_round, start=start)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"accelerator": "cpu", **trainer, "default_root_dir": folder}
+        try:
+            return train_phi(prepared, recipe, TrainerSettings(Path(folder), settings, callbacks)), prepared.bank
+        except SystemExit as end:
+            if isinstance(end.__context__, KeyboardInterrupt):  # of which Lightning has made a SystemExit
+                raise KeyboardInterrupt from None
+            raise
+
+
 def prepare(
     splits: Mapping[str, RankingData],
     recipe: Recipe,
@@ -261,12 +328,7 @@ def _without_noise(preprocess: Preprocess, shown: RankingData) -> tuple[Preproce
     log.info("%s", choice.reason)
     if not choice.set_aside:
         return preprocess, ""
-    names = [str(column + 1) for column in choice.set_aside]
-    if shown.feature_names is not None:
-        names = [shown.feature_names[column] for column in choice.set_aside]
-    listed = ", ".join(names[:_NAMES_TOLD])
-    if len(names) > _NAMES_TOLD:
-        listed += ", …"
+    listed = choice.names_set_aside(shown.feature_names)
     return Chain([KeepColumns(choice.kept.tolist()), preprocess]), f"{choice.reason}: {listed}"
 
 

@@ -158,7 +158,7 @@ class TestSettle:
         data = RankingData.from_arrays(
             torch.rand(100 * queries, 2), torch.arange(100 * queries) % 3, group=[100] * queries
         )
-        return settle(load_config(asked), asked, data)
+        return settle(load_config(asked), asked, {"train": data})
 
     def test_the_data_decide(self) -> None:
         cfg = self.settled("seed=3")
