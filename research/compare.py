@@ -352,10 +352,11 @@ SYSTEMS = (
     System("random", fit_random, {"random": "random order"}, "random"),
     System("ridge", fit_ridge, {"ridge": "linear, ridge regression"}, "linear", seeds=1),
     System("linear", fit_linear, {"linear": "linear, LambdaRank"}, seeds=1),
+    System("default", fit_default, {"default": "**L-GMML (default)**"}, seeds=MAIN_SEEDS),
     System(
         "boosted", boosted(),
-        {"boosted+warp": "**boosted L-GMML (default)**", "boosted": "boosted, Φ₀ before WARP"},
-        "L-GMML boosted (our default)", seeds=MAIN_SEEDS,
+        {"boosted+warp": "boosted L-GMML, then WARP", "boosted": "boosted, Φ₀ before WARP"},
+        "L-GMML boosted (our default)",
     ),
     System(
         "lightgbm+ranks", trees(LambdaMART, "lightgbm+ranks", ranks=True), {"lightgbm+ranks": "LightGBM + list ranks"},
@@ -409,7 +410,6 @@ SYSTEMS = (
     ),
     System("xgboost", trees(XGBoostRanker, "xgboost"), {"xgboost": "XGBoost"}, choice="xgboost"),
 )  # fmt: skip
-DEFAULT = System("default", fit_default, {"default": "**L-GMML (default)**"})
 PAPER_ONLY = (System("gbrt", trees(GBRT, "gbrt"), {"gbrt": "GBRT"}, "GBRT"),)
 ROWS = {row: label for system in SYSTEMS for row, label in system.rows.items()}
 
@@ -420,7 +420,7 @@ def find_system(name: str) -> System:
     Raises:
         ConfigError: there is none.
     """
-    known = {system.name: system for system in (*SYSTEMS, DEFAULT, *PAPER_ONLY)}
+    known = {system.name: system for system in (*SYSTEMS, *PAPER_ONLY)}
     if name not in known:
         raise ConfigError(f"no ranking system {name!r}{did_you_mean(name, list(known))}")
     return known[name]

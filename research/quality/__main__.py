@@ -25,7 +25,7 @@ from research.store import Store
 log = logging.getLogger("research.quality")
 
 ROOT = Path(__file__).parent.parent.parent
-QUICK = ("random", "linear", "boosted", "lightgbm+ranks", "published", "boosted bag", "lightgbm bag")
+QUICK = ("random", "linear", "default", "boosted", "lightgbm+ranks", "published", "boosted bag", "lightgbm bag")
 
 
 def make_plan(args: argparse.Namespace) -> Plan:

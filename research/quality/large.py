@@ -27,7 +27,7 @@ from research.store import Job, Record, Store
 log = logging.getLogger("research.quality")
 
 ROOT = Path(__file__).parent.parent.parent
-SIZES: dict[str, tuple[int | None, ...]] = {"debian": (500, 2000, None), "moby": (500, 2000, None)}
+SIZES: dict[str, tuple[int | None, ...]] = {"debian": (100, 500, 2000, None), "moby": (120, 500, 2000, None)}
 SEEDS = 3  # the seed is the draw of the training queries, too
 NOISY: dict[str, dict[int | None, tuple[str, ...]]] = {
     "debian": {500: NOISES, 2000: ("permuted",)}

@@ -21,8 +21,8 @@ from research.quality.work import Plan, fit_job, time_job
 from research.stats import gains, signed, target_word
 from research.store import Record, Store
 
-DEFAULT, START, TREES = "boosted+warp", "boosted", "lightgbm+ranks"
-NOISY_DEFAULT, NOISY_TREES = "boosted noise+warp", "lightgbm noise"
+DEFAULT, BOOSTED, START, TREES = "default", "boosted+warp", "boosted", "lightgbm+ranks"
+NOISY_BOOSTED, NOISY_TREES = "boosted noise+warp", "lightgbm noise"
 PAPER = ("published ones", "published mean", "published knn")
 
 
@@ -154,10 +154,10 @@ def time_ratios(store: Store, plan: Plan) -> dict[str, Any]:
             pairs = [
                 (ours, theirs, info["documents"])
                 for info in timed
-                for ours, theirs in zip(info[stage]["boosted"], info[stage]["lightgbm"], strict=True)
+                for ours, theirs in zip(info[stage]["default"], info[stage]["lightgbm"], strict=True)
             ]
             entry[f"{stage} ratio"] = statistics.median(ours / theirs for ours, theirs, _ in pairs)
-            for who, place in (("boosted", 0), ("lightgbm", 1)):
+            for who, place in (("default", 0), ("lightgbm", 1)):
                 per = [pair[place] * scale / (pair[2] if stage == "score" else 1) for pair in pairs]
                 entry[f"{who} {stage} {unit}"] = statistics.median(per)
         found[name] = entry
@@ -221,7 +221,7 @@ def _against(
 
 def _noise(table: Table, sets: Sequence[str]) -> Verdict:
     text = "loss with three times the features: at most LightGBM's, mean over sets and kinds of noise"
-    ours = [noise_losses(table, DEFAULT, NOISY_DEFAULT, kind, sets) for kind in NOISES]
+    ours = [noise_losses(table, BOOSTED, NOISY_BOOSTED, kind, sets) for kind in NOISES]
     theirs = [noise_losses(table, TREES, NOISY_TREES, kind, sets) for kind in NOISES]
     if any(name not in losses for losses in (*ours, *theirs) for name in sets):
         return Verdict(text, "", None)

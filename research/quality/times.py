@@ -29,10 +29,10 @@ def time_fold(fold: RankingFold, chosen: Options, rounds: int = 2) -> dict[str, 
     fixed = {**chosen, "num_rounds": grown, "patience": None}
     found: dict[str, dict[str, list[float]]] = {"train": {}, "score": {}}
     for _ in range(rounds):
-        ours, score = cpu_seconds(partial(fit_one, "boosted", fold, {}))
+        ours, score = cpu_seconds(partial(fit_one, "default", fold, {}))
         theirs, _ = cpu_seconds(partial(fit_one, "lightgbm+ranks", fold, fixed))
-        scores = {"boosted": score, "lightgbm": stopped.scores["lightgbm+ranks"]}
-        for name, seconds in (("boosted", ours), ("lightgbm", theirs)):
+        scores = {"default": score, "lightgbm": stopped.scores["lightgbm+ranks"]}
+        for name, seconds in (("default", ours), ("lightgbm", theirs)):
             found["train"].setdefault(name, []).append(seconds)
             found["score"].setdefault(name, []).append(score_seconds(scores[name], fold.train))
     return {**found, "documents": fold.train.num_documents}
