@@ -95,7 +95,7 @@ class ParquetFiles:
         if str(path) != "-":
             return cls.find(path).source(options, str(path))
         with readable("<stdin>", "Parquet"):
-            table = pa.parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read(use_threads=False)
+            table = pa.parquet.ParquetFile(BytesIO(sys.stdin.buffer.read())).read()
         return ArrowSource.of_table(table, options, "<stdin>")
 
     @cached_property

@@ -274,7 +274,7 @@ class CsvSource(ArrowSource):
         return pa.csv.read_csv(
             pa.BufferReader(text),
             # Without threads, pyarrow names the row of an error.
-            pa.csv.ReadOptions(column_names=self.header, block_size=len(text) + 1, use_threads=False),
+            pa.csv.ReadOptions(column_names=self.header, block_size=len(text), use_threads=False),
             pa.csv.ParseOptions(delimiter=self.delimiter),
             pa.csv.ConvertOptions(column_types=types, null_values=_MISSING, true_values=_TRUE, false_values=_FALSE),
         )

@@ -235,3 +235,10 @@ class TestBanks:
             sentence = rf"one for each of at least one bank, got {len(weights)} for {len(banks)}"
             with pytest.raises(LGMMLError, match=sentence):
                 merge_banks(banks, weights)
+
+
+def test_the_seed_is_zero_unless_one_is_given() -> None:
+    data = make(seed=1)
+    for builder in (SampledBuilder(num_metrics=3), TrainedBuilder(num_metrics=3, rank=2)):
+        anchors = [bank.metrics.blocks[0].anchors for bank in (builder(data), builder(data, seed=0))]
+        assert torch.equal(*anchors)

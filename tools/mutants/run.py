@@ -160,7 +160,6 @@ class Watcher:
 
     def __init__(self, tree: Path, order: tuple[str, ...] = ()) -> None:
         self.failed, self.order = tree / ".failed", {name: place for place, name in enumerate(order)}
-        self.failed.touch()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -170,7 +169,10 @@ class Watcher:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the name down: the process may not come to tell it."""
-        if report.failed and report.nodeid not in (named := self.failed.read_text().splitlines()):
+        if not report.failed:
+            return
+        named = self.failed.read_text().splitlines() if self.failed.exists() else []
+        if report.nodeid not in named:
             self.failed.write_text("\n".join([*named, report.nodeid]))
 
 
