@@ -102,8 +102,8 @@ class LGMMLRanker(BaseEstimator):  # type: ignore[misc]
 
     Args:
         bank: how the local metrics are built: ``"boosted"`` stage by stage, ``"trained"`` by gradient, ``"sampled"``
-            (the paper's regions), or ``"auto"``: boosted or trained, by the size of the data. A parameter without
-            effect on what is fitted is refused.
+            (the paper's regions), or ``"auto"``: boosted or trained, by the size of the data and, where that
+            leaves it open, by validation queries. A parameter without effect on what is fitted is refused.
         budget: how much work: ``"fast"``, ``"normal"``, ``"thorough"``, or a time of one core such as ``"10m"``.
         rounds: the most rounds of boosting; by the budget when None.
         num_metrics: K of a sampled or trained bank; 500 or by the budget when None.

@@ -216,16 +216,7 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, splits: Mapping[str, Ra
 
 
 def _chosen(cfg: DictConfig, given: Mapping[str, Any], splits: Mapping[str, RankingData]) -> defaults.Defaults:
-    """What `choose_kind` decides; a run that resumes has decided on the kind of metrics before."""
-    start = None
-    if cfg.resume and "bank" not in given:
-        start = kind_of_checkpoint(cfg.resume)
-    return choose_kind(splits, given, cfg.seed, measure=find_measure("measure", cfg.measure), start=start)
-
-
-def kind_of_checkpoint(checkpoint: str) -> str:
-    """The kind of metrics that the run of a checkpoint fits: those of a bank that is trained, or others."""
-    return "trained" if read_model(checkpoint)[0]["metrics"].get("trained", False) else "boosted"
+    return choose_kind(splits, given, cfg.seed, measure=find_measure("measure", cfg.measure))
 
 
 def _asked_settings(overrides: Sequence[str]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from lgmml_torch.files import write_bytes
 from lgmml_torch.functional.measures import mean_measure
 from lgmml_torch.models.combine import combination_weights
 from lgmml_torch.models.ranker import LGMML
+from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.callbacks import StopAtStep, bank_curve
@@ -167,7 +168,7 @@ def _prepared_parts(
 
 def _check_resumed(checkpoint: str, *, trains: bool) -> None:
     """Refuse to go on with other metrics: trained ones where they were not, or the reverse."""
-    if trains != (compose.kind_of_checkpoint(checkpoint) == "trained"):
+    if trains != read_model(checkpoint)[0]["metrics"].get("trained", False):
         was, way = "trained", "experiment=trained"
         if trains:
             was, way = "not trained", "local_metrics=boosted"

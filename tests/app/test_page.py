@@ -184,7 +184,7 @@ def test_the_figures_are_those_of_the_lists(tmp_path: Path) -> None:
         part = data.select([data.qids.index(int(query.qid))])
         scores = model.score(part)
         assert [row.score for row in query.rows] == sorted((row.score for row in query.rows), reverse=True)
-        shown = min(len(scores), data_of_page.ROWS)
+        shown = min(len(scores), data_of_page._ROWS)
         assert [row.rank for row in query.rows][:shown] == list(range(1, shown + 1))
         names = list(part.doc_ids or ())
         middle = scores.argsort(descending=True, stable=True)[(len(scores) - 1) // 2]
