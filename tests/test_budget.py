@@ -8,8 +8,8 @@ from tools.measure import measure
 
 BOUNDS = {
     "files": 100,
-    "lines": 25_566,
-    "public names": 500,
+    "lines": 25_559,
+    "public names": 499,
     "conditional expressions": 146,
     "comprehensions": 276,
     "nested conditional expressions": 0,

@@ -73,6 +73,7 @@ def train(
     files = _open_references(cfg, splits)
     clock.lap("data")
     cfg = compose.settle(cfg, asked, splits)
+    clock.lap("defaults")
     recipe, folder = compose.recipe_of(cfg), Path(cfg.paths.output_dir)
     if watch is not None:
         watchers = [*watchers, StopAtStep(watch)]
