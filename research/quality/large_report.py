@@ -209,7 +209,7 @@ def page(figures: Mapping[str, Mapping[str, Facts]]) -> list[str]:
 
 
 OPENING = (
-    "After this page you can judge how well the default ranks when there are 500 to 8,000 training queries.",
+    "After this page you can judge how well the default ranks when there are 100 to 8,000 training queries.",
     "Written by `python -m research.quality.large`; figures in `research/results/quality-large.json`, values of every "
     "query in `quality-large-per-query.npz` beside it. NDCG@10 "
     "(gain 2^y − 1, discount 1/log2(i+1), ties in the order of the file) of test queries nobody trained on; ± is "

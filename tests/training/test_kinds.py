@@ -50,6 +50,7 @@ def test_both_doors_take_the_kind_that_ranks_validation_queries_better(mixed: bo
     assert cfg.local_metrics["_target_"].endswith(f"{kind.title()}Builder")
 
 
+@pytest.mark.slow
 def test_a_kind_that_was_chosen_gives_the_model_of_the_kind_that_is_named() -> None:
     data, judged = splits_of(mixed=True).values()
     scores, options = [], {"epochs": 2, "n_jobs": 1, "random_state": 3}
