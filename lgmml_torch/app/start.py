@@ -98,13 +98,14 @@ def _train(watch: Watch, command: list[str]) -> None:
         from lgmml_torch.app.compose import build
         from lgmml_torch.app.config import asked_for
         from lgmml_torch.app.train import train
+        from lgmml_torch.training.callbacks import StopAtStep
 
         sys.argv, result = command, None
         try:
             if cfg.get("launcher"):
                 build(cfg.launcher)(asked_for(), Path(cfg.paths.output_dir))
             else:
-                result = train(cfg, asked_for(), watch)
+                result = train(cfg, asked_for(), [StopAtStep(watch)])
         except (LGMMLError, MisconfigurationException) as error:
             _fail(error)
         except OSError as error:

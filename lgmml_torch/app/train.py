@@ -22,7 +22,6 @@ from lgmml_torch.app import compose
 from lgmml_torch.app.config import check_settings, load_config
 from lgmml_torch.app.rankers import FITTED, TITLES, Ranker, fit_lightgbm, reference_names
 from lgmml_torch.app.report import RunResult, evaluate_model, reported_part
-from lgmml_torch.app.start import Watch
 from lgmml_torch.checks import ConfigError, DataError, MissingDependencyError
 from lgmml_torch.data.cache import Cache
 from lgmml_torch.evaluation.evaluate import Evaluation, evaluate_scores
@@ -33,7 +32,7 @@ from lgmml_torch.models.ranker import LGMML
 from lgmml_torch.models.storage import read_model
 from lgmml_torch.models.trees import TreeBase
 from lgmml_torch.ragged import RankingData
-from lgmml_torch.training.callbacks import StopAtStep, bank_curve
+from lgmml_torch.training.callbacks import bank_curve
 from lgmml_torch.training.losses import Warp
 from lgmml_torch.training.recipe import Recipe, TrainerSettings
 from lgmml_torch.training.resume import Start
@@ -58,7 +57,6 @@ class _Stopwatch:
 def train(
     cfg: DictConfig,  # the whole configuration
     asked: Sequence[str] | None = None,  # the overrides of the user; the rest may follow from the data, see `settle`
-    watch: Watch | None = None,  # may ask training to stop
     watchers: Sequence[pl.Callback] = (),  # callbacks beside the configured ones
 ) -> RunResult | None:  # None on ranks other than 0
     """Data → preprocessing → local metrics → distances → Φ → evaluation → checkpoint and report."""
@@ -75,8 +73,6 @@ def train(
     cfg = compose.settle(cfg, asked, splits)
     clock.lap("defaults")
     recipe, folder = compose.recipe_of(cfg), Path(cfg.paths.output_dir)
-    if watch is not None:
-        watchers = [*watchers, StopAtStep(watch)]
     references, measured = _fit_references(cfg, splits, folder, watchers)
     clock.lap("references")
     candidates = search_recipes(cfg, recipe, validated="valid" in splits)
