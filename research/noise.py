@@ -7,10 +7,11 @@ that was stopped goes on. ``--stage report`` writes research/results/noise.json 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ from research.store import Job, Record, Store, to_json
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research" / "results"
-QUERIES = 500  # training queries of the large set
+# Set, training queries, and LightGBM's settings without noise: of 500 queries of `debian` those that the first grid of
+# `research.quality.large` chose, of the others those of its search.
+LARGE: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "debian": ("debian", 500, {"num_leaves": 31, "learning_rate": 0.03, "min_data_in_leaf": 5}),
+    "debian-2000": ("debian", 2000, {"num_leaves": 127, "learning_rate": 0.1, "min_data_in_leaf": 100}),
+    "moby": ("moby", 500, {"num_leaves": 15, "learning_rate": 0.05, "min_data_in_leaf": 100}),
+}
+SMALL_TREES = {"num_leaves": 15, "learning_rate": 0.1, "min_data_in_leaf": 20}  # the middle of the first grid
 SEEDS = (0, 1, 2, 3, 4)  # the seed is the draw of the large set's training queries, and the fold of a small set
 SYSTEMS = ("default", "lightgbm+ranks")
 KINDS = ("clean", *NOISES)
@@ -46,8 +54,9 @@ class Trial:
 
     def fold(self) -> RankingFold:
         """Its lists with the columns that stay."""
-        if self.data == "debian":
-            fold = large_fold(self.data, QUERIES, self.seed)
+        if self.data in LARGE:
+            name, queries, _ = LARGE[self.data]
+            fold = large_fold(name, queries, self.seed)
         else:
             fold = ranking_fold(self.data, self.seed)
         if self.noise != "clean":
@@ -64,7 +73,7 @@ class Trial:
             fold = self.fold()
             options: dict[str, Any] = {"overrides": ["features=all"]}  # the columns are chosen already
             if self.system != "default":
-                options = lightgbm_options(_tree_settings(self.data))
+                options = lightgbm_options(LARGE[self.data][2] if self.data in LARGE else SMALL_TREES)
             start = time.process_time()
             found = find_system(self.system).fit(fold, self.seed, options)
             seconds = time.process_time() - start
@@ -81,13 +90,6 @@ def kept_columns(train: RankingData, *, paired: bool) -> torch.Tensor:  # (D',)
     sums = FeatureSums(train.num_features, train.num_queries, paired=paired)
     sums.add(train.features, train.labels, train.offsets)
     return choose_features(sums).kept
-
-
-def _tree_settings(data: str) -> dict[str, Any]:
-    """What the first grid of `research.quality.large` chose without noise at 500 queries; elsewhere its middle."""
-    if data != "debian":
-        return {"num_leaves": 15, "learning_rate": 0.1, "min_data_in_leaf": 20}
-    return {"num_leaves": 31, "learning_rate": 0.03, "min_data_in_leaf": 5}
 
 
 def trials(
@@ -107,24 +109,27 @@ def trials(
 
 
 def write_results(store: Store) -> None:
-    """All that is stored: means in one file, test queries in another."""
-    rows: list[dict[str, Any]] = []
-    values: dict[str, Any] = {}
-    for trial in trials(("debian", *SETS)):
+    """Means in one file, test queries in another; what is not stored stays as it was reported before."""
+    file, queries = RESULTS / "noise.json", RESULTS / "noise-per-query.npz"
+    rows = {_key(row): row for row in json.loads(file.read_text(encoding="utf-8"))}
+    values = dict(np.load(queries))
+    for trial in trials((*LARGE, *SETS)):
         record = store.find(trial.job())
-        if record is None:
-            continue
-        rows.append({**vars(trial), **record.info, "test": record.mean(trial.system)})
-        key = "|".join(str(part) for part in vars(trial).values())
-        values[key] = record.tensor(trial.system).numpy().astype(np.float32)
-    (RESULTS / "noise.json").write_text(to_json(rows), encoding="utf-8")
-    np.savez_compressed(RESULTS / "noise-per-query.npz", **values)
+        if record is not None:
+            rows[_key(vars(trial))] = {**vars(trial), **record.info, "test": record.mean(trial.system)}
+            values[_key(vars(trial))] = record.tensor(trial.system).numpy().astype(np.float32)
+    file.write_text(to_json(list(rows.values())), encoding="utf-8")
+    np.savez_compressed(queries, **values)
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    return "|".join(str(row[name.name]) for name in fields(Trial))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m research.noise", description=__doc__)
-    parser.add_argument("--sets", nargs="+", choices=("debian", *SETS), default=["debian", *SETS])
+    parser.add_argument("--sets", nargs="+", choices=(*LARGE, *SETS), default=[*LARGE, *SETS])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--features", nargs="+", choices=CHOICES, default=["all", "auto"])
     parser.add_argument("--noises", nargs="+", choices=KINDS, default=KINDS)
