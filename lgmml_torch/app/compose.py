@@ -216,7 +216,14 @@ def settle(cfg: DictConfig, asked: Sequence[str] | None, splits: Mapping[str, Ra
 
 
 def _chosen(cfg: DictConfig, given: Mapping[str, Any], splits: Mapping[str, RankingData]) -> defaults.Defaults:
-    return choose_kind(splits, given, cfg.seed, measure=find_measure("measure", cfg.measure))
+    """Of a run that is resumed, the kind of metrics that it has: more processes, or others, may choose otherwise."""
+    chosen = choose_kind(splits, given, cfg.seed, measure=find_measure("measure", cfg.measure))
+    if not cfg.resume or "bank" in given:
+        return chosen
+    kind = "trained" if read_model(cfg.resume)[0]["metrics"].get("trained") else "boosted"
+    if kind == chosen.bank:
+        return chosen
+    return defaults.choose_defaults(defaults.Sizes.of(splits["train"]), given, start=kind)
 
 
 def _asked_settings(overrides: Sequence[str]) -> dict[str, Any]:

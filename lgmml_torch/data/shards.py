@@ -156,6 +156,9 @@ def _decoded(content: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {entry.name: as_tuples(content[entry.name]) for entry in fields(Manifest)}
     values["index"] = Shard(**values["index"])
     values["shards"] = tuple([Shard(**shard) for shard in values["shards"]])
+    for name in ("feature_names", "labels", "categories"):
+        if values[name] is not None:
+            values[name] = tuple(values[name])
     return values
 
 

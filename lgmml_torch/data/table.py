@@ -87,7 +87,8 @@ class ArraySource(DataSource):
         inputs.check_distinct(names, f"{self.name}: ")
         if names is not None and wanted is not None and names != wanted:
             check_same_names(names, wanted, self.name, model=self.options.model)
-            order = list(map(names.index, wanted))
+            places = dict(zip(names, range(len(names)), strict=True))
+            order = [places[name] for name in wanted]
             self._features = np.ascontiguousarray(self._features[:, order])
             if self.categories is not None:
                 self.categories = tuple([self.categories[column] for column in order])

@@ -35,6 +35,8 @@ BANKS = ("boosted", "trained", "sampled")
 _TRAINED_DOCUMENTS = 20_000  # metrics are trained from this many documents and queries on
 _TRAINED_QUERIES = 200
 _OPEN_DOCUMENTS = (2_000, 100_000)  # below these sizes, with so many documents, both kinds are tried on validation
+# Of fits with these settings, short fits with the usual ones say little; keys of the configuration begin with them.
+_NOT_OPEN = ("epochs", "preprocess", "loss", "phi", "policy", "learning_rate", "optimizer", "step_size", "search")
 # Dropout, lists in a batch and ramps of a feature, by number of documents: few take more steps and fewer columns.
 _BY_DOCUMENTS = (
     (100_000, Dropout(0.1, 0.2), 16, 3),
@@ -125,11 +127,13 @@ class Sizes:
         return cls(len(data.all_lists), data.all_lists.num_documents, data.num_features)
 
     def leave_kind_open(self, asked: Mapping[str, Any]) -> bool:
-        """Whether either kind of metrics may rank better on data of this size, and all settings suit both."""
+        """Whether either kind of metrics may rank better on data of this size, and short fits of both can tell."""
         least, most = _OPEN_DOCUMENTS
-        if asked.get("bank", "auto") != "auto" or asked.get("budget") == "fast" or not least <= self.documents < most:
+        if asked.get("bank", "auto") != "auto" or not least <= self.documents < most:
             return False
-        if _bank_for(self, None)[0] == "trained":
+        if _bank_for(self, None)[0] == "trained" or any(name.partition(".")[0] in _NOT_OPEN for name in asked):
+            return False
+        if _find_budget(asked.get("budget", "normal"), self.documents, 6 * self.features) is BUDGETS["fast"]:
             return False
         try:
             choose_defaults(self, {**asked, "bank": "trained"})

@@ -182,6 +182,8 @@ class LGMMLModule(pl.LightningModule):
     def _nothing(self) -> Tensor:
         """Zero, with gradients of zero for all that is trained: DDP waits for them on every rank."""
         nothing = list[Tensor]()
+        if isinstance(self.position_bias, nn.Parameter):
+            nothing.append(self.position_bias[:0])
         no_rows = torch.zeros(0, dtype=torch.long, device=self.device)
         for part in self.model.modules():
             if isinstance(part, nn.Embedding):

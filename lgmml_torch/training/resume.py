@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lgmml_torch import distributed
 from lgmml_torch.checks import CheckpointError, ConfigError, DataWarning, LGMMLError
 from lgmml_torch.files import sweep, write_bytes
 from lgmml_torch.fitting.bank import Bank, BankBuilder
-from lgmml_torch.functional.losses import bias_of
-from lgmml_torch.functional.measures import Measure, mean_measure
+from lgmml_torch.functional.measures import Measure
 from lgmml_torch.models.encode import CategoryEncoder, CategorySettings, encode_splits
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.ranker import LGMML
@@ -202,16 +203,12 @@ class KeepCheckpoints(Checkpoint):
                 module.position_bias.data.copy_(load_checkpoint(file)["state_dict"]["position_bias"])
         distributed.broadcast_tensors(model.state_dict())
 
-    def keep_start(self, module: LGMMLModule, valid: RankingData | None, measure: Measure) -> None:
-        """For training with no epochs: the starting weights are the model."""
+    def keep_start(self, module: LGMMLModule, lists: DataLoader[Tensor] | list[Any]) -> None:
+        """For training with no epochs: the starting weights are the model, judged by the validation lists, if any."""
         module.on_fit_start()
         self.best_epoch = 0
-        if valid is not None:
-            scores = module.model.eval().score(valid)
-            if valid.positions is not None and module.position_bias is not None:
-                scores = scores + bias_of(module.position_bias.detach(), valid.positions).to(scores)
-            self.best = mean_measure(scores, valid, measure)
-            self.curve[0] = self.best
+        if not isinstance(lists, list):
+            self.best = self.curve[0] = module.validate_now(lists)[self.monitor]
 
 
 def _ends(trainer: pl.Trainer) -> bool:

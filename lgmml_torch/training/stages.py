@@ -208,12 +208,13 @@ def choose_kind(
     """`choose_defaults` for this data; where its size leaves the kind of metrics open, validation queries decide.
 
     Both kinds are fitted with the smallest budget and their usual settings. Metrics are trained if they rank the
-    validation queries better by more than the standard error of the difference, and boosted otherwise.
+    validation queries better by more than the standard error of the difference, and boosted otherwise. With positions
+    or several processes, size decides.
     """
     train, valid, sizes = splits["train"], splits.get("valid"), Sizes.of(splits["train"])
     chosen, decides = choose_defaults(sizes, asked, start=start), Measure.of(measure)
-    together = train.all_lists.shared or distributed.world_size() > 1
-    if valid is None or together or start is not None or not sizes.leave_kind_open(asked):
+    by_size = train.all_lists.shared or distributed.world_size() > 1 or train.positions is not None
+    if valid is None or by_size or start is not None or not sizes.leave_kind_open(asked):
         return chosen
     counted = ~rank_data(valid.labels.float(), valid, metrics=[decides])[decides.name].isnan()
     queries = int(counted.sum())
@@ -392,7 +393,7 @@ def train_phi(prepared: Prepared, recipe: Recipe, around: TrainerSettings) -> Tr
         lightning = around.make_trainer(keeper, validated="valid" in splits)
         lightning.fit(module, data_module, ckpt_path=around.resume)
     if lightning.max_epochs == 0:
-        keeper.keep_start(module, splits.get("valid"), measure)
+        keeper.keep_start(module, data_module.val_dataloader())
     else:
         keeper.load_kept(module, keep)
     moved = not all(map(torch.equal, start, _trained_tensors(module)))

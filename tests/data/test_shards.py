@@ -208,6 +208,8 @@ class TestDamage:
             (lambda c: c.update(version=2), r".* version 1, got 'lgmml_torch shards', version 2"),
             (lambda c: c.pop("version"), r"not a manifest of shards: KeyError\('version'\)"),
             (lambda c: c.pop("labels"), r"the manifest is damaged: 'labels'"),
+            (lambda c: c.update(labels=3), r"the manifest is damaged: .*int"),
+            (lambda c: c.update(feature_names=5), r"the manifest is damaged: .*int"),
             (lambda c: c["shards"][0].pop("bytes"), r"the manifest is damaged: .*'bytes'"),
             (lambda c: c["shards"].pop(), r"the shards must have 12 queries together, got \d+"),
             (lambda c: c.update(documents=1), r"the shards must have 1 documents together, got \d+"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lgmml_torch.ragged import RankingData
 from lgmml_torch.training.defaults import Defaults, Sizes, choose_defaults
 from lgmml_torch.training.resume import Start
 from lgmml_torch.training.stages import choose_kind
+from tests.training import tiny
 
 
 def lists(queries: int, seed: int, *, mixed: bool) -> RankingData:
@@ -53,7 +55,7 @@ def test_both_doors_take_the_kind_that_ranks_validation_queries_better(mixed: bo
 @pytest.mark.slow
 def test_a_kind_that_was_chosen_gives_the_model_of_the_kind_that_is_named() -> None:
     data, judged = splits_of(mixed=True).values()
-    scores, options = [], {"epochs": 2, "n_jobs": 1, "random_state": 3}
+    scores, options = [], {"n_jobs": 1, "random_state": 3}
     for bank in ("auto", "trained"):
         ranker = LGMMLRanker(bank=bank, **options)
         ranker.fit(
@@ -76,15 +78,39 @@ def test_size_alone_decides_without_enough_validation_queries_or_time() -> None:
         assert found.bank == "boosted"
 
 
+def test_positions_leave_the_choice_to_the_size() -> None:
+    splits = splits_of(mixed=True)
+    train = splits["train"]
+    splits["train"] = train.replace(positions=torch.arange(train.num_documents) % 4)
+    assert chosen(splits, {}) == choose_defaults(Sizes.of(train))
+
+
 def test_a_model_to_go_on_from_has_decided() -> None:
     assert chosen(splits_of(mixed=True), {}, start="boosted").bank == "boosted"
+
+
+def test_a_run_that_is_resumed_keeps_its_kind(tmp_path: Path) -> None:
+    """Whatever validation says now: several processes do not ask it, and another processor may round otherwise."""
+    splits = splits_of(mixed=False)
+    tiny.train(tmp_path, mode="trained", epochs=1)
+    asked = [f"resume={tmp_path / 'last.ckpt'}"]
+    cfg = settle(load_config(asked), asked, splits)
+    assert cfg.local_metrics["_target_"].endswith("TrainedBuilder")
+    assert "trained metrics (as the model to go on from)" in cfg.chosen
 
 
 @pytest.mark.parametrize(
     ("sizes", "asked", "left_open"),
     [
         ((100, 10_000, 46), {}, True),
-        ((100, 10_000, 46), {"budget": "thorough", "phi": "amortized", "batch_size": 8}, True),
+        ((100, 10_000, 46), {"budget": "thorough", "measure": "map", "batch_size": 8}, True),
+        ((100, 10_000, 46), {"budget": "1s"}, False),
+        # Settings that the short fits do not have.
+        ((100, 10_000, 46), {"epochs": 0}, False),
+        ((100, 10_000, 46), {"preprocess.ramps": "2"}, False),
+        ((100, 10_000, 46), {"phi": "amortized"}, False),
+        ((100, 10_000, 46), {"learning_rate": 0.1}, False),
+        ((100, 10_000, 46), {"search.margin": "[0.1,1]"}, False),
         ((150, 60_000, 46), {}, True),  # few long lists
         ((100, 1_999, 46), {}, False),
         ((150, 100_000, 46), {}, False),

@@ -87,8 +87,11 @@ def whole_splits() -> dict[str, RankingData]:
 
 def run(kind: str, owners: dict[str, list[int]], home: str | None = None, epochs: int = EPOCHS) -> dict[str, Any]:
     """Every process has a folder of its own; ``home`` keeps what the first one writes, to resume from it."""
-    splits = {name: own_part(data, owners.get(name)) for name, data in whole_splits().items()}
-    recipe = RECIPES[kind]()
+    parts, recipe = whole_splits(), RECIPES[kind]()
+    if kind == "trained":  # with biases, which are trained beside the model
+        train = parts["train"]
+        parts["train"] = train.replace(positions=torch.arange(train.num_documents) % 4)
+    splits = {name: own_part(data, owners.get(name)) for name, data in parts.items()}
     with tempfile.TemporaryDirectory() as own:
         first = distributed.rank() == 0
         folder = Path(home) if home is not None and first else Path(own)
