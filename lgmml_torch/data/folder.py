@@ -154,7 +154,7 @@ class _Groups:
     def __init__(self, files: ParquetFiles) -> None:
         self.files, self.sizes = files, list[int]()
         self.places: list[tuple[int, int]] = []  # file and row group
-        self._opened: tuple[int, Any] = (-1, None)
+        self._opened: dict[int, Any] = {}  # the file that was read last, by its number
         self._keys = list(map(files.keys, range(len(files.names))))
         for number, name in enumerate(files.names):
             with readable(name, "Parquet"):
@@ -168,13 +168,14 @@ class _Groups:
             _check_alike(schema, self.schema, name, files.names[0])
 
     def _file(self, number: int) -> Any:
-        if self._opened[0] != number:
+        if number not in self._opened:
+            self.close()
             stream = self.files.system.open_input_file(self.files.infos[number].path)
             how: dict[str, Any] = {"buffer_size": _BUFFER}
             if self.files.scheme:
                 how = {"pre_buffer": True}  # few large requests
-            self._opened = number, pa.parquet.ParquetFile(stream, **how)
-        return self._opened[1]
+            self._opened = {number: pa.parquet.ParquetFile(stream, **how)}
+        return self._opened[number]
 
     def _with_keys(self, schema: Schema, number: int) -> Schema:
         """The columns of a file, and those that its folders stand for; a column of the file comes first."""
@@ -215,8 +216,8 @@ class _Groups:
 
     def close(self) -> None:
         """Let go of the file that was read last."""
-        if self._opened[1] is not None:
-            self._opened[1].close(force=True)  # the stream is our own
+        for file in self._opened.values():
+            file.close(force=True)  # the stream is our own
 
 
 def _check_alike(schema: Schema, like: Schema, name: str, first: str) -> None:
@@ -290,7 +291,7 @@ def decode_lists(
 def _numbered_lists(source: DataSource) -> RankingData:
     """The lists of a source without features and labels; their ids are their places among the sorted ids."""
     ranks = canonical_ranks(source.qids)[source.codes]
-    sizes = np.bincount(ranks, minlength=len(source.qids))
+    sizes = np.bincount(ranks)
     return RankingData(
         features=torch.empty(len(ranks), 0),
         labels=torch.zeros(len(ranks)),

@@ -19,7 +19,7 @@ from lgmml_torch.models.phi import Phi
 from lgmml_torch.models.preprocess.base import Preprocess
 from lgmml_torch.models.preprocess.compose import Concat
 from lgmml_torch.models.ranker import LGMML
-from lgmml_torch.segments import segment_max, segment_min, segment_std
+from lgmml_torch.segments import segment_ids, segment_std
 
 
 def combination_weights(
@@ -90,11 +90,8 @@ def _weighted_sum(weights: Tensor, scores: Tensor) -> Tensor:  # (M,), (M, N) ->
 
 def _mean_deviations(scores: Tensor, offsets: Tensor) -> Tensor:  # (M, N), (Q+1,) -> (M,)
     """Standard deviation within lists, mean over the lists; exactly 0 for scores that never differ within one."""
-    deviations = segment_std(scores.T, offsets).mean(dim=0)
-    for number, row in enumerate(scores):
-        if bool((segment_max(row, offsets, empty=0.0) == segment_min(row, offsets, empty=0.0)).all()):
-            deviations[number] = 0.0
-    return deviations
+    firsts = scores[:, offsets[:-1][segment_ids(offsets)]]  # the score of the first document of each list
+    return segment_std((scores - firsts).T, offsets).mean(dim=0)
 
 
 def merge_models(models: Sequence[LGMML], weights: Sequence[float]) -> LGMML:

@@ -373,6 +373,21 @@ def test_positions_get_biases_that_scores_do_not_have(tmp_path: Path) -> None:
         prepare(splits, tiny.recipe())
 
 
+def test_biases_of_positions_do_not_decay(tmp_path: Path) -> None:
+    train = tiny.splits()[0]
+    shown = torch.cat([torch.arange(int(size)) for size in train.sizes])
+    recipe = tiny.trained_recipe()
+    around = TrainerSettings(tmp_path, {"max_epochs": 1, "accelerator": "cpu"})
+    trained = train_phi(prepare({"train": train.replace(positions=shown)}, recipe), recipe, around)
+    decay = {
+        id(parameter): group["weight_decay"]
+        for group in trained.trainer.optimizers[0].param_groups
+        for parameter in group["params"]
+    }
+    assert decay.pop(id(trained.module.position_bias)) == 0
+    assert all(decay.values())
+
+
 def test_biases_of_positions_are_those_of_the_kept_epoch(tmp_path: Path) -> None:
     splits = dict(zip(("train", "valid"), tiny.splits(), strict=False))
     for name, data in splits.items():
