@@ -345,7 +345,7 @@ def _parse_lines(block: bytes, rules: Rules, *, path: object, line: int = 1) -> 
         qids,
         np.array(counts, dtype=np.int64),
         np.array(index, dtype=np.int64),
-        np.array(values, dtype=np.float64),
+        np.array(values),
         comments if any(comments) else None,
     )
 

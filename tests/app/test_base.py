@@ -78,6 +78,9 @@ def test_the_file_holds_both_and_scores_their_sum(with_trees: RunResult, splits:
         expected += model.base.weight * model.base.predict(data.features, data.offsets)
         torch.testing.assert_close(model.score(data), expected.float())
         assert torch.equal(model.score(data), with_trees.model.score(data))
+        rows = data.features[: data.sizes[0]].numpy()  # the short way has no trees
+        assert model.score_list(rows) is None
+        torch.testing.assert_close(torch.as_tensor(ours.score_list(rows)), ours.score(data)[: len(rows)])
 
 
 def test_chances_of_grades_are_those_of_the_sum(with_trees: RunResult, splits: dict[str, RankingData]) -> None:

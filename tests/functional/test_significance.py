@@ -121,3 +121,11 @@ def test_many_resamples_are_drawn_some_at_a_time() -> None:
     low, high = torch.quantile(torch.stack(means), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     found = bootstrap_interval(values, generator=seeded(5))
     assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def test_an_interval_that_ends_at_zero_decides_nothing() -> None:
+    worse = torch.tensor([0.0, 1.0])
+    for a, b in ((worse, torch.ones(2)), (torch.ones(2), worse)):
+        found = compare(a, b, generator=seeded(0), resamples=500)
+        assert 0 in (found.difference.low, found.difference.high)
+        assert not found.significant

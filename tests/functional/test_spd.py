@@ -276,6 +276,7 @@ def bad(value: float) -> Tensor:
         (bad(float("nan")), torch.eye(3), {}, r"`A` must be finite, got nan at position \(1, 2, 2\)"),
         (torch.eye(3), bad(float("inf")), {}, r"`B` must be finite, got inf at position \(1, 2, 2\)"),
         (torch.eye(3), torch.ones(3, 3).tril(), {}, "`B` must be symmetric, got a relative asymmetry of 1"),
+        (torch.eye(3), torch.stack([torch.eye(3), torch.ones(3, 3).tril()]), {}, "a relative asymmetry of 1"),
         (torch.eye(3, dtype=int), torch.tensor([[1, 2], [0, 1]]), {}, "`B` must be symmetric"),
         (torch.zeros(3, 2), torch.eye(3), {}, r"`A` must be square, \(..., D, D\), got \(3, 2\)"),
         (torch.zeros(3), torch.eye(3), {}, r"`A` must be square, \(..., D, D\), got \(3,\)"),
