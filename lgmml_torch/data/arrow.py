@@ -404,7 +404,7 @@ def _distinct_words(column: Any) -> tuple[list[str | None], NDArray[np.int64]]:
     """The words that occur in a column, and for each row the place of its word among them."""
     if not hasattr(column, "dictionary"):
         column = column.dictionary_encode()
-    used, places = np.unique(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), return_inverse=True)
+    used, places = np.unique(column.indices.fill_null(-1).to_numpy(), return_inverse=True)
     entries = [*column.dictionary.to_pylist(), None]  # the last is for −1, missing
     return [word_of(entries[place]) for place in used.tolist()], places.astype(np.int64)
 

@@ -247,7 +247,7 @@ class Ramps(Preprocess):
         step, count = max(1, lists.num_documents // _RAMP_ROWS), self.count
         if self.max_columns is not None:
             count = max(0, min(count, self.max_columns // lists.num_features - self.others))
-        knots: list[NDArray[Any]] = [np.zeros(1)] * lists.num_features
+        knots: list[NDArray[Any]] = [np.empty(1)] * lists.num_features  # a single one makes no ramp
         if count:
             knots = lists.per_column(lambda column: ramp_knots(column[::step], count))
         counts = torch.tensor([len(knot) - 1 for knot in knots])
