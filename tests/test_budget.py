@@ -8,7 +8,7 @@ from tools.measure import measure
 
 BOUNDS = {
     "files": 100,
-    "lines": 25_569,
+    "lines": 25_570,
     "public names": 499,
     "conditional expressions": 146,
     "comprehensions": 276,

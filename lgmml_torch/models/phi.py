@@ -222,9 +222,10 @@ class Phi(nn.Module):
 
     def _solve(self) -> Tensor:  # (2K, K)
         known = self._standard(self.summaries).double()
-        ridge = _RIDGE * known.shape[1] * torch.eye(known.shape[1], dtype=known.dtype, device=known.device)
+        gram = known.T @ known
+        gram.diagonal().add_(_RIDGE * known.shape[1])
         gaps = (self.table.weight - self.mean_row()).double()
-        solution: Tensor = torch.linalg.solve(known.T @ known + ridge, known.T @ gaps)
+        solution: Tensor = torch.linalg.solve(gram, known.T @ gaps)
         return solution
 
     @torch.no_grad()

@@ -210,6 +210,8 @@ def test_summaries_are_remembered_with_their_moments() -> None:
     phi.set_summaries(torch.tensor([[1.0, 4.0], [2.0, 4.0], [6.0, 4.0]]))
     assert phi.summary_mean.tolist() == [3.0, 4.0]
     torch.testing.assert_close(phi.summary_spread, torch.tensor([(14 / 3) ** 0.5, 1.0]))
+    phi.set_summaries(torch.tensor([[0.1, 4.0], [0.2, 4.0], [0.6, 4.0]]))
+    torch.testing.assert_close(phi.summary_spread, torch.tensor([(0.14 / 3) ** 0.5, 1.0]))
     with pytest.raises(LGMMLError, match=r"`summaries` must have shape \(3, 2\)"):
         phi.set_summaries(torch.zeros(2, 2))
     shared = Phi(3, 1, mode="shared")
