@@ -6,6 +6,8 @@ Run with ``python -m research.speed.short_lists``. Settings follow as ``name=val
     epochs=1       of trained metrics, whose number makes no difference to the time of a call
     rounds=25
     repeats=10     calls of a round, fewer for long lists
+
+lleaves, which compiles LightGBM's trees, is measured, too, where it is installed.
 """
 
 from __future__ import annotations
@@ -67,10 +69,13 @@ def main() -> None:
     trees = LambdaMART(TREES).fit(fold.train, fold.valid)
     rankers = {"boosted": fitted(fold, "boosted"), "trained": fitted(fold, "trained", epochs=settings["epochs"])}
     documents, draws = fold.valid.features.numpy(), np.random.default_rng(0)
+    compiled = trees.growth.compiled(trees.best_round)
     result: dict[str, Any] = {"settings": settings, "trees": trees.best_round}
     for length in LENGTHS:
         X = documents[draws.permutation(len(documents))[:length]]
         calls: dict[str, Callable[[], object]] = {_YARDSTICK: partial(trees.growth.predict, X, trees.best_round)}
+        if compiled is not None:
+            calls["lleaves"] = partial(compiled, X)
         for kind, ranker in rankers.items():
             calls[f"{kind}, predict"] = partial(ranker.predict, X, group=[length])
             calls[f"{kind}, frozen"] = partial(ranker.model_.freeze(), X)

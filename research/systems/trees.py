@@ -8,9 +8,13 @@ those of the `RankingData`, so the order of the caller's rows does not matter. T
 from __future__ import annotations
 
 import math
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -52,6 +56,10 @@ class Growth(ABC):
     @abstractmethod
     def predict(self, features: NDArray[Any], trees: int) -> Any:
         """Raw scores by the first so many trees."""
+
+    def compiled(self, trees: int) -> Callable[[NDArray[Any]], Any] | None:
+        """The same by a compiler of trees, on one thread; None where there is none."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,19 @@ class _LightGBMGrowth(Growth):
 
     def predict(self, features: NDArray[Any], trees: int) -> Any:
         return self.booster.predict(features, num_iteration=trees, num_threads=self.threads)
+
+    def compiled(self, trees: int) -> Callable[[NDArray[Any]], Any] | None:
+        """By lleaves, where it is installed."""
+        if find_spec("lleaves") is None:
+            return None
+        import lleaves
+
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "trees.txt"
+            self.booster.save_model(file, num_iteration=trees)
+            model = lleaves.Model(str(file))
+            model.compile()
+        return partial(model.predict, n_jobs=1)
 
 
 class _LightGBM(TreeRanker):
