@@ -383,3 +383,10 @@ def by_hand(metrics: MetricBlock, x: torch.Tensor) -> list[list[float]]:
     pairs = zip(metrics.anchors, metrics.support, strict=True)
     columns = [((x[:, own] - anchor) ** 2).sum(1).sqrt() for anchor, own in pairs]
     return torch.stack(columns, dim=1).tolist()
+
+
+def test_spectra_are_relative_to_each_metric() -> None:
+    factors = torch.stack([torch.diag(torch.tensor([1.0, 2.0])), torch.diag(torch.tensor([10.0, 10.0]))])
+    spectra, conditions = LocalMetrics([MetricBlock(torch.zeros(2, 2), factors)], num_features=2).spectra()
+    torch.testing.assert_close(spectra, torch.tensor([1.0, 0.25, 1.0, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(conditions, torch.tensor([4.0, 1.0], dtype=torch.float64))

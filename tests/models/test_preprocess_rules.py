@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lgmml_torch.checks import ConfigError, LGMMLError
 from lgmml_torch.models.preprocess.base import Source
-from lgmml_torch.models.preprocess.compose import Chain, Concat, all_views, build_preprocess
+from lgmml_torch.models.preprocess.compose import Chain, Concat, all_views, build_preprocess, list_rank_features
 from lgmml_torch.models.preprocess.steps import (
     PCA,
     Clip,
@@ -46,6 +47,14 @@ def test_bounds_are_named() -> None:
     ]:
         with pytest.raises(LGMMLError, match=message):
             build()
+
+
+def test_quantiles_of_ready_made_views_have_the_knots_that_were_asked_for() -> None:
+    values = torch.arange(100.0).reshape(-1, 1)
+    for make in (list_rank_features, all_views):
+        view = make(max_knots=4)
+        view.fit(values, torch.tensor([0, 50, 100]))
+        assert '"max_knots": 4' in json.dumps(view.spec())
 
 
 def test_what_is_just_within_the_bounds() -> None:

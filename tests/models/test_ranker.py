@@ -468,3 +468,24 @@ class TestFiles:
         write_model(tmp_path / "m", {**spec, "kernel": "cosine"}, tensors)
         with pytest.raises(LGMMLError, match="`kernel` must be one of"):
             LGMML.load(tmp_path / "m")
+
+
+def test_summaries_of_many_lists_are_those_of_each() -> None:
+    """More documents than are looked at together."""
+    model = small_model(mode="per_query")
+    queries, kept = model.phi.num_queries, model.phi.num_metrics
+    sizes = torch.full((queries,), 40_000 // queries + 1)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
+    dists = torch.rand(int(offsets[-1]), kept, generator=torch.Generator().manual_seed(0))
+    model.summarize(dists, offsets)
+    torch.testing.assert_close(model.phi.summaries, list_summary(kernel(dists, model.kernel), offsets))
+
+
+def test_data_of_another_precision_is_scored_in_the_models() -> None:
+    data = small_data(4)
+    wide = data.replace(features=data.features.double())
+    for dtype in (torch.float32, torch.float64):
+        model = small_model(mode="amortized", dtype=dtype)  # weights that look at the list: no frozen form
+        found = model.score(wide)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, model.score(data), rtol=1e-5, atol=1e-6)
