@@ -44,7 +44,7 @@ test: $(STAMP) ## run every test
 PROCESSORS ?= default:1:1 avx2:2:2 native:3:1
 NUMERICAL := tests/functional tests/models tests/fitting tests/training tests/evaluation tests/test_contracts.py \
 	$(addprefix --ignore=tests/,training/test_resume.py training/test_shortage.py training/test_memory.py training/test_loggers.py \
-	training/test_kinds.py models/test_trees.py models/test_export.py) \
+	models/test_trees.py models/test_export.py) \
 	$(addprefix --deselect=tests/,functional/test_gmml.py::test_bank_fits_in_two_gibibytes \
 	functional/test_gmml.py::test_bank_keeps_to_its_budget \
 	training/test_run.py::test_workers_end_with_the_run models/test_preprocess.py::test_exports \
